@@ -20,7 +20,7 @@ from stratafl.core.objectives import CrossEntropy
 from stratafl.errors import MemoryLimitError, RunError
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs.joined import JoinedRuns, data_bytes, needed, room, usual_jobs
 from stratafl.runtime import captured, captured_step, inputs, joining
 from stratafl.runtime.captured_step import CapturedStep
@@ -72,7 +72,7 @@ def test_every_method_beside_others_with_other_seeds_and_rates(name, participati
     makes = [
         partial(made, method, **options),
         partial(made, method, seed=1, **options),
-        partial(made, fedavg(train=SGD(lr=0.2)), seed=2, **options | {"rounds": 3}),
+        partial(made, fedavg(train=LocalTraining(lr=0.2)), seed=2, **options | {"rounds": 3}),
     ]
     check(makes)
 
@@ -80,9 +80,9 @@ def test_every_method_beside_others_with_other_seeds_and_rates(name, participati
 @pytest.mark.parametrize(
     "train",
     [
-        SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
-        SGD(lr=0.1, epochs=2, batch=4),
-        SGD(lr=0.01, optimizer="adam", optimizer_state="kept"),
+        LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
+        LocalTraining(lr=0.1, epochs=2, batch=4),
+        LocalTraining(lr=0.01, optimizer="adam", optimizer_state="kept"),
     ],
 )
 def test_every_descent(train):
@@ -93,7 +93,9 @@ def test_rates_of_one_method_take_one_step(monkeypatch):
     seen = []
     plain = CapturedStep.run
     monkeypatch.setattr(CapturedStep, "run", lambda self, scans: seen.append(len(scans)) or plain(self, scans))
-    check([partial(made, fedavg(train=SGD(lr=lr)), batchnorm=False, rounds=1) for lr in (0.01, 0.1, 0.2, 0.4)])
+    check(
+        [partial(made, fedavg(train=LocalTraining(lr=lr)), batchnorm=False, rounds=1) for lr in (0.01, 0.1, 0.2, 0.4)]
+    )
     assert set(seen) == {4}
 
 
@@ -186,7 +188,7 @@ def test_an_objective_without_a_name_is_not_joined():
     class Own(CrossEntropy):
         __hash__ = None
 
-    check([partial(made, fedavg(train=SGD(objective=Own())), seed=seed) for seed in range(2)])
+    check([partial(made, fedavg(train=LocalTraining(objective=Own())), seed=seed) for seed in range(2)])
 
 
 def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
@@ -246,7 +248,7 @@ def test_steps_of_runs_that_have_ended_do_not_pile_up():
         most.append(len(self))
         return done
 
-    makes = [partial(made, fedavg(train=SGD(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(9)]
+    makes = [partial(made, fedavg(train=LocalTraining(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(9)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured.CapturedSteps, "scan", counted)
         Joining(lambda: 1).drive(partial(run, make, {}, name) for name, make in enumerate(makes))

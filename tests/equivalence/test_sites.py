@@ -23,7 +23,7 @@ from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.models import build
-from stratafl.policies import SGD, Mean
+from stratafl.policies import LocalTraining, Mean
 from stratafl.runtime.engine import LoopEngine, StackedEngine
 from stratafl.testing import difference
 
@@ -159,7 +159,7 @@ def test_members_that_agree_have_the_same_digests_and_the_others_differ_in_what_
 
 
 def test_short_batches_are_padded_as_in_the_simulation():
-    method = fedper(train=SGD(batch=64, epochs=2))  # more than the largest client has
+    method = fedper(train=LocalTraining(batch=64, epochs=2))  # more than the largest client has
     sites, simulated = both(method, torch.float32)
     assert difference(sites, simulated) == 0
     data = federation(torch.float32)
@@ -172,7 +172,7 @@ def test_short_batches_are_padded_as_in_the_simulation():
 
 
 def test_a_site_learns_of_the_largest_client_only_whether_it_fills_a_batch():
-    made = blueprint(fedper(train=SGD(batch=300)), torch.float32)
+    made = blueprint(fedper(train=LocalTraining(batch=300)), torch.float32)
     big, small = RosterEntry("a", 0, 100_000, 5_000), RosterEntry("b", 1, 20, 3)
     assert Server.of(made, Roster.of(6, [big, small])).widest == {"train": 300, "validation": 300}
     assert Server.of(made, Roster.of(6, [small])).widest == {"train": 20, "validation": 3}
@@ -299,7 +299,7 @@ def test_uploads_are_summed_up_in_the_order_of_the_simulation_however_they_arriv
 
 def test_a_site_whose_model_diverges_sends_nothing():
     data = federation(torch.float32)
-    made = blueprint(fedper(train=SGD(lr=1e30)), torch.float32)
+    made = blueprint(fedper(train=LocalTraining(lr=1e30)), torch.float32)
     sites = Deployed(lambda: made, {client: own_samples(data, client) for client in range(6)})
     server = sites.a_server()
     with pytest.raises(StageError, match="round 1: its model is not finite, so that nothing is sent"):
@@ -368,7 +368,7 @@ def test_a_roster_names_every_site_once():
 
 
 def test_batches_that_no_client_fills_are_refused_when_all_have_joined():
-    made = blueprint(fedper(train=SGD(batch=64, drop_last=True)), torch.float32)
+    made = blueprint(fedper(train=LocalTraining(batch=64, drop_last=True)), torch.float32)
     entries = [RosterEntry(f"site {k}", k, size) for k, size in enumerate(SIZES)]
     assert not Roster.of(6, entries[:5]).complete
     Server.of(made, Roster.of(6, entries[:5]))

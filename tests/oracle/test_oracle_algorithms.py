@@ -14,11 +14,11 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.errors import ModelError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("untraced")  # test_oracle_traced.py does not
 
-TRAIN = SGD(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
+TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
 BASE = ("conv1", "bn1", "conv2", "bn2", "drop")
 JOINT = (Phase(TRAIN),)
 HEAD_EPOCH = Phase(replace(TRAIN, epochs=1), ("fc",), "finetune")
@@ -34,7 +34,7 @@ def _case(algorithm: Algorithm, phases: tuple[Phase, ...] = JOINT, **options: ob
     return Case(algorithm, lambda **more: Federated(images(), convnorm(), phases, **options, **more))
 
 
-def _alternating(head: Phase, base: SGD) -> tuple[Phase, ...]:
+def _alternating(head: Phase, base: LocalTraining) -> tuple[Phase, ...]:
     return (head, Phase(base, BASE))
 
 

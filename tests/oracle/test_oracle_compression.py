@@ -10,12 +10,12 @@ from stratafl.algorithms import algorithm
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-TRAIN = SGD(lr=0.1, epochs=1, batch=10, momentum=0.9)
+TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
 QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": WHOLE}
 MIN_SIZE = 5  # BatchNorm's four weights and the head's three biases travel as they are
 SLOW = pytest.mark.slow

@@ -14,11 +14,11 @@ from stratafl.core.records import record
 from stratafl.core.task import Stack
 from stratafl.evaluation.evaluate import received, score
 from stratafl.execute import Matrix, Simulation, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-ONE_STEP = SGD(lr=0.1, batch=50)
+ONE_STEP = LocalTraining(lr=0.1, batch=50)
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
@@ -30,7 +30,7 @@ def test_one_step_with_the_same_mask(name: str, engine: str) -> None:
 
 
 def test_three_rounds_with_the_same_masks() -> None:
-    train = SGD(lr=0.1, batch=5, epochs=2, momentum=0.9)
+    train = LocalTraining(lr=0.1, batch=5, epochs=2, momentum=0.9)
     module, federation = convnorm(0.4), images((14, 21, 4))
     sim = simulation(fedper(train=train), federation, module, rounds=3, engine="stacked", dtype=torch.float64)
     masked = with_masks(module)

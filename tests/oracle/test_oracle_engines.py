@@ -13,12 +13,12 @@ from stratafl.algorithms import fedavg
 from stratafl.errors import ModelError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine, StackedEngine
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-TRAIN = SGD(lr=0.05, batch=5, momentum=0.9)
+TRAIN = LocalTraining(lr=0.05, batch=5, momentum=0.9)
 UNSTACKABLE = ("lstm",)
 
 

@@ -27,20 +27,20 @@ from stratafl.core.state import rows_of
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import Staged
-from stratafl.policies import SGD, Exponential, Mean
+from stratafl.policies import Exponential, LocalTraining, Mean
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
 D = torch.float64
 ROUNDS = 3
 SEED = 3  # with which half of the clients in three rounds are one client that never takes part, and three that do twice
-PLAIN = SGD(lr=0.1, epochs=2, batch=8)
+PLAIN = LocalTraining(lr=0.1, epochs=2, batch=8)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.01)
 # Clients of 7 and of 4 samples take no step.
 EVERYTHING = replace(HEAVY, clip=0.5, drop_last=True, schedule=Exponential(0.8))
 CORRECTED = replace(EVERYTHING, momentum=0.0)
 FAST = replace(HEAVY, lr=0.5)  # clients that go far from each other
-WHOLE = SGD(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
+WHOLE = LocalTraining(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
 FIXED = {"head": ("fc",), "last:2": ("conv2", "bn2", "fc")}
 
 
@@ -50,7 +50,7 @@ class Case:
 
     name: str
     plain: type[PlainMethod]
-    train: SGD
+    train: LocalTraining
     options: Mapping[str, object] = field(default_factory=dict)
     oracle: Mapping[str, object] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ CASES = {
 }
 
 
-def clients(participation: float = 1.0, train: SGD = PLAIN) -> Clients:
+def clients(participation: float = 1.0, train: LocalTraining = PLAIN) -> Clients:
     return replace(plain_clients.clients(participation, train), seed=SEED)
 
 
@@ -92,7 +92,7 @@ def oracle(case: str, participation: float) -> PlainMethod:
 
 
 @cache
-def averaged(train: SGD, participation: float) -> PlainMethod:
+def averaged(train: LocalTraining, participation: float) -> PlainMethod:
     return PlainMethod(clients(participation, train)).run(ROUNDS)
 
 
@@ -170,7 +170,7 @@ def test_some_clients_take_part_twice_and_some_never() -> None:
 # Each loop in a case in which it must be something simpler
 
 
-def uniform(train: SGD) -> Algorithm:
+def uniform(train: LocalTraining) -> Algorithm:
     return replace(fedavg(train=train), merge=(Mean(weights="uniform"),))
 
 
@@ -227,7 +227,7 @@ def test_clients_without_a_batch_keep_their_control_variate() -> None:
     assert corrected == [plain.clients.samples(k) >= 8 for k in plain.clients.everybody]
 
 
-DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], SGD]] = {
+DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], LocalTraining]] = {
     "fedexp with a large epsilon": (lambda c: PlainFedExp(c, 1e9), HEAVY),
     "momentum without momentum": (lambda c: PlainFedOpt(c, "momentum", server_lr=1.0, beta1=0.0), HEAVY),
     # v stays at τ², so that lr/(√v + τ) is 1.
@@ -433,7 +433,7 @@ def test_each_draw_of_perfedavg_has_its_place() -> None:
     torch.testing.assert_close(passed["bn1.running_mean"], 0.1 * first.mean((0, 2, 3)))
 
 
-def tuned(method: Algorithm, *steps: SGD) -> Algorithm:
+def tuned(method: Algorithm, *steps: LocalTraining) -> Algorithm:
     return replace(method, tune=steps)  # type: ignore[type-var]
 
 
@@ -450,7 +450,7 @@ def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
 def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     plain = PlainPerFedAvg(clients(participation, replace(WHOLE, batch=8)), alpha=0.3)
     sim, progress = simulated(
-        tuned(fedavg(train=plain.clients.train), SGD(lr=0.3, steps=1, batch=8, purpose="tune")), plain.clients
+        tuned(fedavg(train=plain.clients.train), LocalTraining(lr=0.3, steps=1, batch=8, purpose="tune")), plain.clients
     )
     plain.rounds, plain.global_model = ROUNDS, rows_of(progress.server, "theta")
     rows = deployed(sim, progress, torch.tensor(plain.clients.everybody))

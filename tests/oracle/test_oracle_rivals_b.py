@@ -43,12 +43,12 @@ from stratafl.data import Federation
 from stratafl.evaluation.evaluate import deployed, received, score_stages
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-TRAIN = SGD(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
+TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
 PLAIN_SGD = replace(TRAIN, momentum=0.0, weight_decay=0.0)  # where it is a choice what a second optimiser takes over
 TOLERANCE, ROUNDS = 1e-8, 3
 MODELS: dict[str, Callable[[], nn.Module]] = {"convnorm": convnorm, "mlp": mlp}
@@ -79,7 +79,7 @@ class Case:
     name: str
     oracle: Callable[..., Plain]
     options: Mapping[str, object] = field(default_factory=dict)
-    train: SGD = TRAIN
+    train: LocalTraining = TRAIN
     has_global: bool = False  # a global model that is not what clients receive
 
 
@@ -275,7 +275,10 @@ def against(name: str, plain: Plain, t: int = 0, **options: object) -> float:
 
 
 def some_clients(
-    participation: float = 0.5, model: str = "convnorm", federation: Federation | None = None, train: SGD = TRAIN
+    participation: float = 0.5,
+    model: str = "convnorm",
+    federation: Federation | None = None,
+    train: LocalTraining = TRAIN,
 ) -> Clients:
     return Clients(federation or skewed(), MODELS[model](), train, participation)
 

@@ -53,13 +53,13 @@ from stratafl.core.state import State
 from stratafl.errors import UnknownNameError
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Matrix, Simulation, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
 ROUNDS = 3
-TRAIN = SGD(lr=0.1, epochs=2, batch=8, momentum=0.5, weight_decay=0.01)
-PURE = SGD(lr=0.1, epochs=2, batch=8)  # where a definition has no momentum
+TRAIN = LocalTraining(lr=0.1, epochs=2, batch=8, momentum=0.5, weight_decay=0.01)
+PURE = LocalTraining(lr=0.1, epochs=2, batch=8)  # where a definition has no momentum
 TOLERANCE = 1e-8
 
 
@@ -136,10 +136,12 @@ class Case:
     options: dict[str, Any]
     plain: Builder
     without: Builder
-    train: SGD = TRAIN
+    train: LocalTraining = TRAIN
 
 
-def case(name: str, loop: Callable[..., Plain], off: Mapping[str, Any], *, train: SGD = TRAIN, **options: Any) -> Case:
+def case(
+    name: str, loop: Callable[..., Plain], off: Mapping[str, Any], *, train: LocalTraining = TRAIN, **options: Any
+) -> Case:
     """A method whose loop takes the same options."""
     return loop_case(name, loop, options, off, options, train)
 
@@ -150,7 +152,7 @@ def loop_case(
     given: Mapping[str, Any],
     off: Mapping[str, Any],
     options: dict[str, Any],
-    train: SGD = TRAIN,
+    train: LocalTraining = TRAIN,
 ) -> Case:
     return Case(name, options, lambda c, _: loop(c, **given), lambda c, _: loop(c, **{**given, **off}), train)
 

@@ -7,11 +7,11 @@ from plain_robust import RobustFederated, krum, middle, trimmed
 
 from stratafl.algorithms import algorithm
 from stratafl.execute import Matrix, Messages, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-TRAIN = SGD(lr=0.1, epochs=1, batch=10, momentum=0.9)
+TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
 SIZES = (14, 11, 4, 20, 9, 17)  # two thirds of the clients: an even number; all but one: an odd one
 CASES = {
     "fedavg+median": ({}, {"merge": middle}, ()),

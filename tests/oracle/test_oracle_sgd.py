@@ -22,11 +22,11 @@ from stratafl.data import Federation, from_splits
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Broadcast, Cosine, Deliver, Exponential, Mean, Remember, Take, Upload
+from stratafl.policies import Broadcast, Cosine, Deliver, Exponential, LocalTraining, Mean, Remember, Take, Upload
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-PLAIN = SGD(lr=0.1, epochs=2, batch=10)
+PLAIN = LocalTraining(lr=0.1, epochs=2, batch=10)
 CLIP = 0.2
 OPTIONS = {
     "plain": PLAIN,

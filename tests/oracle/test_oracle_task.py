@@ -18,12 +18,12 @@ from stratafl.errors import DataError, MemoryLimitError
 from stratafl.evaluation.evaluate import accuracy, deployed, received, score
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime.task import CohortTask
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-TRAIN = SGD(lr=0.1, epochs=2, batch=10, momentum=0.9)
+TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9)
 SIZES = (14, 21, 4)
 HELD_OUT = ((3, 5), (300, 1), (2, 270))  # more than one pass of an evaluation, and clients that are done before others
 IDS = torch.arange(3)
@@ -145,20 +145,20 @@ def test_the_test_split_is_closed_to_an_algorithm(sim: Simulation) -> None:
 
 
 @record
-class OracleValidated(SGD):
+class OracleValidated(LocalTraining):
     """Descent that declares that it looks at validation samples."""
 
     splits = ("validation",)
 
 
 @record
-class OracleCheater(SGD):
+class OracleCheater(LocalTraining):
     """Descent that declares that it looks at test samples."""
 
     splits = ("test",)
 
 
-def _training(step: SGD) -> Algorithm:
+def _training(step: LocalTraining) -> Algorithm:
     return replace(fedavg(), train=(step,))
 
 

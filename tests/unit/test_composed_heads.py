@@ -22,7 +22,7 @@ from stratafl.errors import ModelError, UnknownNameError
 from stratafl.evaluation.evaluate import deployed, received, score_stages
 from stratafl.execute import Matrix, simulation
 from stratafl.models import HeadExtension, build, save_weights
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, check_algorithm, tiny_federation, tiny_model
 
 PARTS = {
@@ -191,8 +191,8 @@ class Parts:
     ],
 )
 def test_an_objective_calls_a_part_of_the_head_by_name(engine, model, path, names):
-    train = SGD(lr=0.1, objective=Parts(names))
-    sim, plain = (made(kept_head("two", train=t), model, engine=engine) for t in (train, SGD(lr=0.1)))
+    train = LocalTraining(lr=0.1, objective=Parts(names))
+    sim, plain = (made(kept_head("two", train=t), model, engine=engine) for t in (train, LocalTraining(lr=0.1)))
     assert sim.runtime.engine.model.head_name == path
     ids = torch.arange(6)
     ours, theirs = (received(s, s.run(Matrix()), ids) for s in (sim, plain))
@@ -200,7 +200,7 @@ def test_an_objective_calls_a_part_of_the_head_by_name(engine, model, path, name
 
 
 def test_an_objective_that_calls_an_unknown_part_is_told_what_there_is():
-    train = SGD(objective=Parts(("head.personl",)))
+    train = LocalTraining(objective=Parts(("head.personl",)))
     sim = made(kept_head("two", train=train))
     with pytest.raises(UnknownNameError, match=r"unknown part of the model 'head.personl'"):
         sim.run(Matrix())
@@ -254,7 +254,7 @@ def generic_and_personal():
     """FedRoD's fields: the server's model has no personal head, which is one of zeros."""
     own = select("head.personal")
     server = {"theta": Together((Start(~own), Filled(0.0, own)))}
-    return replace(kept_head("two", train=SGD(lr=0.3)), server=server, global_model="theta")
+    return replace(kept_head("two", train=LocalTraining(lr=0.3)), server=server, global_model="theta")
 
 
 def test_the_global_model_is_scored_with_its_own_head():

@@ -20,11 +20,11 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Mean, Remember, ServerOptimizer
+from stratafl.policies import LocalTraining, Mean, Remember, ServerOptimizer
 from stratafl.runs.comparison import Comparison
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
-TRAIN = SGD(lr=0.02, momentum=0.5)
+TRAIN = LocalTraining(lr=0.02, momentum=0.5)
 
 
 # On FedAvg they are the methods of their papers

@@ -12,7 +12,7 @@ from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.layers import Select
 from stratafl.core.layerwise import Layerwise
 from stratafl.errors import RecordError, StrataError
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.recipes import recipe_names, recipes
 
 WITHOUT_PAPER = ("controls", "smallest personal part")  # nobody invented training alone
@@ -74,7 +74,7 @@ def test_the_smallest_declaration(empty_again):
         k: Annotated[int, Fixed("a count")] | None = None,
         how: Literal["a", "b"] = "a",
         kept: str | Select = "head",
-        train: SGD = SGD(),
+        train: LocalTraining = LocalTraining(),
     ) -> Layerwise:
         """No-Thing (Nobody et al., 1999, Fig. 3): pFedX that does
         little.
@@ -104,7 +104,7 @@ def test_the_smallest_declaration(empty_again):
 
 def test_a_method_without_a_paper_names_itself(empty_again):
     @method("controls", paper=None, title=None, sends="nothing", new_client="nothing")
-    def quiet(*, train: SGD = SGD()) -> Layerwise:
+    def quiet(*, train: LocalTraining = LocalTraining()) -> Layerwise:
         """Quiet: nobody says anything."""
         return fedavg(train=train)
 
@@ -175,7 +175,7 @@ def test_no_row_of_a_recipe_is_missing_that_is_in_the_catalogue(name):
 
 def test_names_of_papers_are_recognised(empty_again):
     @method("regularised and meta", **SAYS, also=("MetaAvg-FO", "FedAvg+FT"))
-    def metaavg(*, train: SGD = SGD()) -> Layerwise:
+    def metaavg(*, train: LocalTraining = LocalTraining()) -> Layerwise:
         """Meta-Avg (Nobody et al., 1999): something."""
         return fedavg(train=train)
 

@@ -15,7 +15,7 @@ from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Messages, Simulation, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation, tiny_model
 
 EVERYBODY = torch.arange(6)
@@ -31,7 +31,9 @@ def simulated(method: Algorithm, *, rounds: int = 3, participation: float = 1.0,
 
 @pytest.mark.parametrize("buffers", ["follow", "local"])
 def test_feddbe_keeps_nothing_of_its_first_round_but_the_mean(buffers) -> None:
-    sim = simulated(feddbe(train=SGD(momentum=0.9, optimizer_state="kept")), participation=0.5, buffers=buffers)
+    sim = simulated(
+        feddbe(train=LocalTraining(momentum=0.9, optimizer_state="kept")), participation=0.5, buffers=buffers
+    )
     start = sim.start()
     after, report = sim.round(start, Matrix())
     assert report.cohort.tolist() == list(range(6))

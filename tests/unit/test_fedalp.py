@@ -25,7 +25,7 @@ from stratafl.errors import ContractError, RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Simulation, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import SETTINGS, check_special_case, difference, tiny_federation, tiny_model
 
 D = torch.float64
@@ -414,7 +414,7 @@ def test_to_the_letter_it_is_fedavg_only_if_everybody_takes_part():
 
 
 def test_where_it_acts_models_differ_between_groups_and_from_fedavg():
-    data, module, train = tiny_federation(), tiny_model(), SGD(lr=0.2)
+    data, module, train = tiny_federation(), tiny_model(), LocalTraining(lr=0.2)
     runs = []
     for method in (fedalp(groups=2, warmup=1, train=train), fedavg(train=train)):
         sim = simulation(method, data, module, rounds=3, dtype=D)
@@ -439,7 +439,7 @@ def test_psi_is_told_per_layer_and_reaches_beta():
 
 def test_the_global_model_is_evaluated_on_every_clients_samples():
     data, module = tiny_federation(), tiny_model(batchnorm=False)
-    sim = simulation(fedalp(groups=2, warmup=1, train=SGD(lr=0.3)), data, module, rounds=3, dtype=D)
+    sim = simulation(fedalp(groups=2, warmup=1, train=LocalTraining(lr=0.3)), data, module, rounds=3, dtype=D)
     trial, progress = Trial(sim), sim.start()
     for _ in range(3):
         progress, entry = trial.round(progress)

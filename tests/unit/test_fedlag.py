@@ -20,7 +20,7 @@ from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, check_special_case, difference, tiny_federation, tiny_model
 
 D = torch.float64
@@ -178,7 +178,9 @@ def test_no_normalisation_is_scored_whether_or_not_it_follows_a_layer():
 
 
 def test_in_a_run_normalisations_without_a_layer_stay_averaged():
-    sim = simulation(fedlag(k=3, xi=0.0, warmup=0, train=SGD(lr=0.3)), tiny_federation(), Normed, rounds=3, dtype=D)
+    sim = simulation(
+        fedlag(k=3, xi=0.0, warmup=0, train=LocalTraining(lr=0.3)), tiny_federation(), Normed, rounds=3, dtype=D
+    )
     progress = sim.run(Matrix())
     chosen = {sim.setup.layout.names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
     assert chosen
@@ -268,7 +270,7 @@ def test_everybody_against_a_plain_loop():
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_the_server_knows_what_a_client_started_from(buffers, warmup):
     """Bit for bit, in every round, for clients that were away as well: it never needs to be told."""
-    method = fedlag(k=2, xi=0.0, warmup=warmup, train=SGD(lr=0.2))
+    method = fedlag(k=2, xi=0.0, warmup=warmup, train=LocalTraining(lr=0.2))
     sim = simulation(method, tiny_federation(), tiny_model(), rounds=5, participation=0.5, buffers=buffers, dtype=D)
     progress, seen = sim.start(), 0
     for _ in range(5):
@@ -285,7 +287,9 @@ def test_the_server_knows_what_a_client_started_from(buffers, warmup):
 
 
 def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones():
-    sim = simulation(fedlag(k=2, xi=0.0, warmup=0, train=SGD(lr=0.2)), tiny_federation(), tiny_model(), rounds=2)
+    sim = simulation(
+        fedlag(k=2, xi=0.0, warmup=0, train=LocalTraining(lr=0.2)), tiny_federation(), tiny_model(), rounds=2
+    )
     names, layout = sim.setup.layout.names, sim.setup.layout
     progress, _ = sim.round(sim.start(), Matrix(), ids=torch.arange(5))
     away = progress.clients[2]["theta"]
@@ -301,7 +305,7 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
 
 
 def test_new_clients_are_sent_the_mean_of_all_layers_also_of_personal_ones():
-    method = fedlag(k=2, xi=0.0, warmup=0, train=SGD(lr=0.2))
+    method = fedlag(k=2, xi=0.0, warmup=0, train=LocalTraining(lr=0.2))
     sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, new_clients=1, dtype=D)
     progress = sim.run(Matrix())
     assert bool(progress.server["personal"].any())
@@ -349,11 +353,11 @@ def test_a_warm_up_is_fedavg():
 
 def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
     models = []
-    for method in (fedlag(k=1, xi=0.0, warmup=1, train=SGD(lr=0.2)), fedavg(train=SGD(lr=0.2))):
+    for method in (fedlag(k=1, xi=0.0, warmup=1, train=LocalTraining(lr=0.2)), fedavg(train=LocalTraining(lr=0.2))):
         sim = simulation(method, tiny_federation(), tiny_model(), rounds=4, dtype=D)
         progress = sim.run(Matrix())
         models.append(received(sim, progress, IDS))
-        if method != fedavg(train=SGD(lr=0.2)):
+        if method != fedavg(train=LocalTraining(lr=0.2)):
             told = sim.algorithm.tell(sim.at(4), progress.server)
             assert 0 < int(told["personal"].sum()) < len(sim.setup.layout.layers)
             assert told["conflicting_pairs"].max() > 0

@@ -11,7 +11,7 @@ from stratafl.core.parcel import count_bytes
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Pull
+from stratafl.policies import LocalTraining, Pull
 from stratafl.testing import tiny_federation, tiny_model
 
 PERSONAL = {1: 5_130, 2: 4_725_770, 3: 9_446_410, 4: 13_119_498}  # P_H of ResNet-34, ten classes
@@ -86,4 +86,4 @@ def test_own_heads_are_declared():
 
 def test_fedprox_adds_its_pull_to_edits_that_were_there():
     first = Pull(0.5, anchor="theta")
-    assert fedprox(strength=0.3, train=SGD(edits=first)).train[0].edits == (first, Pull(0.3))
+    assert fedprox(strength=0.3, train=LocalTraining(edits=first)).train[0].edits == (first, Pull(0.3))

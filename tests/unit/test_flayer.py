@@ -25,7 +25,7 @@ from stratafl.errors import DataError, RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Accuracy, Mean, Pull, Remember, Take
+from stratafl.policies import Accuracy, LocalTraining, Mean, Pull, Remember, Take
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
@@ -189,7 +189,7 @@ def test_two_steps_by_hand():
         module[0].weight.fill_(0.5)
         module[1].weight.fill_(2.0)
     data = from_splits([{"train": ([[3.0]], [[1.0]])}], dtype=torch.float64)
-    sim = made(flayer(guide=False, mask=False, train=SGD(lr=0.01, epochs=2)), module, data, rounds=1)
+    sim = made(flayer(guide=False, mask=False, train=LocalTraining(lr=0.01, epochs=2)), module, data, rounds=1)
     progress, report = sim.round(sim.start(), Matrix(), watched=True)
     w, rates = [0.5, 2.0], []
     for _ in range(2):
@@ -202,7 +202,12 @@ def test_two_steps_by_hand():
     close(report.notes["train/rates"], [[(rates[0][i] + rates[1][i]) / 2 for i in range(2)]])
 
 
-EDITED = {"pull": SGD(edits=Pull(3.0)), "clip": SGD(clip=0.5), "decay": SGD(weight_decay=0.7), "plain": SGD()}
+EDITED = {
+    "pull": LocalTraining(edits=Pull(3.0)),
+    "clip": LocalTraining(clip=0.5),
+    "decay": LocalTraining(weight_decay=0.7),
+    "plain": LocalTraining(),
+}
 
 
 @pytest.mark.parametrize("name", EDITED)
@@ -234,7 +239,7 @@ def test_the_rate_is_that_of_the_gradient_after_edits_and_before_clipping_and_de
 
 def test_rates_that_were_there_are_kept():
     own = LayerRate(floor=0.5)
-    assert flayer(train=SGD(rates=own)).train[0].rates == (own, LayerRate())
+    assert flayer(train=LocalTraining(rates=own)).train[0].rates == (own, LayerRate())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -556,7 +561,7 @@ def test_the_official_preset_says_aloud_that_it_leaks(caplog):
     assert "cannot be compared" in caplog.text
 
 
-@pytest.mark.parametrize("train", [SGD(drop_last=True), SGD(shuffle=False)])
+@pytest.mark.parametrize("train", [LocalTraining(drop_last=True), LocalTraining(shuffle=False)])
 def test_batches_that_the_official_preset_would_not_take_are_refused(train):
     with pytest.raises(RecordError, match="batches in order without the last that is not full"):
         official(train=train)
@@ -646,7 +651,7 @@ def test_official_rates_are_noted_for_layers_with_something_to_train():
 @pytest.mark.parametrize("own", [{}, {"p": 4, "middle": 1.0}], ids=["cnn", "resnet"])
 def test_the_official_preset_is_its_plain_loop(own):
     federation, module = tiny_federation((23, 14, 12, 7)), short()
-    train = SGD(lr=0.01, epochs=2, batch=5, drop_last=True)
+    train = LocalTraining(lr=0.01, epochs=2, batch=5, drop_last=True)
     sim = made(flayer(preset="official", train=train, **own), module, federation, buffers="local", engine="stacked")
     oracle, progress = PlainOfficial(federation, copy.deepcopy(module), **own), sim.start()
     for _ in range(3):
@@ -667,7 +672,10 @@ def test_the_official_preset_is_its_plain_loop(own):
 def test_before_training_the_official_preset_trains_the_head_alone():
     federation, module = tiny_federation((23, 14)), short()
     sim = made(
-        flayer(preset="official", train=SGD(lr=0.1, batch=5, drop_last=True)), module, federation, buffers="local"
+        flayer(preset="official", train=LocalTraining(lr=0.1, batch=5, drop_last=True)),
+        module,
+        federation,
+        buffers="local",
     )
     rows = everybody(sim, sim.start())
     moved = {n for n, x in sim.setup.start.items() if not torch.equal(rows[n][0], x)}
@@ -683,4 +691,4 @@ def test_official_heads_of_an_impossible_size_are_refused(p, said):
 
 def test_official_batches_that_leave_nothing_are_refused():
     with pytest.raises(DataError, match="drop_last with batches of 50 leaves nothing"):
-        made(flayer(preset="official", train=SGD(batch=50, drop_last=True)), short())
+        made(flayer(preset="official", train=LocalTraining(batch=50, drop_last=True)), short())

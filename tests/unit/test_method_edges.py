@@ -13,7 +13,7 @@ from stratafl.core.layout import Layout
 from stratafl.errors import MemoryLimitError, RecordError
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Constant, Cosine
+from stratafl.policies import Constant, Cosine, LocalTraining
 from stratafl.policies.robust import ClippedMean, robust
 from stratafl.testing import CLASSES, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered
@@ -41,8 +41,8 @@ class ImageHead(nn.Module):
 def test_moon_compares_whole_features(batch):
     """Batches as wide as the maps, and not: a cosine for each column would broadcast against samples."""
     model = ImageHead().double()
-    sim = built(moon(train=SGD(batch=batch)), lambda: model, head="head")
-    loop = built(moon(train=SGD(batch=batch)), lambda: model, head="head", engine="loop")
+    sim = built(moon(train=LocalTraining(batch=batch)), lambda: model, head="head")
+    loop = built(moon(train=LocalTraining(batch=batch)), lambda: model, head="head", engine="loop")
     rows, plain = (received(s, s.run(Matrix()), torch.arange(6))["body.weight"] for s in (sim, loop))
     torch.testing.assert_close(rows, plain)
 
@@ -65,7 +65,7 @@ def test_fedprior_knows_outputs_without_a_class():
 
 @pytest.mark.parametrize("method", [fedavgft, fedbabu])
 def test_tuning_is_at_the_full_rate_and_keeps_nothing(method):
-    train = SGD(lr=0.1, schedule=Cosine(), decay=0.5, momentum=0.9, optimizer_state="kept")
+    train = LocalTraining(lr=0.1, schedule=Cosine(), decay=0.5, momentum=0.9, optimizer_state="kept")
     (tune,) = method(train=train).tune
     assert (tune.schedule, tune.decay, tune.optimizer_state, tune.momentum) == (Constant(), 1.0, "dropped", 0.9)
     sim = built(method(train=train))
@@ -76,7 +76,7 @@ def test_tuning_is_at_the_full_rate_and_keeps_nothing(method):
     assert float(moved.abs().max()) > 1e-2
 
 
-@pytest.mark.parametrize("train", [SGD(optimizer="adam"), SGD(momentum=0.9)])
+@pytest.mark.parametrize("train", [LocalTraining(optimizer="adam"), LocalTraining(momentum=0.9)])
 def test_scaffold_refuses_what_is_no_gradient_step(train):
     with pytest.raises(
         RecordError, match=r"scaffold takes .* for a mean gradient, which it is not with .*: use plain sgd"
@@ -115,7 +115,7 @@ def test_attention_keeps_the_nearest_in_float32():
 
 def test_clipping_does_not_count_steps_of_length_0():
     """Three of five clients have no full batch: the median is that of the two who moved."""
-    method = robust(fedavg(train=SGD(batch=10, drop_last=True)), "clipped")
+    method = robust(fedavg(train=LocalTraining(batch=10, drop_last=True)), "clipped")
     assert method.merge == (ClippedMean(),)
     federation = tiny_federation((31, 23, 4, 4, 4))
     sim = simulation(method, federation, tiny_model(False), rounds=1, dtype=D)

@@ -5,7 +5,7 @@ import pytest
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.flayer import LayerRate
 from stratafl.errors import StrataError
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 NAN, INF = float("nan"), float("inf")
 REFUSED = [
@@ -63,8 +63,8 @@ REFUSED = [
     ("flayer", {"preset": "official", "p": "4"}, "flayer.p must be a whole number, not '4'"),
     ("flayer", {"preset": "official", "p": 0}, "p must be at least 1, not 0"),
     ("flayer", {"preset": "official", "middle": 0}, "middle must be above 0, not 0"),
-    ("flayer", {"preset": "official", "train": SGD(momentum=0.9, drop_last=True)}, "plain SGD"),
-    ("flayer", {"preset": "official", "train": SGD()}, "set train.drop_last to true"),
+    ("flayer", {"preset": "official", "train": LocalTraining(momentum=0.9, drop_last=True)}, "plain SGD"),
+    ("flayer", {"preset": "official", "train": LocalTraining()}, "set train.drop_last to true"),
     ("flayer", {"p": 4}, "p and middle are options of the preset 'official': leave out p=4"),
     ("flayer", {"middle": 1.0}, "leave out middle=1.0"),
     ("heurpfedla", {"hyper_lr": INF}, "heurpfedla.hyper_lr must be a finite number, not inf"),

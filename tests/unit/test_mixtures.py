@@ -18,7 +18,7 @@ from stratafl.data import from_clients
 from stratafl.errors import DataError
 from stratafl.evaluation.evaluate import received, score_new_clients
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Adopt
+from stratafl.policies import Adopt, LocalTraining
 from stratafl.runtime import engine
 from stratafl.testing import difference, tiny_federation, tiny_model
 
@@ -247,6 +247,6 @@ def test_clients_have_models_of_their_own_after_some_rounds(method):
 
 
 def test_momentum_and_weight_decay_are_of_the_core():
-    plain, decayed = (made(apple(train=SGD(weight_decay=d, momentum=0.5)), rounds=1) for d in (0.0, 0.5))
+    plain, decayed = (made(apple(train=LocalTraining(weight_decay=d, momentum=0.5)), rounds=1) for d in (0.0, 0.5))
     one, two = (rows_of(sim.run(Matrix()).server, "cores") for sim in (plain, decayed))
     assert difference(one, two) > 1e-3

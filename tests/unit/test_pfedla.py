@@ -20,7 +20,7 @@ from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
 
@@ -377,7 +377,7 @@ def cost(shape, retained, **options):
     rng = np.random.default_rng(0)
     sample = {"train": (rng.random((2, *shape), dtype=np.float32), np.array([0, 9]))}
     kept = {"k": 0} if retained == "none" else {"retained": retained}
-    method = heurpfedla(**kept, train=SGD(batch=2), width=2, embedding=2)
+    method = heurpfedla(**kept, train=LocalTraining(batch=2), width=2, embedding=2)
     module = build("lenet", shape=shape, classes=10, **options)
     sim = simulation(method, from_splits([sample] * 10, classes=10), module, rounds=1, buffers="local")
     _, report = sim.round(sim.start(), Matrix())

@@ -19,7 +19,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
 from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, Outlier, inspect, outliers
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered, claiming, not_finite
 
@@ -228,7 +228,9 @@ def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
     torch.manual_seed(0)  # a model whose units are all dead would not overflow
     clients = [(torch.zeros(40, 4), torch.tensor([0, 1] * 20)) for _ in range(4)]
     clients[1] = (torch.full((40, 4), 1e30), clients[1][1])
-    fitted = fit(local(train=SGD(lr=1e10)), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2)
+    fitted = fit(
+        local(train=LocalTraining(lr=1e10)), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2
+    )
     assert [[each["client"] for each in line["left_out"]] for line in fitted.history] == [[1], [1]]
     assert all(bool(x.isfinite().all()) for x in fitted.model(1).state_dict().values())
 
@@ -290,7 +292,7 @@ def test_a_round_without_either_says_nothing():
 
 
 def test_where_all_diverge_the_server_keeps_its_last_finite_state():
-    sim = made(fedavg(train=SGD(lr=1e30, epochs=2)), dtype=torch.float32)
+    sim = made(fedavg(train=LocalTraining(lr=1e30, epochs=2)), dtype=torch.float32)
     progress, entry = Trial(sim).round(sim.start())
     assert [each["client"] for each in entry.round["left_out"]] == sim.cohort(sim.at(0)).tolist()
     assert difference({"": progress.server["theta"]["fc.weight"]}, {"": sim.setup.start["fc.weight"]}) == 0

@@ -19,7 +19,7 @@ from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.core.steps import Send
 from stratafl.core.task import Task
-from stratafl.policies import SGD, Upload
+from stratafl.policies import LocalTraining, Upload
 
 
 @method(
@@ -31,7 +31,9 @@ from stratafl.policies import SGD, Upload
     new_client="the initial model: after the warm-up nothing is sent",
 )
 def fedavg30local(
-    *, warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30, train: SGD = SGD()
+    *,
+    warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30,
+    train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it.
 

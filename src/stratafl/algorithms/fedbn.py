@@ -7,7 +7,7 @@ shortcuts and averages it.
 from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
 @method(
@@ -17,6 +17,6 @@ from stratafl.policies import SGD
     sends="all but the BatchNorm layers",
     new_client="the shared layers and initial BatchNorm layers",
 )
-def fedbn(*, train: SGD = SGD()) -> Layerwise:
+def fedbn(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     """FedPer whose personal layers are the BatchNorm layers."""
     return fedper(personal="batchnorm", train=train)

@@ -25,7 +25,7 @@ from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, unknown
 from stratafl.models import MODELS
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.recipes import recipe_names, recipes
 
 Catalogue = Mapping[str, list[dict[str, Any]]]
@@ -161,7 +161,7 @@ def _sent(experiment: Experiment, settings: Mapping[str, Any]) -> Sent:
 
 def _tuned_training() -> list[Hyperparameter]:
     """The keys of [train] that a tuner looks at, whatever the method."""
-    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(SGD).items()]
+    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(LocalTraining).items()]
     return [each for each in every if each.tune is not None]
 
 

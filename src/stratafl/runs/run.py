@@ -30,7 +30,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import check_lockable, clear_partial, lock, write_atomically
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
@@ -69,7 +69,9 @@ class Run:
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place, self._trust = folder.absolute(), trust
-        self.alone: SGD | None = None  # how the guard trains alone; None: as a `local` beside it was, or as this run
+        self.alone: LocalTraining | None = (
+            None  # how the guard trains alone; None: as a `local` beside it was, or as this run
+        )
         if guards(experiment) and process_group.world_size > 1:
             raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
         self.trial = trial_of(experiment, sim, process_group, trust)
