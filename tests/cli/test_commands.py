@@ -27,7 +27,7 @@ from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.algorithms.catalogue import KINDS, METHODS
 from stratafl.cli import main
-from stratafl.cli.list import catalogue
+from stratafl.cli.list_command import catalogue
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.protocols import PROTOCOLS

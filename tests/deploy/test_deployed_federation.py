@@ -20,7 +20,7 @@ from flower_federation import CLIENT_APP, PATIENCE, SERVER_APP, Federation, kill
 from stratafl.deploy.certificates import create_authority, create_site_key
 from stratafl.deploy.control import Control, write_app
 from stratafl.deploy.processes import flower_command, flower_environment, free_port, python_module
-from stratafl.deploy.site import Site, SiteStatus
+from stratafl.deploy.site_processes import Site, SiteStatus
 from stratafl.errors import BusyError, DeployError
 
 

@@ -12,8 +12,8 @@ from stratafl.config.deployment import federation_from
 from stratafl.deploy.folders import Place, prepare_host
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.local_federation import divided
 from stratafl.deploy.member import STATE
-from stratafl.deploy.rehearsal import divided
 from stratafl.deploy.round_journal import ROUNDS, score_line
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, UnknownNameError

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from test_hosting import hosted, prepared
 
-from stratafl.deploy.metrics import STATES, Family, MetricsFile, families, text_of
+from stratafl.deploy.prometheus import STATES, Family, MetricsFile, families, text_of
 from stratafl.deploy.round_journal import ROUNDS
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError

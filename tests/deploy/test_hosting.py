@@ -32,7 +32,7 @@ from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.hosting import AGREED, SERVER, Hosting, _score
 from stratafl.deploy.member import STATE, Member
 from stratafl.deploy.messages import content_of, read_content
-from stratafl.deploy.site import FOLDER
+from stratafl.deploy.site_processes import FOLDER
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, WireError
 from stratafl.execute.exchange import read_site, site_folder, state_form

@@ -22,10 +22,10 @@ from hosted import (
     simulated_models,
     write_samples,
 )
-from stratafl.cli.host import CLIENT_APP, SERVER_APP
+from stratafl.cli.host_command import CLIENT_APP, SERVER_APP
 from stratafl.deploy.folders import Place, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site import Site
+from stratafl.deploy.site_processes import Site
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 

@@ -17,8 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import http_grid
 from google.protobuf.message import DecodeError
 
-from stratafl.deploy import rounds
-from stratafl.deploy.rounds import exchange, failed_sites, nodes_of_sites, wait_for_sites
+from stratafl.deploy import replies
+from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites, wait_for_sites
 from stratafl.deploy.server_app import GridCourier
 from stratafl.errors import DeployError
 
@@ -88,7 +88,7 @@ class FakeGrid:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(rounds, "time", clock)
+    monkeypatch.setattr(replies, "time", clock)
     for name in ("_run_id", "_node_id", "_task_id"):  # a message is made inside a task
         monkeypatch.setattr(TaskIdentity, name, 1)
     return clock

@@ -20,12 +20,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import host as hosts
 from stratafl.deploy import server_tasks, tasks
-from stratafl.deploy import site as sites
+from stratafl.deploy import site_processes as sites
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.client_tasks import READY, _reply, load_app
 from stratafl.deploy.control import Control, write_app
 from stratafl.deploy.host import RESTARTS, Kept
-from stratafl.deploy.site import PAUSES, Site, SiteStatus
+from stratafl.deploy.site_processes import PAUSES, Site, SiteStatus
 from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
 from stratafl.errors import DeployError
 

@@ -13,7 +13,7 @@ from seen import options, series
 from written_runs import rewrite, write_run
 
 from stratafl.cli.gains import gains_parts
-from stratafl.cli.report import print_ranking
+from stratafl.cli.report_command import print_ranking
 from stratafl.core.keys import Seeds
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
