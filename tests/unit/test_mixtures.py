@@ -99,7 +99,7 @@ def test_captured_steps_keep_the_cores_once():
     sim = made(apple(), speed=Speed(graphs="on"))
     sim.round(sim.start(), Matrix())
     (step,) = sim.runtime.captured._kept.values()
-    cores = [x for name, x in step._held.items() if name.startswith("cores/")]
+    cores = [x for name, x in step._constants.items() if name.startswith("cores/")]
     assert cores
     assert {x.stride(0) for x in cores} == {0}
 

@@ -24,7 +24,7 @@ from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
 from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Cosine, LocalTraining, Mean, Take
-from stratafl.runtime import tracing
+from stratafl.runtime import engine as engine_module
 from stratafl.runtime.task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
@@ -61,7 +61,7 @@ def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
     )
     outcomes = []
     for patience in (10**9, 1):
-        monkeypatch.setattr(tracing, "PATIENCE", patience)
+        monkeypatch.setattr(engine_module, "PATIENCE", patience)
         sim = tiny(both, rounds=3)
         outcomes.append(everything(sim, sim.run(Matrix())))
     assert sim.runtime.engine._traced
@@ -83,7 +83,7 @@ class LooksAtAConstant:
 
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
-    monkeypatch.setattr(tracing, "PATIENCE", 1)
+    monkeypatch.setattr(engine_module, "PATIENCE", 1)
     sim = tiny(fedavg(train=LocalTraining(objective=LooksAtAConstant())), rounds=3)
     plain = tiny(rounds=3)
     assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0

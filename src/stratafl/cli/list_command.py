@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +35,7 @@ _WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "
 _WORDS["layers"] = "layers, such as head or last:2"
 
 
+@cache
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Everything that has a name, by what it is, with a sentence and its options; methods with all they declare."""
     return {
