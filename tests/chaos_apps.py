@@ -25,8 +25,8 @@ from unittest.mock import patch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import stratafl.cli.host
-import stratafl.cli.join
+import stratafl.cli.host_command
+import stratafl.cli.site_command
 from stratafl.deploy import client_app, member
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.server_app import GridCourier, host_folder
@@ -152,6 +152,6 @@ def _clock() -> float:
 
 
 if __name__ == "__main__":
-    stratafl.cli.host.SERVER_APP = "chaos_apps:server"
-    stratafl.cli.host.CLIENT_APP = stratafl.cli.join.CLIENT_APP = "chaos_apps:client"
+    stratafl.cli.host_command.SERVER_APP = "chaos_apps:server"
+    stratafl.cli.host_command.CLIENT_APP = stratafl.cli.site_command.CLIENT_APP = "chaos_apps:client"
     sys.exit(stratafl.cli.command())

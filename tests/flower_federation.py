@@ -12,7 +12,7 @@ from typing import Any
 from stratafl.deploy.certificates import Pair, create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.control import RunState
 from stratafl.deploy.host import Address, Host
-from stratafl.deploy.site import Site
+from stratafl.deploy.site_processes import Site
 from stratafl.errors import DeployError
 
 PATIENCE = 900.0  # seconds; only what hangs takes that long, and a busy machine takes as long as it takes

@@ -11,7 +11,7 @@ import torch
 
 from advice_table import SETTINGS, Store, printed
 from stratafl.advice import Advice, advise, words
-from stratafl.advice.advice import _expectations, _means
+from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.files import plain, write_advice
 from stratafl.advice.jackknife import Difference
@@ -102,6 +102,19 @@ def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
     assert replace(alone, expected=Difference(-0.019, 0.01)).doubt == "chance"
     worse = replace(alone, expected=Difference(-0.05, 0.01))
     assert words.answer(worse).startswith(f"Train alone: the best method, {best.label}, is expected to be worse by 5.0")
+
+
+def test_the_decision_follows_the_expectation_and_caution(advice: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def federates(so_far: float, expected: float, caution: float) -> bool:
+        values = {False: so_far, True: expected}
+        monkeypatch.setattr("stratafl.advice.advice.difference", lambda *_, late: Difference(values[late], 0.01))
+        seen = advice.tryout, advice.facts, advice.comparable, advice.tried, advice.federation
+        return _decided(*seen, caution, 0.1).federate
+
+    assert federates(-0.05, 0.02, 0)
+    assert not federates(0.05, -0.02, 0)
+    assert federates(0.05, 0.02, 1.9)
+    assert not federates(0.05, 0.02, 2.1)
 
 
 def test_a_lower_loss_is_better(advice: Advice) -> None:

@@ -20,7 +20,7 @@ from stratafl.core.steps import MergeRows, Mix, Send, Serve, Train
 from stratafl.errors import MemoryLimitError
 from stratafl.evaluation.evaluate import deployed, received
 from stratafl.execute import Matrix, Messages, simulation
-from stratafl.policies import SGD, Broadcast, Deliver, Mean, Take, Upload
+from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, Take, Upload
 from stratafl.testing import CLASSES, SIZES, check_algorithm, difference, tiny_federation, tiny_model
 
 ONE = [("follow", 0.5)]
@@ -69,7 +69,7 @@ def feature_pull():
     return replace(
         fedavg(),
         mix=(Take(), Anchor()),
-        train=(SGD(objective=FeaturePull()),),
+        train=(LocalTraining(objective=FeaturePull()),),
         client={**fedavg().client, "mean": Number(width=4)},
     )
 
@@ -152,7 +152,7 @@ def test_extension_leaves_the_common_start_as_it_is():
 
 def probed():
     """FedAvg, a probe of everybody that nobody learns from, and a phase with private heads."""
-    probe = replace(fedavg(train=SGD(lr=0.0)), train=())
+    probe = replace(fedavg(train=LocalTraining(lr=0.0)), train=())
     return Phased(
         (Phase(fedavg(), rounds=1), Phase(probe, rounds=1, participation="all", evaluated=False), Phase(fedper())),
         finish=Phase(local().phases[0].algorithm, participation="all"),
@@ -230,7 +230,7 @@ def row_keeper(serve, mix=Take()):
     return Layerwise(
         serve=(serve,),
         mix=(mix,),
-        train=(SGD(),),
+        train=(LocalTraining(),),
         send=(Upload(),),
         merge=(KeepRows(),),
         server={"models": Start(per_client=True)},
@@ -278,7 +278,7 @@ def test_sums_need_no_more_memory_than_a_chunk():
 
 
 def tuned():
-    return replace(fedavg(), tune=(SGD(lr=0.1, purpose="tune"),))
+    return replace(fedavg(), tune=(LocalTraining(lr=0.1, purpose="tune"),))
 
 
 def test_deploy_tunes_a_copy():
@@ -293,7 +293,9 @@ def test_deploy_tunes_a_copy():
 
 def test_tuning_is_a_round_of_local_training():
     sim, progress = run(tuned())
-    alone = replace(sim, algorithm=replace(fedavg(), train=(SGD(lr=0.1, purpose="tune"),), client={"theta": Start()}))
+    alone = replace(
+        sim, algorithm=replace(fedavg(), train=(LocalTraining(lr=0.1, purpose="tune"),), client={"theta": Start()})
+    )
     trained, _ = alone.round(progress, Matrix(), torch.arange(N))
     ids = torch.arange(N)
     kept = {n: torch.stack([trained.clients[i]["theta"][n] for i in range(N)]) for n in sim.setup.layout.specs}

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -156,7 +157,7 @@ def test_a_site_that_sends_more_than_its_quota_is_refused_and_named(place: Place
 
     with caplog.at_level(logging.WARNING):
         attend(work)
-    assert "site 'north' would have sent more than 3 MB within 10 s" in caplog.text
+    assert re.search(r"'north'.* 3 MB .* 10 s", caplog.text)
 
 
 def test_an_error_of_the_superlink_is_passed_back(place: Place) -> None:
@@ -386,6 +387,7 @@ def test_refusals_are_logged_with_address_and_reason_but_not_without_end(
 
     attend(work)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "refused 127.0.0.1: not a request of the fleet: POST /v1/control/start-run"
+    assert lines[0].startswith("refused 127.0.0.1: ")
+    assert lines[0].endswith(": POST /v1/control/start-run")
     assert len(lines) <= 2 * LOGGED_PER_MINUTE + 2  # a minute may have ended in between
     assert "\x1b" not in "".join(lines)

@@ -22,10 +22,10 @@ from hosted import (
     simulated_models,
     write_samples,
 )
-from stratafl.cli.host import CLIENT_APP, SERVER_APP
+from stratafl.cli.host_command import CLIENT_APP, SERVER_APP
 from stratafl.deploy.folders import Place, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site import Site
+from stratafl.deploy.site_processes import Site
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 
@@ -89,11 +89,12 @@ def check(folder: Path, method: str) -> None:
     assert largest(deployed_models(places), simulated_models(folder, file)) <= ROUNDING.get(method, 0)
 
 
+@pytest.mark.slow
 def test_fedper_on_four_real_sites_is_the_simulation(tmp_path):
     check(tmp_path, "fedper")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", [name for name in ACTING if name != "fedper"])
 def test_methods_on_four_real_sites_are_the_simulation(tmp_path, method):
     check(tmp_path, method)

@@ -18,7 +18,7 @@ from stratafl.data import Federation, from_splits
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 SIZES = (14, 11, 4, 20)  # at batches of 10: last batches of four and of one sample, a client below a batch
 SHAPE, CLASSES = (1, 6, 6), 3
@@ -54,7 +54,7 @@ def convnorm(dropout: float = 0.0) -> nn.Module:
 class Phase:
     """Local training: how, on which layers (None: all), under which key."""
 
-    sgd: SGD
+    sgd: LocalTraining
     layers: tuple[str, ...] | None = None
     purpose: str = "train"
 

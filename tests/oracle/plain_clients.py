@@ -16,7 +16,7 @@ from stratafl.data import Federation
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Progress, Simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
 Model = dict[str, Tensor]
@@ -55,7 +55,7 @@ class Clients:
 
     federation: Federation
     module: nn.Module
-    train: SGD
+    train: LocalTraining
     participation: float = 1.0
     seed: int = 0
 
@@ -97,9 +97,9 @@ class Clients:
             yield from held[order].split(self.train.batch)
 
 
-def clients(participation: float = 1.0, train: SGD | None = None) -> Clients:
+def clients(participation: float = 1.0, train: LocalTraining | None = None) -> Clients:
     """The contract's six ragged clients with convolutions and BatchNorm."""
-    return Clients(tiny_federation(), convnorm(), train or SGD(lr=0.1), participation)
+    return Clients(tiny_federation(), convnorm(), train or LocalTraining(lr=0.1), participation)
 
 
 def assert_same(sim: Simulation, progress: Progress, models: Iterable[Model], tolerance: float = 1e-10) -> None:

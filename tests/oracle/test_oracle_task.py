@@ -18,12 +18,13 @@ from stratafl.errors import DataError, MemoryLimitError
 from stratafl.evaluation.evaluate import accuracy, deployed, received, score
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime.task import CohortTask
+from tiers import slow_except
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-TRAIN = SGD(lr=0.1, epochs=2, batch=10, momentum=0.9)
+TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9)
 SIZES = (14, 21, 4)
 HELD_OUT = ((3, 5), (300, 1), (2, 270))  # more than one pass of an evaluation, and clients that are done before others
 IDS = torch.arange(3)
@@ -137,28 +138,28 @@ def test_the_test_split_is_closed_to_an_algorithm(sim: Simulation) -> None:
     assert float(task.scores(rows, "train").count.sum()) == sum(SIZES)
     for closed in ("test", "validation"):
         for ask in (task.scores, task.features):
-            with pytest.raises(DataError, match=f"may not read the split '{closed}'"):
+            with pytest.raises(DataError, match=f"'{closed}'"):
                 ask(rows, closed)
         for count in (task.sizes, task.class_counts):
-            with pytest.raises(DataError, match=f"may not read the split '{closed}'"):
+            with pytest.raises(DataError, match=f"'{closed}'"):
                 count(closed)
 
 
 @record
-class OracleValidated(SGD):
+class OracleValidated(LocalTraining):
     """Descent that declares that it looks at validation samples."""
 
     splits = ("validation",)
 
 
 @record
-class OracleCheater(SGD):
+class OracleCheater(LocalTraining):
     """Descent that declares that it looks at test samples."""
 
     splits = ("test",)
 
 
-def _training(step: SGD) -> Algorithm:
+def _training(step: LocalTraining) -> Algorithm:
     return replace(fedavg(), train=(step,))
 
 
@@ -170,11 +171,11 @@ def test_a_declared_validation_split_is_open(federation: Federation) -> None:
 
 def test_splits_that_cannot_be_given_are_refused() -> None:
     full = images(SIZES)
-    with pytest.raises(DataError, match="test split, which no algorithm is given"):
+    with pytest.raises(DataError, match="test split"):
         simulation(_training(OracleCheater()), full, convnorm(), rounds=1)
     pairs = [(full.x[:6], full.y[:6]), (full.x[6:12], full.y[6:12])]
     without = from_splits([{"train": pair, "test": pair} for pair in pairs], classes=CLASSES)
-    with pytest.raises(DataError, match="needs the split 'validation'"):
+    with pytest.raises(DataError, match="'validation'"):
         simulation(_training(OracleValidated()), without, convnorm(), rounds=1)
 
 
@@ -187,7 +188,7 @@ def _hits(net: nn.Module, federation: Federation, client: int, split: str) -> tu
         return int((net.eval()(federation.x[held]).argmax(1) == federation.y[held]).sum()), len(held)
 
 
-@pytest.mark.parametrize("split", ["test", "train", "validation"])
+@pytest.mark.parametrize("split", slow_except(["test"], ["train", "validation"]))
 def test_accuracy_is_the_share_of_all_samples(federation: Federation, split: str) -> None:
     module = convnorm()
     sim = simulation(

@@ -7,7 +7,7 @@ from rich.console import Console
 from written_runs import write_run
 
 from stratafl.cli.display import scores_so_far
-from stratafl.cli.ranking import ranking_table
+from stratafl.cli.result_tables import ranking_table
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report import gather
 from stratafl.report.formats import difference, limits, score, spread

@@ -9,7 +9,7 @@ from written_runs import as_regression, write_run
 
 from stratafl.cli.console import PIPED_WIDTH, result_console
 from stratafl.cli.display import scores_so_far, sparkline
-from stratafl.cli.ranking import ranking_table
+from stratafl.cli.result_tables import ranking_table
 from stratafl.report import gather
 
 

@@ -26,7 +26,7 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.report import gather, ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.report.page import page
@@ -171,7 +171,7 @@ def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytes
         return predict(sim, progress, rows, ids, split)
 
     monkeypatch.setattr(candidates, "predictions_of_rows", watched)
-    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, LocalTraining(batch=100), epochs=1)
     assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
         "received",
         "fine-tuned",
@@ -188,7 +188,9 @@ def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:
 
 
 def test_in_python() -> None:
-    fitted = stratafl.fit(fedper(train=SGD(lr=0.1)), digits(clients=4, validation=0.2), model, rounds=2, device="cpu")
+    fitted = stratafl.fit(
+        fedper(train=LocalTraining(lr=0.1)), digits(clients=4, validation=0.2), model, rounds=2, device="cpu"
+    )
     made = fitted.guard(epochs=1)
     assert sorted(made.choices) == [0, 1, 2, 3]
     federation, right = fitted.sim.runtime.federation, 0
@@ -253,7 +255,7 @@ def test_a_loaded_run_scores_the_stage_that_counts(tmp_path: Path) -> None:
 
 def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:
     """Ditto pulls its personal model to an anchor; fine-tuning knows the rate, the batch and nothing of that."""
-    plain = SGD(lr=0.3, batch=7)
+    plain = LocalTraining(lr=0.3, batch=7)
     assert local_descent(ditto(train=plain)) == plain
     assert local_descent(local(train=plain)) == plain
 

@@ -25,7 +25,7 @@ from stratafl.evaluation.diagnostics import DiagnosticsCollector, _written, comm
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.models import ResNet, build
-from stratafl.policies import SGD, Exponential
+from stratafl.policies import Exponential, LocalTraining
 from stratafl.runs import Run
 from stratafl.runs.journal import read_lines
 from stratafl.runtime import engine
@@ -199,7 +199,7 @@ def test_a_layer_is_seen_before_an_activation_in_place():
 
 @pytest.mark.parametrize("samples", [3, 20])
 def test_cka_is_that_of_trained_models_on_so_many_samples(samples):
-    sim, seen = made(fedavg(train=SGD(lr=1.0)), batchnorm=False, participation=1.0), {}
+    sim, seen = made(fedavg(train=LocalTraining(lr=1.0)), batchnorm=False, participation=1.0), {}
     collector = DiagnosticsCollector(LayerDiagnostics(1, samples=samples), sim, sim.at(0))
 
     def examine(group, before, after):
@@ -294,7 +294,7 @@ def test_layers_that_are_not_trained_have_no_updates():
 
 @pytest.mark.parametrize("method", [fedavg, flayer])
 def test_a_layer_that_was_not_trained_has_neither_rate_nor_directions(method):
-    sim = made(method(train=SGD(layers="head")), batchnorm=False, participation=1.0)
+    sim = made(method(train=LocalTraining(layers="head")), batchnorm=False, participation=1.0)
     _, (entry, *_) = run(Trial(sim, lab=LayerDiagnostics(1)))
     base, head = entry.layers
     absent = {"train.rate", "conflicts", "cosine"}
@@ -311,13 +311,13 @@ def test_a_rate_that_chooses_layers_leaves_the_others_at_the_plain_rate():
         def __call__(self, gradients, row, client, layout):
             return layout.spread(torch.full((len(row["fc.bias"]), 2), 0.5), ["fc1.weight", "fc1.bias"])
 
-    sim = made(fedavg(train=SGD(lr=0.1, rates=Slower())), batchnorm=False)
+    sim = made(fedavg(train=LocalTraining(lr=0.1, rates=Slower())), batchnorm=False)
     _, (entry, *_) = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.05, 0.1])
 
 
 def test_a_schedule_shows_in_the_rates_of_every_method():
-    sim = made(fedavg(train=SGD(lr=0.1, schedule=Exponential(0.5))), rounds=2)
+    sim = made(fedavg(train=LocalTraining(lr=0.1, schedule=Exponential(0.5))), rounds=2)
     _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     for t, entry in enumerate(entries):
         assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.1 * 0.5**t] * 5, rel=1e-12)
@@ -332,7 +332,9 @@ def test_shares_of_large_layers_keep_their_digits():
 
 def test_a_rate_is_the_rate_times_the_mean_factor():
     """One step per client, so the factor is 1 + ln(1 + 1/‖g‖)·i/L, and the update is rate·g."""
-    sim = made(flayer(mask=False, guide=False, train=SGD(lr=0.1, batch=50)), batchnorm=False, participation=1.0)
+    sim = made(
+        flayer(mask=False, guide=False, train=LocalTraining(lr=0.1, batch=50)), batchnorm=False, participation=1.0
+    )
     moved = {}
 
     def see(group, before, after):
@@ -427,7 +429,7 @@ def test_numbers_that_are_not_finite_are_null():
 
 
 def test_where_all_are_left_out_there_is_nothing_to_compare():
-    sim = made(flayer(train=SGD(lr=1e30)), rounds=2, dtype=torch.float32)
+    sim = made(flayer(train=LocalTraining(lr=1e30)), rounds=2, dtype=torch.float32)
     _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert len(entries[-1].round["left_out"]) == entries[-1].round["cohort"]
     assert not {"cka", "conflicts", "update_norm"} & set(entries[-1].layers[-1])

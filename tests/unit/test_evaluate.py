@@ -28,12 +28,12 @@ from stratafl.evaluation.evaluate import (
 )
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Exponential
+from stratafl.policies import Exponential, LocalTraining
 from stratafl.runtime import CohortTask
 from stratafl.runtime.speed import Speed
 
-TRAIN = SGD(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
-TUNE = SGD(lr=0.3, batch=5, epochs=2, momentum=0.9, shuffle=False, purpose="tune")
+TRAIN = LocalTraining(lr=0.1, batch=4, shuffle=False)  # in the order of the samples, so that a plain loop needs no keys
+TUNE = LocalTraining(lr=0.3, batch=5, epochs=2, momentum=0.9, shuffle=False, purpose="tune")
 SIZES = {"train": (10, 7, 6, 4, 11), "validation": (2, 3, 0, 1, 4), "test": (5, 1, 3, 4, 6)}
 EVERYBODY = torch.arange(5)
 SPLITS = ("validation", "test")

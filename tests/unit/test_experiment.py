@@ -14,7 +14,7 @@ from stratafl.data import IID, Classes, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import KClasses, Pathological, PFedLAClasses
 from stratafl.errors import RecordError, StrataError
 from stratafl.execute import Matrix
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
 def test_an_empty_configuration_is_the_default():
@@ -69,7 +69,7 @@ def test_options_of_a_method_are_checked():
 
 def test_the_method_gets_its_options_and_the_descent():
     experiment = with_settings(Experiment(), ["algorithm.personal=last:1", "train.lr=0.2", "train.decay=0.9"])
-    train = SGD(lr=0.2, decay=0.9)
+    train = LocalTraining(lr=0.2, decay=0.9)
     assert algorithm_of(experiment) == fedper(personal="last:1", train=train)
 
 

@@ -14,7 +14,7 @@ from stratafl.core.state import pick
 from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, Messages, simulation
-from stratafl.policies import SGD, Adopt, Broadcast, Deliver, Fresh, Increment, Mean, StoreRows, Take, Upload
+from stratafl.policies import Adopt, Broadcast, Deliver, Fresh, Increment, LocalTraining, Mean, StoreRows, Take, Upload
 from stratafl.testing import CLASSES, tiny_federation, tiny_model
 
 D = torch.float64
@@ -125,7 +125,9 @@ def test_a_model_without_all_layers_is_refused():
 
 def test_the_first_time_a_client_is_met_it_starts_from_what_it_receives():
     """A client that is sampled later, or never, has the server's model and not the initial one; then its own."""
-    method = replace(fedavg(train=SGD(lr=0.1)), mix=(Take(), Adopt(("own",))), client={"own": Start()}, row="own")
+    method = replace(
+        fedavg(train=LocalTraining(lr=0.1)), mix=(Take(), Adopt(("own",))), client={"own": Start()}, row="own"
+    )
     sim = built(method, participation=0.5)
     progress = sim.run(Matrix())
     rows = received(sim, progress, torch.arange(6))

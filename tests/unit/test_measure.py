@@ -21,7 +21,7 @@ from stratafl.evaluation.measure import (
 from stratafl.evaluation.metrics import METRICS
 from stratafl.execute import Matrix, Report, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import SIZES, tiny_federation, tiny_model
 
 
@@ -224,17 +224,21 @@ def normed():
 
 
 def test_a_batch_of_one_sample_that_batchnorm_refuses_is_counted_as_dropped():
-    given, _ = one_round(fedavg(train=SGD(batch=10)), tiny_federation((21, 12, 11)), normed())
+    given, _ = one_round(fedavg(train=LocalTraining(batch=10)), tiny_federation((21, 12, 11)), normed())
     line = round_line(given)
     assert line["dropped_samples"] == 2  # one of the client with 21, one of the client with 11
     assert line["train.steps"] == 2 + 2 + 1
-    whole, _ = one_round(fedavg(train=SGD(batch=10)), tiny_federation((21, 12, 11)), tiny_model(batchnorm=False))
+    whole, _ = one_round(
+        fedavg(train=LocalTraining(batch=10)), tiny_federation((21, 12, 11)), tiny_model(batchnorm=False)
+    )
     assert "dropped_samples" not in round_line(whole)
     assert round_line(whole)["train.steps"] == 3 + 2 + 2
 
 
 def test_dropped_samples_do_not_depend_on_the_chunk():
-    given, _ = one_round(fedavg(train=SGD(batch=10)), tiny_federation((21, 12, 11)), normed(), Matrix(chunk=1))
+    given, _ = one_round(
+        fedavg(train=LocalTraining(batch=10)), tiny_federation((21, 12, 11)), normed(), Matrix(chunk=1)
+    )
     assert round_line(given)["dropped_samples"] == 2
 
 

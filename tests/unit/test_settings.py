@@ -11,7 +11,7 @@ from stratafl.config.settings import documented, parse_settings
 from stratafl.core.annotations import Named, Range
 from stratafl.core.records import Written, from_settings, record, to_settings
 from stratafl.errors import RecordError, StrataError, UnknownNameError
-from stratafl.policies import SGD, Constant, Cosine, Exponential, Stepped, Warmup
+from stratafl.policies import Constant, Cosine, Exponential, LocalTraining, Stepped, Warmup
 
 
 @record
@@ -136,7 +136,7 @@ def test_the_table_of_training_is_the_part_of_sgd_that_can_be_set():
     made = with_settings(
         Experiment(), ["train.lr=0.2", "train.decay=0.9", "train.clip=1", "train.drop_last=true"]
     ).train
-    assert made == SGD(lr=0.2, decay=0.9, clip=1.0, drop_last=True)
+    assert made == LocalTraining(lr=0.2, decay=0.9, clip=1.0, drop_last=True)
     usual = {"lr": 0.05, "epochs": 1, "batch": 10, "momentum": 0.0, "weight_decay": 0.0, "decay": 1.0}
     adam = {"optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
     rest = {"optimizer_state": "dropped", "schedule": "constant", "drop_last": False}
@@ -155,7 +155,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("text", SCHEDULES)
 def test_a_schedule_is_a_text(text):
     made = with_settings(Experiment(), [f"train.schedule={text}"])
-    assert made.train == SGD(schedule=SCHEDULES[text])
+    assert made.train == LocalTraining(schedule=SCHEDULES[text])
     assert to_tables(made)["train"]["schedule"] == text
 
 
@@ -168,7 +168,7 @@ def test_a_schedule_that_cannot_be_read_is_refused(text):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("train", [SGD(layers="head"), SGD(steps=3), SGD(epochs=0)])
+@pytest.mark.parametrize("train", [LocalTraining(layers="head"), LocalTraining(steps=3), LocalTraining(epochs=0)])
 def test_training_that_no_configuration_can_hold_is_refused(train):
     with pytest.raises(RecordError, match=r"lr, epochs, batch|train\.epochs .*1"):
         Experiment(train=train)

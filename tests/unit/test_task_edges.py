@@ -23,8 +23,8 @@ from stratafl.core.steps import Serve
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
 from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Cosine, Mean, Take
-from stratafl.runtime import tracing
+from stratafl.policies import Cosine, LocalTraining, Mean, Take
+from stratafl.runtime import engine as engine_module
 from stratafl.runtime.task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
@@ -56,10 +56,12 @@ def scaled_objective(scale):
 
 
 def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
-    both = replace(fedavg(), train=tuple(SGD(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0)))
+    both = replace(
+        fedavg(), train=tuple(LocalTraining(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0))
+    )
     outcomes = []
     for patience in (10**9, 1):
-        monkeypatch.setattr(tracing, "PATIENCE", patience)
+        monkeypatch.setattr(engine_module, "PATIENCE", patience)
         sim = tiny(both, rounds=3)
         outcomes.append(everything(sim, sim.run(Matrix())))
     assert sim.runtime.engine._traced
@@ -81,8 +83,8 @@ class LooksAtAConstant:
 
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
-    monkeypatch.setattr(tracing, "PATIENCE", 1)
-    sim = tiny(fedavg(train=SGD(objective=LooksAtAConstant())), rounds=3)
+    monkeypatch.setattr(engine_module, "PATIENCE", 1)
+    sim = tiny(fedavg(train=LocalTraining(objective=LooksAtAConstant())), rounds=3)
     plain = tiny(rounds=3)
     assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0
 
@@ -107,7 +109,7 @@ def test_a_batchnorm_without_parameters_trains_with_what_it_normalises():
     sim = tiny(fedrep(), Plain())
     after = received(sim, sim.run(Matrix()), torch.tensor([0]))
     assert after["norm.running_mean"].abs().min() > 0
-    head_only = tiny(replace(fedper(), train=(SGD(layers=select("head")),)), Plain())
+    head_only = tiny(replace(fedper(), train=(LocalTraining(layers=select("head")),)), Plain())
     frozen = received(head_only, head_only.run(Matrix()), torch.tensor([0]))
     assert torch.equal(frozen["norm.running_mean"], torch.zeros(1, 2, dtype=torch.float64))
 
@@ -169,13 +171,13 @@ class WithCopy:
 
 
 def test_a_row_that_is_not_known_must_say_how_it_runs():
-    sim = tiny(fedavg(train=SGD(objective=WithCopy())))
+    sim = tiny(fedavg(train=LocalTraining(objective=WithCopy())))
     with pytest.raises(ModelError, match="pass train=True or train=False"):
         sim.run(Matrix())
 
 
 def test_a_detached_copy_trains_the_rest():
-    sim = tiny(fedavg(train=SGD(objective=WithCopy(train=True))), rounds=1)
+    sim = tiny(fedavg(train=LocalTraining(objective=WithCopy(train=True))), rounds=1)
     after = received(sim, sim.run(Matrix()), torch.tensor([0]))
     assert torch.equal(after["fc.weight"][0], sim.setup.start["fc.weight"])
     assert not torch.equal(after["conv1.weight"][0], sim.setup.start["conv1.weight"])
@@ -193,7 +195,9 @@ class ByParts:
 
 
 def test_a_part_of_the_model_runs_alone():
-    outcomes = [everything(s, s.run(Matrix())) for s in (tiny(fedavg(train=SGD(objective=ByParts()))), tiny())]
+    outcomes = [
+        everything(s, s.run(Matrix())) for s in (tiny(fedavg(train=LocalTraining(objective=ByParts()))), tiny())
+    ]
     assert difference(*outcomes) < 1e-12
 
 
@@ -259,7 +263,7 @@ def test_models_right_after_training_can_be_examined():
 
 
 def test_a_finish_has_a_clock_of_its_own():
-    train = SGD(schedule=Cosine())
+    train = LocalTraining(schedule=Cosine())
     alg = Phased((Phase(fedavg(train=train)),), finish=Phase(alone(train=train), participation="all"))
     sim = tiny(alg, rounds=2)
     progress, seen = sim.start(), []
@@ -272,9 +276,9 @@ def test_a_finish_has_a_clock_of_its_own():
 
 
 def test_fine_tuning_counts_epochs_even_where_training_counts_steps():
-    first, second = fedper(finetune=1, train=SGD(steps=3)).train
+    first, second = fedper(finetune=1, train=LocalTraining(steps=3)).train
     assert (first.steps, first.epochs, second.steps) == (None, 1, 3)
-    assert fedrep(head_epochs=2, train=SGD(steps=3)).train[0].steps is None
+    assert fedrep(head_epochs=2, train=LocalTraining(steps=3)).train[0].steps is None
 
 
 @record
@@ -289,13 +293,13 @@ class Selective:
 
 
 def test_steps_are_taken_even_where_no_epoch_is():
-    sim = tiny(fedavg(train=SGD(epochs=0, steps=2)))
+    sim = tiny(fedavg(train=LocalTraining(epochs=0, steps=2)))
     assert sim.round(sim.start(), Matrix())[1].notes["train/steps"].tolist() == [2] * 6
 
 
 def test_layers_named_deep_inside_a_record_are_checked():
     with pytest.raises(UnknownNameError, match="unknown layer 'conv9'"):
-        tiny(fedavg(train=SGD(edits=(Selective(),))))
+        tiny(fedavg(train=LocalTraining(edits=(Selective(),))))
 
 
 @record
@@ -309,7 +313,7 @@ class Summing:
 
 
 def test_an_edit_that_loses_the_client_axis_is_refused():
-    sim = tiny(fedavg(train=SGD(edits=Summing())))
+    sim = tiny(fedavg(train=LocalTraining(edits=Summing())))
     with pytest.raises(
         RecordError, match=r"Summing gives \(4, 1, 3, 3\) for 'conv1.weight', whose gradients are \(6, 4"
     ):
@@ -370,7 +374,7 @@ def test_a_clients_model_comes_back_as_a_state_dict():
 )
 def test_kinds_of_numbers_are_checked(given, says):
     with pytest.raises(RecordError, match=says):
-        SGD(**given)
+        LocalTraining(**given)
 
 
 def test_a_masked_download_needs_the_clients_own_row():

@@ -39,7 +39,7 @@ from stratafl.data import PARTITIONS
 from stratafl.data.loading import check_name
 from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
 from stratafl.files import read_plain
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 LARGEST = 1 << 20  # bytes of a configuration
 BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain"}}  # keys that came later, as runs had them before
@@ -53,7 +53,7 @@ class Experiment:
     """A complete configuration."""
 
     algorithm: AlgorithmTable = AlgorithmTable()
-    train: SGD = SGD()
+    train: LocalTraining = LocalTraining()
     server: ServerTable = ServerTable()
     model: ModelTable = ModelTable()
     data: DataTable = DataTable()
@@ -66,8 +66,8 @@ class Experiment:
         data, stop, evaluate = self.data, self.stop, self.evaluate
         if evaluate.select == "best" and not evaluate.test:
             raise RecordError("evaluate.select = 'best' looks at test samples: set it to 'validation' or 'last'")
-        if self.train != from_settings("train", SGD, to_settings(self.train)):
-            raise RecordError(f"of train, a configuration holds {', '.join(keys_of(SGD))} and nothing else")
+        if self.train != from_settings("train", LocalTraining, to_settings(self.train)):
+            raise RecordError(f"of train, a configuration holds {', '.join(keys_of(LocalTraining))} and nothing else")
         check_name(data.name)
         partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from stratafl.deploy.courier import REFUSED
 from stratafl.deploy.member import Member
 from stratafl.deploy.messages import content_of, read_content
-from stratafl.deploy.site import FOLDER
+from stratafl.deploy.site_processes import FOLDER
 from stratafl.errors import StrataError, told_to_others
 
 log = logging.getLogger("stratafl.deploy")

@@ -9,7 +9,7 @@ from stratafl.core.describe import describe
 from stratafl.evaluation.evaluate import received
 from stratafl.execute import Matrix, simulation
 from stratafl.models import MLP
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine, StackedEngine
 from stratafl.testing import tiny_federation
 
@@ -91,7 +91,7 @@ def test_the_stacked_engine_equals_the_loop(buffers: str) -> None:
     rows = []
     for engine, kind in (("stacked", StackedEngine), ("loop", LoopEngine)):
         sim = simulation(
-            fedavg(train=SGD(lr=0.1, batch=5, momentum=0.9)),
+            fedavg(train=LocalTraining(lr=0.1, batch=5, momentum=0.9)),
             tiny_federation((21, 12, 11)),
             normed(),
             rounds=2,

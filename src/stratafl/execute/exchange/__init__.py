@@ -7,8 +7,8 @@ docs/decisions/058-exactly-once.md draws the protocol and says what a kill at ea
 """
 
 from stratafl.execute.exchange.audit import Mark, verify
-from stratafl.execute.exchange.server import Answer, ServerExchange, ServerWork, open_server
-from stratafl.execute.exchange.site import SiteExchange, SiteWork
+from stratafl.execute.exchange.server_exchange import Answer, ServerExchange, ServerWork, open_server
+from stratafl.execute.exchange.site_exchange import SiteExchange, SiteWork
 from stratafl.execute.exchange.site_store import SiteStore, open_site, read_site, site_folder, state_form
 
 __all__ = ["Answer", "Mark", "ServerExchange", "ServerWork", "SiteExchange", "SiteStore", "SiteWork", "open_server"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
+from stratafl.cli.command_options import RunOptions, experiment_of
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import RunOptions, experiment_of
-from stratafl.cli.report import print_ranking
+from stratafl.cli.report_command import print_ranking
 from stratafl.config.experiment import names_code, paths_in, with_values
 from stratafl.config.trust import Trust
 from stratafl.errors import MemoryLimitError

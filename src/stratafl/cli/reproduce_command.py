@@ -15,8 +15,8 @@ from rich.text import Text
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.report import REPORT, write_report_if_possible
-from stratafl.cli.run import RUNS, advance
+from stratafl.cli.report_command import REPORT, write_report_if_possible
+from stratafl.cli.run_command import RUNS, advance
 from stratafl.config.experiment import paths_in
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed

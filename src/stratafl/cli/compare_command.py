@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from stratafl.cli.command_options import COMPARED, RunOptions, experiment_of, names_in
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import COMPARED, RunOptions, experiment_of, names_in
-from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
-from stratafl.cli.run import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
-from stratafl.cli.tune import resume_tuning, take_tuning
+from stratafl.cli.report_command import REPORT, print_ranking, write_report_if_possible
+from stratafl.cli.run_command import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
+from stratafl.cli.tune_command import resume_tuning, take_tuning
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import names_code, paths_in
 from stratafl.config.trust import NOTHING, Trust

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from stratafl.cli.options import AsJson, Trust, option
+from stratafl.cli.command_options import AsJson, Trust, option
 
 deployment = typer.Typer()
 
@@ -31,7 +31,7 @@ def host(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.host import host
+    from stratafl.cli.host_command import host
 
     return host(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
 
@@ -52,7 +52,7 @@ def join(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.join import join
+    from stratafl.cli.site_command import join
 
     return join(invitation, site, data, out, yes, trust)
 

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from stratafl.cli.console import note_console, print_note, show_warnings
-from stratafl.cli.host import CLIENT_APP
+from stratafl.cli.host_command import CLIENT_APP
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.deploy.consent import doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
 from stratafl.deploy.member import STATE
-from stratafl.deploy.site import Site
+from stratafl.deploy.site_processes import Site
 from stratafl.errors import DeployError
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DELIVERED

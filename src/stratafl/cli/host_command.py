@@ -16,9 +16,9 @@ from stratafl.config.experiment import read_toml
 from stratafl.deploy.folders import HostFolder, Place, prepare_host, prepare_site
 from stratafl.deploy.host import Host
 from stratafl.deploy.host_log import forget_site
-from stratafl.deploy.metrics import MetricsFile
-from stratafl.deploy.rehearsal import divided, rehearsed
-from stratafl.deploy.site import Site
+from stratafl.deploy.local_federation import divided, rehearsed
+from stratafl.deploy.prometheus import MetricsFile
+from stratafl.deploy.site_processes import Site
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError
 from stratafl.files import private_folder

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -10,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.composition import PARTS, composition, is_composition
+from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, Stage
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
@@ -24,7 +25,7 @@ from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, unknown
 from stratafl.models import MODELS
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.recipes import recipe_names, recipes
 
 Catalogue = Mapping[str, list[dict[str, Any]]]
@@ -34,6 +35,7 @@ _WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "
 _WORDS["layers"] = "layers, such as head or last:2"
 
 
+@cache
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Everything that has a name, by what it is, with a sentence and its options; methods with all they declare."""
     return {
@@ -159,7 +161,7 @@ def _sent(experiment: Experiment, settings: Mapping[str, Any]) -> Sent:
 
 def _tuned_training() -> list[Hyperparameter]:
     """The keys of [train] that a tuner looks at, whatever the method."""
-    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(SGD).items()]
+    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(LocalTraining).items()]
     return [each for each in every if each.tune is not None]
 
 

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from stratafl.advice import Advice, advise, words
 from stratafl.advice.files import CONFIG, write_advice
+from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.cli.interrupt import INTERRUPTED
-from stratafl.cli.options import experiment_of
-from stratafl.cli.run import new_folder
+from stratafl.cli.run_command import new_folder
 from stratafl.config.experiment import paths_in, with_values
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
