@@ -47,7 +47,7 @@ def untraced(monkeypatch):
     monkeypatch.setattr(engine, "patience", lambda _: float("inf"), raising=False)
 
 
-def made(alg, batchnorm=True, rounds=3, **options):
+def made(alg, batchnorm=True, rounds=1, **options):
     options = {"dtype": torch.float64, "participation": 0.5} | options
     return simulation(alg, tiny_federation(), tiny_model(batchnorm), rounds=rounds, **options)
 
@@ -262,7 +262,7 @@ def test_conflicts_cosines_and_norms_by_hand(layout):
 
 
 def test_an_update_is_what_was_trained_less_what_was_received():
-    sim, seen = made(flayer(), batchnorm=False, participation=1.0), {}
+    sim, seen = made(flayer(), batchnorm=False, participation=1.0, rounds=2), {}
     progress, _ = sim.round(sim.start(), Matrix())
     collector = DiagnosticsCollector(LayerDiagnostics(1), sim, sim.at(1))
 
@@ -365,12 +365,12 @@ def test_shares_are_of_all_columns_with_statistics(buffers, norm):
 
 
 def test_the_weight_of_the_own_head_is_told():
-    sim = made(flayer(), batchnorm=False)
+    sim = made(flayer(), batchnorm=False, rounds=3)
     _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert [line["mix.own"] for line in entries[0].layers] == [0, 0]  # nobody has an accuracy yet
     assert entries[-1].layers[0]["mix.own"] == 0
     assert 0 < entries[-1].layers[1]["mix.own"] <= 1
-    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False), lab=LayerDiagnostics(1)))
+    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False, rounds=2), lab=LayerDiagnostics(1)))
     assert 0 < official[-1].layers[1]["mix.own"] <= 1
     assert official[-1].layers[1]["train.rate"] == pytest.approx(0.05 / 5, rel=1e-6)
 
@@ -484,7 +484,7 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
         monkeypatch.setattr(diagnostics, name, counted(name, getattr(diagnostics, name)))
     monkeypatch.setattr(trial_module, "DiagnosticsCollector", counted("DiagnosticsCollector", DiagnosticsCollector))
     monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
-    sim = made(fedavg(), batchnorm=False)
+    sim = made(fedavg(), batchnorm=False, rounds=3)
     examiners = []
     real = type(sim).round
     monkeypatch.setattr(

@@ -221,6 +221,7 @@ def test_shards_need_a_new_folder_and_room_for_a_sample(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow  # a process of its own
 def test_shards_are_read_with_numpy_alone(tmp_path):
     write_shards(samples(), tmp_path / "out")
     program = f"""

@@ -174,7 +174,7 @@ def test_pathological_balanced_parts_are_equal_and_the_last_takes_the_rest():
 
 def test_pathological_unbalanced_parts_are_random_from_a_tenth_to_an_equal_part():
     sizes = []
-    for seed in range(40):
+    for seed in range(15):
         held = table(Pathological(per_client=10)(CIFAR, 20, seed), CIFAR)
         assert (held.sum(axis=0) == 6000).all()
         sizes += held[:-1].flatten().tolist()  # all but the last client, which takes the rest
@@ -219,9 +219,9 @@ def test_kclasses_of_cifar100_rotate(k):
 
 
 def test_kclasses_rotation_is_regular_whenever_that_is_possible():
-    for classes in range(1, 13):
+    for classes in (1, 2, 3, 6, 8, 12):
         labels = np.repeat(np.arange(classes), 40)
-        for clients in range(1, 25):
+        for clients in (1, 2, 3, 4, 6, 8, 12, 24):
             for k in range(1, classes + 1):
                 if clients * k % classes == 0 and clients <= len(labels):
                     held = table(KClasses(k)(labels, clients, 0), labels)

@@ -24,7 +24,7 @@ def test_the_catalogue() -> None:
     [
         ("mlp", MLP, (3,), {"hidden": [4]}),
         ("cnn", CNN, (1, 8, 8), {}),
-        ("resnet18", ResNet, (3, 8, 8), {"stem": "cifar"}),
+        ("resnet9", ResNet, (3, 8, 8), {}),
         ("embedding", EmbeddingClassifier, (5,), {"vocabulary": 7, "width": 2, "padding": 6}),
         ("convnorm", ConvNorm, (1, 8, 8), {"channels": 2, "dropout": 0}),
     ],
