@@ -21,7 +21,14 @@ from stratafl.errors import RecordError
 from stratafl.evaluation import LayerDiagnostics, cka, diagnostics
 from stratafl.evaluation import trial as trial_module
 from stratafl.evaluation.cka import centred_gram, grams, mean_similarity, outlet
-from stratafl.evaluation.diagnostics import DiagnosticsCollector, _written, common, conflict_numbers, noted, told
+from stratafl.evaluation.diagnostics import (
+    DiagnosticsCollector,
+    _written,
+    common_samples,
+    conflict_numbers,
+    noted,
+    told,
+)
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.models import ResNet, build
@@ -207,7 +214,7 @@ def test_cka_is_that_of_trained_models_on_so_many_samples(samples):
         seen.update(after)
 
     lines = collector.lines(*sim.round(sim.start(), Matrix(), examine=examine))
-    x = common(sim, samples).flatten(1)
+    x = common_samples(sim, samples).flatten(1)
     assert len(x) == samples
     hidden = [x @ seen["fc1.weight"][k].T + seen["fc1.bias"][k] for k in range(6)]
     last = [torch.relu(h) @ seen["fc.weight"][k].T + seen["fc.bias"][k] for k, h in enumerate(hidden)]
@@ -226,18 +233,18 @@ def test_a_linear_base_is_seen_as_well():
 def test_samples_are_common_constant_and_of_the_test_split():
     sim = made(fedavg())
     held = {tuple(x.flatten().tolist()) for x in sim.runtime.federation.x[sim.runtime.federation.split("test").indices]}
-    x = common(sim, 10)
+    x = common_samples(sim, 10)
     assert len(x) == 10
     assert {tuple(one.flatten().tolist()) for one in x} <= held
-    assert torch.equal(x, common(made(fedlag(k=1, warmup=0), rounds=9), 10))
-    assert not torch.equal(x, common(made(fedavg(), seed=1), 10))
-    assert len(common(sim, 1000)) == len(held)
+    assert torch.equal(x, common_samples(made(fedlag(k=1, warmup=0), rounds=9), 10))
+    assert not torch.equal(x, common_samples(made(fedavg(), seed=1), 10))
+    assert len(common_samples(sim, 1000)) == len(held)
 
 
 def test_without_a_test_split_other_samples_are_taken():
     data = from_splits([{"train": ([[0.0], [1.0]], [0, 1])}] * 3, classes=2)
     sim = simulation(fedavg(), data, nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)), rounds=1)
-    assert sorted(common(sim, 9).flatten().tolist()) == [0, 0, 0, 1, 1, 1]
+    assert sorted(common_samples(sim, 9).flatten().tolist()) == [0, 0, 0, 1, 1, 1]
 
 
 # Conflicts, cosines, norms, rates, shares
@@ -480,7 +487,7 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     def counted(name, function):
         return lambda *a, **k: (calls.append(name), function(*a, **k))[1]
 
-    for name in ("grams", "similarities", "conflict_numbers", "told", "noted", "common"):
+    for name in ("grams", "similarities", "conflict_numbers", "told", "noted", "common_samples"):
         monkeypatch.setattr(diagnostics, name, counted(name, getattr(diagnostics, name)))
     monkeypatch.setattr(trial_module, "DiagnosticsCollector", counted("DiagnosticsCollector", DiagnosticsCollector))
     monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
@@ -503,7 +510,7 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     assert {name: calls.count(name) for name in set(calls)} == {
         "DiagnosticsCollector": 2,
         "grams": 2,
-        "common": 2,
+        "common_samples": 2,
         "conflict_numbers": 2,
         "gram": 2,
         "told": 2,

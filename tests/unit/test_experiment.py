@@ -8,8 +8,8 @@ import torch
 
 from stratafl.algorithms import fedper
 from stratafl.config.assemble import algorithm_of, completed, federation_of, simulation_of
-from stratafl.config.experiment import Experiment, from_tables, load, to_tables, with_settings
-from stratafl.config.tables import DataTable, partition_of
+from stratafl.config.experiment import Experiment, from_tables, load_experiment, to_tables, with_settings
+from stratafl.config.setting_tables import DataTable, partition_of
 from stratafl.data import IID, Classes, Dirichlet, PFLlibDirichlet
 from stratafl.data.partitions import KClasses, Pathological, PFedLAClasses
 from stratafl.errors import RecordError, StrataError
@@ -149,12 +149,12 @@ def test_a_partition_decides_who_tests_on_what():
 def test_files_are_read_and_refused(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[train]\nlr = 1\n", encoding="utf-8")
-    assert load(path).train.lr == 1.0
+    assert load_experiment(path).train.lr == 1.0
     path.write_text("[train\n", encoding="utf-8")
     with pytest.raises(RecordError, match=r"run.toml'"):
-        load(path)
+        load_experiment(path)
     with pytest.raises(RecordError, match=r"none.toml'"):
-        load(tmp_path / "none.toml")
+        load_experiment(tmp_path / "none.toml")
 
 
 def test_an_experiment_runs():

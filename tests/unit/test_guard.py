@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.errors import DataError, UnknownNameError
 from stratafl.evaluation import guard
 from stratafl.evaluation.guard import (

@@ -14,9 +14,9 @@ from torch import nn
 import stratafl
 from stratafl.algorithms import fedavg, local
 from stratafl.config.experiment import Experiment, from_stored, names_code, paths_in, to_tables, with_settings
-from stratafl.config.metrics import chosen_by_classes, metric_for, metric_of, stored_metric, with_metric
+from stratafl.config.metric_choice import chosen_by_classes, metric_for, metric_of, stored_metric, with_metric
+from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.config.settings import parse_settings
-from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.config.trust import typed
 from stratafl.data import from_clients
 from stratafl.errors import DataError, RecordError, RunError, StrataError, TrustError

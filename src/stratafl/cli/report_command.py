@@ -9,7 +9,7 @@ from rich.text import Text
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
 from stratafl.cli.gains import gains_parts
 from stratafl.cli.result_tables import ranking_table, seeds_differ, target_table
-from stratafl.config.metrics import metric_of
+from stratafl.config.metric_choice import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
