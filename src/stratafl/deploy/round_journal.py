@@ -16,7 +16,7 @@ import torch
 
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.deploy.status import round_to
-from stratafl.evaluation.measure import WORST, Line
+from stratafl.evaluation.measure import WORST_SHARE, Line
 from stratafl.execute.exchange.server_store import AUDIT
 from stratafl.runs.journal import Journal
 from stratafl.runs.loggers import About, Loggers, refuse_linked
@@ -73,7 +73,7 @@ def score_line(scores: Mapping[str, float], classes: int | None) -> Line:
         return {}
     each = torch.tensor(list(scores.values()), dtype=torch.float64)
     name = "loss" if classes is None else "accuracy"
-    worst = each.sort(descending=classes is None).values[: ceil(WORST * len(each))]
+    worst = each.sort(descending=classes is None).values[: ceil(WORST_SHARE * len(each))]
     numbers = {f"client_{name}": each.mean(), "std": each.std(correction=0), "worst10": worst.mean()}
     return {f"{PLACE}.{key}": float(value) for key, value in numbers.items()}
 
