@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from simulations import finished
-from stratafl.algorithms import fedper, fedrep, flayer, pfedla
+from stratafl.algorithms import fedper
 from stratafl.core.machine import ram
 from stratafl.core.state import flatten
 from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
-from stratafl.execute import Matrix, Messages, disk, simulation
+from stratafl.execute import Matrix, disk, simulation
 from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
 from stratafl.execute.disk import Index, OnDisk, StateFile
@@ -89,11 +89,10 @@ def test_what_was_read_or_given_may_be_written_to(clients):
     given = rows(1.5)
     after = clients.updated([0], given)
     given["theta"]["w"].zero_()
+    assert bits(after[0]) == bits(one(1.5))
     after[0]["theta"]["w"].zero_()
     if isinstance(after, OnDisk):
         assert bits(after[0]) == bits(one(1.5))
-    else:
-        assert float(given["theta"]["w"].sum()) == 0
 
 
 def test_in_ram_a_round_does_not_copy_an_entry_per_client():
@@ -101,6 +100,7 @@ def test_in_ram_a_round_does_not_copy_an_entry_per_client():
     after = InMemory(CPU, base).updated([3], rows(2.0))
     assert after._below is base
     assert len(after) == 1000
+    assert (bits(after[3]), bits(after[4])) == (bits(one(2.0)), bits(one(1.0)))
 
 
 def test_tensors_on_disk_are_read_into_memory_of_their_own():
@@ -145,7 +145,7 @@ def test_a_write_that_fails_leaves_the_version_and_no_hole(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(RunError, match=r"^cannot write '.*memories.bin': No space left on device$"):
+    with pytest.raises(RunError, match=r"memories\.bin.*No space left on device"):
         clients.updated([0, 1], rows(3.0, 4.0))
     monkeypatch.setattr(os, "pwrite", write)
     assert held(clients) == before
@@ -242,22 +242,11 @@ def test_what_is_asked_for_is_done_or_refused():
 def made(algorithm, kept):
     federation = digits(clients=6, partition=IID(), validation=0.1)
     model = lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(8,))  # noqa: E731
-    return simulation(algorithm, federation, model, rounds=4, participation=0.5, store=kept)
+    return simulation(algorithm, federation, model, rounds=3, participation=0.5, store=kept)
 
 
 def everything(progress):
     return bits(progress.server), held(progress.clients)
-
-
-@pytest.mark.parametrize(
-    ("builder", "executor"),
-    [(fedper, Matrix()), (fedrep, Messages()), (flayer, Matrix(chunk=2)), (pfedla, Matrix())],
-)
-def test_the_same_bits_from_disk(builder, executor):
-    disk, ram = (made(builder(), kept).run(executor) for kept in ("disk", "ram"))
-    assert isinstance(disk.clients, OnDisk)
-    assert len(ram.clients) > 3
-    assert everything(disk) == everything(ram)
 
 
 def test_a_simulation_on_disk_is_restored_from_its_index(tmp_path):
@@ -269,8 +258,7 @@ def test_a_simulation_on_disk_is_restored_from_its_index(tmp_path):
     tensors = {name: x.clone() for name, x in progress.tensors().items()}
     assert not any(name.startswith("client/") for name in tensors)
     progress = sim.restored(tensors, StateFile(tmp_path / "memories.bin", sim.state_format.size))
-    for _ in range(2):
-        progress, _ = sim.round(progress, Matrix())
+    progress, _ = sim.round(progress, Matrix())
     assert everything(progress) == everything(whole)
 
 
