@@ -93,13 +93,10 @@ def main(target: str, which: str) -> None:
     torch.set_num_threads(1)
     process_group = Ranks.join()
     with process_group.together():
-        found = {
-            name: shared(process_group, method, 0.7, Matrix())
-            for name, method in EVERY.items()
-            if which == "all" or name in SOME
-        }
+        names = EVERY if which == "all" else SOME
+        found = {name: shared(process_group, EVERY[name], 0.7, Matrix()) for name in names}
         for name in ("fedper", "fedlag"):
-            found[f"{name}, one at a time"] = shared(process_group, EVERY[name], LONELY, Matrix())
+            found[f"{name}, alone"] = shared(process_group, EVERY[name], LONELY, Matrix())
             found[f"{name}, messages"] = shared(process_group, EVERY[name], 0.7, Messages())
         found["pfedla, chunks"] = shared(process_group, EVERY["pfedla"], 1.0, Matrix(chunk=2))
         found["fedlag, two left out"] = shared(process_group, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))

@@ -62,7 +62,7 @@ def test_methods_are_the_same_by_two_processes(tmp_path, which, methods):
         first, second = map(set, gap["held"])
         assert not first & second, name
     assert len(found["local"]["held"][0]) == len(found["local"]["held"][1]) == 3
-    assert sum(map(len, found["fedlag, one at a time"]["held"])) < 6
+    assert sum(map(len, found["fedlag, alone"]["held"])) < 6
     assert sorted(client for held in found["fedper, one too long"]["held"] for client in held) == [0, 1, 3, 4, 5]
 
 

@@ -132,7 +132,7 @@ def test_a_lease_alone_keeps_records_from_being_written_over(tmp_path):
     gc.collect()
     for t in range(20):
         clients = clients.updated([0, 1], rows(t, t))
-    with pytest.raises(DamagedError, match="written over"):
+    with pytest.raises(DamagedError, match=r"client \d"):
         OnDisk(file, layout, again).check()
 
 
@@ -145,7 +145,7 @@ def test_a_write_that_fails_leaves_the_version_and_no_hole(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(RunError, match=r"memories\.bin.*No space left on device"):
+    with pytest.raises(RunError, match=r"memories\.bin.*No space left"):
         clients.updated([0, 1], rows(3.0, 4.0))
     monkeypatch.setattr(os, "pwrite", write)
     assert held(clients) == before
@@ -184,7 +184,7 @@ def test_a_flipped_bit_is_found(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedError, match=r"^the state of client 5 in '.*memories.bin' is damaged"):
+    with pytest.raises(DamagedError, match=r"client 5 in '.*memories\.bin'"):
         clients[5]
 
 
@@ -193,7 +193,7 @@ def test_a_cut_file_is_found(tmp_path):
     clients = on_disk(path).updated([5, 6], rows(1.0, 2.0))
     os.truncate(path, path.stat().st_size - 1)
     assert bits(clients[5]) == bits(one(1.0))
-    with pytest.raises(DamagedError, match=r"^'.*memories.bin' was cut: the state of client 6 is missing$"):
+    with pytest.raises(DamagedError, match=r"memories\.bin'.* client 6 "):
         clients.check()
 
 
@@ -230,9 +230,9 @@ def test_what_is_asked_for_is_done_or_refused():
     given = {"participation": 1.0, "saved": True}
     assert choose_store("disk", 1, CPU, None, **given) == "disk"
     assert choose_store("device", 1, CPU, None, **given) == "ram"
-    with pytest.raises(MemoryLimitError, match=r"take 2KB, and the memory limit leaves 1KB: keep them on disk"):
+    with pytest.raises(MemoryLimitError, match=r"2KB.*1KB"):
         choose_store("ram", 2000, CPU, 1000, **given)
-    with pytest.raises(UnknownNameError, match="unknown store 'tape'"):
+    with pytest.raises(UnknownNameError, match="'tape'"):
         choose_store("tape", 1, CPU, None, **given)
 
 
