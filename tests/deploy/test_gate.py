@@ -19,8 +19,7 @@ from test_admission import PULL, signed
 from stratafl.core.machine import resident
 from stratafl.deploy.admission import MOST_BODY, KeyRing, Quota
 from stratafl.deploy.certificates import create_authority, create_server_certificate, create_site_key
-from stratafl.deploy.gate import LOGGED_PER_MINUTE, Gate, Limits, server_tls
-from stratafl.deploy.side import MOST_HEAD
+from stratafl.deploy.gate import LOGGED_PER_MINUTE, MOST_HEAD, Gate, Limits, server_tls
 
 PATIENCE = 120.0  # seconds; only what hangs takes that long
 QUICK = Limits(handshake=0.5, head=0.5, idle=0.5, piece=0.5, answer=0.5, farewell=0.5)

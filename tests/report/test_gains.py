@@ -12,8 +12,8 @@ from rich.console import Console
 from seen import options, series
 from written_runs import rewrite, write_run
 
-from stratafl.cli.gains import gains_parts
 from stratafl.cli.report_command import print_ranking
+from stratafl.cli.result_tables import gains_parts
 from stratafl.core.keys import Seeds
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions

@@ -192,9 +192,9 @@ def check(
     quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,
 ) -> int:
     """Check that an algorithm, ours or yours, obeys the contract."""
-    from stratafl.cli.check import check
+    from stratafl.cli.list_command import check_method
 
-    return check(name, settings or [], quick)
+    return check_method(name, settings or [], quick)
 
 
 @app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")

@@ -1,5 +1,7 @@
-"""`strata host`: SuperLink, gate and ServerApp of a federation, and what its sites are doing."""
+"""`strata host` runs SuperLink, gate and ServerApp of a federation and shows it; `strata audit` checks its log."""
 
+import json
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,19 +17,20 @@ from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
 from stratafl.deploy.folders import HostFolder, Place, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.host_log import forget_site
+from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
 from stratafl.deploy.site_processes import Site
 from stratafl.deploy.status import read_status
-from stratafl.errors import DeployError, OutageError
+from stratafl.errors import DeployError, OutageError, counted, unknown
 from stratafl.files import private_folder
 from stratafl.runs.loggers import check as check_loggers
 
 SERVER_APP, CLIENT_APP = "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app"
 LOOK = 0.5  # seconds between two looks
 STARTS, WITHIN = 5, 600.0  # a ServerApp that is killed more often in so many seconds is given up
-COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
+AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
+SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
 def host(
@@ -220,7 +223,7 @@ class _Watch:
 def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:
     done = f"round {status.get('round', 0)} of {_rounds(prepared, status)}, {status.get('state', 'starting')}"
     title = f"{prepared.file.deploy.name}: {done}"
-    table, counts, now = titled_table(title, COLUMNS, names=("site", "state")), flower.counts(), time.time()
+    table, counts, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), flower.counts(), time.time()
     for name in prepared.sites:
         known = status.get("sites", {}).get(name, {})
         passed, seen = counts.get(name, {}), known.get("seen")
@@ -243,3 +246,23 @@ def _rounds(prepared: HostFolder, status: dict[str, Any]) -> int:
 
 def _number(value: float | None, places: int) -> str:
     return "" if value is None else f"{value:.{places}f}"
+
+
+def print_audit(folder: Path, site: str | None, as_json: bool) -> None:
+    """Print the log; an error says what is wrong with it."""
+    lines = checked_log(folder)
+    sites = sorted({line["site"] for line in lines if line.get("site")})
+    if site is not None and site not in sites:
+        raise unknown("site of this log", site, sites)
+    chosen = [line for line in lines if site is None or line.get("site") == site]
+    if as_json:
+        json.dump(chosen, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+        return
+    table = titled_table("", AUDIT_COLUMNS, names=("time", "event", "site", "upload"), text=("reason",))
+    for line in chosen:
+        about = {**line, "upload": str(line.get("upload", ""))[:12], "time": str(line["time"])[:19]}
+        about |= {"reason": line.get("reason") or ", ".join(line.get("absorbed", ()))}
+        table.add_row(*(str(about.get(column, "")) for column in AUDIT_COLUMNS))
+    result_console().print(table)
+    note_console().print(f"{counted(len(lines), 'line')}, whole: none was changed, cut out or put in", markup=False)

@@ -7,8 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
-from stratafl.cli.gains import gains_parts
-from stratafl.cli.result_tables import ranking_table, seeds_differ, target_table
+from stratafl.cli.result_tables import gains_parts, ranking_table, seeds_differ, target_table
 from stratafl.config.metrics import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric

@@ -1,4 +1,4 @@
-"""`strata join`: a site's part in a federation, for as long as it lasts."""
+"""What a site's owner does: `strata join` a federation, then `strata predict` and `strata export` with its model."""
 
 import sys
 import time
@@ -14,10 +14,13 @@ from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.deploy.consent import doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
 from stratafl.deploy.member import STATE
+from stratafl.deploy.site_model import check_table, final_model, member_in, predicted
 from stratafl.deploy.site_processes import Site
-from stratafl.errors import DeployError
+from stratafl.errors import DeployError, counted
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DELIVERED
+from stratafl.export import export_model
+from stratafl.files import check_new
 
 LOOK = 0.5  # seconds between two looks
 
@@ -75,3 +78,29 @@ def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
         client_app=CLIENT_APP,
         settings={"data": str(place), "trust": trust},
     )
+
+
+def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -> None:
+    """Print predictions as CSV, or write them to a file."""
+    if out is not None:
+        check_table(out)
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        found = predicted(member_in(folder, trust=trust), data)
+        release_warnings()
+    if out is None:
+        sys.stdout.write(found.csv())
+        return
+    found.write(out)
+    console.print(f"{counted(len(found.samples), 'sample')} predicted, '{out}'", markup=False)
+
+
+def export_site_model(folder: Path, out: Path, trust: bool) -> None:
+    """Write the model with its preprocessing."""
+    check_new([out])
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        model = final_model(member_in(folder, trust=trust))
+        release_warnings()
+    export_model(model, out)
+    console.print(f"exported, '{out}'", markup=False)
