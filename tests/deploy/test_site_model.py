@@ -17,7 +17,7 @@ from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import with_values
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.site_model import final_model, member_in, predicted
 from stratafl.errors import DamagedError, DataError, DeployError, RunError, WireError
 from stratafl.execute import Matrix
@@ -169,7 +169,7 @@ def test_before_the_commit_there_is_no_final_model(tmp_path):
     write_samples(tmp_path)
     write_file(tmp_path / "a", file)
     with pytest.raises(DeployError, match="site 'a'"):
-        predicted(Member(tmp_path / "a", "a", str(tmp_path / "a.csv")), new_table(tmp_path)[0])
+        predicted(SiteMember(tmp_path / "a", "a", str(tmp_path / "a.csv")), new_table(tmp_path)[0])
 
 
 def test_a_lost_state_is_an_error_and_never_a_model_without_what_is_personal(copied):

@@ -143,10 +143,10 @@ def resume(
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
     """Continue a run, comparison or tuning where it stopped; the result is the same."""
-    from stratafl.cli.compare_command import resume
+    from stratafl.cli.compare_command import resume_directory
     from stratafl.config.trust import typed as trust_in
 
-    return resume(folder, jobs, worker, trust_in(typed or [], trust))
+    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust))
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
@@ -161,9 +161,9 @@ def report(
     metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
-    from stratafl.cli.report_command import report
+    from stratafl.cli.report_command import print_report
 
-    report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
+    print_report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
@@ -180,9 +180,9 @@ def reproduce(
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
-    from stratafl.cli.reproduce_command import reproduce
+    from stratafl.cli.reproduce_command import reproduce_tables
 
-    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
+    return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
@@ -203,9 +203,9 @@ def bench(
     *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.")] = None
 ) -> None:
     """Compare the speed of the engine with plain PyTorch loops on this machine."""
-    from stratafl.cli.bench_command import bench
+    from stratafl.cli.bench_command import run_bench
 
-    bench(options, svg)
+    run_bench(options, svg)
 
 
 @data_app.command("list", epilog="Example: [bold]strata data list[/]")

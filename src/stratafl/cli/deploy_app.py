@@ -31,9 +31,9 @@ def host(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.host_command import host
+    from stratafl.cli.host_command import host_federation
 
-    return host(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
+    return host_federation(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
 
 
 @deployment.command(epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
@@ -52,9 +52,9 @@ def join(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.site_command import join
+    from stratafl.cli.site_command import join_federation
 
-    return join(invitation, site, data, out, yes, trust)
+    return join_federation(invitation, site, data, out, yes, trust)
 
 
 @deployment.command(epilog="Example: [bold]strata audit federations/ward --site north[/]")

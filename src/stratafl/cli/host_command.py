@@ -15,12 +15,12 @@ from stratafl.cli.console import note_console, print_note, result_console, title
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.deploy.folders import HostFolder, Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, HostFolder, prepare_host, prepare_site
 from stratafl.deploy.host import Host
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
-from stratafl.deploy.site_processes import Site
+from stratafl.deploy.site_processes import SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError, counted, unknown
 from stratafl.files import private_folder
@@ -33,7 +33,7 @@ AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
-def host(
+def host_federation(
     config: Path,
     out: Path | None,
     address: str,
@@ -47,7 +47,7 @@ def host(
     """Host a federation until it is finished; exit code 0, or the reason in one line."""
     file = rehearsed(read_toml(config), local) if local else read_federation(config)
     folder = out or Path("federations") / file.deploy.name
-    place = Place.parse("127.0.0.1:0" if local else address)
+    place = HostAddress.parse("127.0.0.1:0" if local else address)
     check_loggers(file.experiment.log.to)
     measured = MetricsFile(metrics, folder, file.deploy.name) if metrics else None
     console = note_console()
@@ -59,7 +59,7 @@ def host(
             print_note(f"site '{site}' is forgotten: it starts anew, without what was personal", console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
-        place = Place(place.host, flower.address.port)
+        place = HostAddress(place.host, flower.address.port)
         invitation = prepared.invite(place)
         for name in unregister:
             flower.unregister(name)
@@ -73,7 +73,7 @@ def host(
         return _Watch(prepared, flower, sites, trust, measured).until_it_ends()
 
 
-def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[Site]:
+def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[SiteProcesses]:
     """Sites of a rehearsal, each in processes of its own."""
     places = divided(prepared.file, prepared.path)
     found = []
@@ -81,7 +81,7 @@ def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[S
         mine = prepare_site(prepared.path / "sites" / name, invitation, name)
         flower.register(name, mine.key.public)
         found.append(
-            Site(
+            SiteProcesses(
                 mine.path,
                 name,
                 server=mine.server,
@@ -101,7 +101,7 @@ class _Watch:
         self,
         prepared: HostFolder,
         flower: Host,
-        sites: Sequence[Site],
+        sites: Sequence[SiteProcesses],
         trust: bool,
         metrics: MetricsFile | None = None,
     ) -> None:

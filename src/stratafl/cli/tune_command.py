@@ -12,7 +12,7 @@ from stratafl.cli.console import note_console, print_note, result_console, show_
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.cli.report_command import REPORT, pair_lines, ranked_study, write_report_if_possible
-from stratafl.cli.run_command import new_folder, print_interrupted, resume_command
+from stratafl.cli.run_command import print_interrupted, resume_command, unused_run_folder
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
 from stratafl.config.trust import NOTHING, Trust
@@ -37,7 +37,7 @@ def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: 
     with show_warnings(note_console()) as release_warnings:
         if options.out is not None:
             refuse_existing(options.out)
-        folder = options.out or new_folder("tune")
+        folder = options.out or unused_run_folder("tune")
         tuning = Tuning.create(folder, base, methods, settings, plan, seeds, trusted)
         release_warnings()
         return drive_tuning(tuning, jobs)

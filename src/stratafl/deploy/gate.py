@@ -37,7 +37,7 @@ MOST_DRAINED = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """How much strangers can take: connections in all and from one address, and seconds for each thing to happen."""
 
     connections: int = 256
@@ -132,7 +132,7 @@ class Gate:
     keys: KeyRing
     upstream: tuple[str, int]
     upstream_tls: ssl.SSLContext
-    limits: Limits = field(default_factory=Limits)
+    limits: GateLimits = field(default_factory=GateLimits)
     quota: Quota = field(default_factory=Quota)
     counts: dict[str, Counts] = field(default_factory=dict)
 
