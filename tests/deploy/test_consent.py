@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hosted import with_tables, write_file, write_samples
-from stratafl.algorithms.catalogue import METHODS
+from stratafl.algorithms.methods import METHODS
 from stratafl.cli import main as strata
 from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import HostAddress, prepare_host

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.composition import PARTS, composition, is_composition
+from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, Stage
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
 from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds_differ, target_table
-from stratafl.config.metrics import metric_of
+from stratafl.config.metric_choice import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically

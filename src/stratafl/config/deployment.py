@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
 from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
 from stratafl.config.migrations import migrate
-from stratafl.config.tables import TABLES
+from stratafl.config.setting_tables import TABLES
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.composition import composition, is_composition
+from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
