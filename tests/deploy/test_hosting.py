@@ -322,7 +322,7 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
 
 
 def test_a_site_that_is_set_aside_is_asked_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(attendance, "AGAIN", 3)
+    monkeypatch.setattr(attendance, "RETRY_ROUNDS", 3)
     file, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 1})
     refusals = [0]
 

@@ -18,7 +18,7 @@ from test_refusals import files
 from stratafl.errors import WireError
 from stratafl.execute.exchange.protocol import (
     MAGIC,
-    MOST_HEADER,
+    MAX_HEADER_BYTES,
     Address,
     Commit,
     Committed,
@@ -158,11 +158,11 @@ def test_what_is_no_message_is_refused(cases, seed):
 
 BOMBS = {
     "a length": MAGIC + b"\0" * 32 + b"\xff" * 8,
-    "nested lists": sealed(b"[" * MOST_HEADER, b""),
-    "many lists": sealed(b"[" + b"[]," * (MOST_HEADER // 3 - 2) + b"[]]", b""),
+    "nested lists": sealed(b"[" * MAX_HEADER_BYTES, b""),
+    "many lists": sealed(b"[" + b"[]," * (MAX_HEADER_BYTES // 3 - 2) + b"[]]", b""),
     "a long number": sealed(b'{"round":' + b"9" * 100_000 + b"}", b""),
-    "a long name": sealed(b'{"kind":"' + b"x" * (MOST_HEADER - 20) + b'"}', b""),
-    "a header that is too long": sealed(b" " * (MOST_HEADER + 1), b""),
+    "a long name": sealed(b'{"kind":"' + b"x" * (MAX_HEADER_BYTES - 20) + b'"}', b""),
+    "a header that is too long": sealed(b" " * (MAX_HEADER_BYTES + 1), b""),
     "large pieces": sealed(
         json.dumps(
             parts(MESSAGES[0])[0] | {"pieces": [[2**52, BLOCK, False]] * 9}, sort_keys=True, separators=(",", ":")
