@@ -76,7 +76,7 @@ def test_a_frozen_row_that_all_clients_share_is_kept_once():
     sim = made(fedprox(), KEPT)
     sim.run(Matrix())
     (step,) = sim.runtime.captured._kept.values()
-    anchors = [x for name, x in step._held.items() if "/" in name]
+    anchors = [x for name, x in step._constants.items() if "/" in name]
     assert anchors
     assert all(x.stride(0) == 0 for x in anchors)
 

@@ -306,29 +306,32 @@ def ctrl_c():
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals go to no thread on this system")
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_stops_a_run_that_never_asks_but_not_while_it_saves():
+def test_ctrl_c_stops_a_run_that_never_asks_between_two_steps():
     seen = []
 
+    def step(carry, held, stack):
+        if not seen:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.3)
+            seen.append("the step is done")
+        return carry
+
     def work():
-        until = time.monotonic() + 60
+        sim = made(fedavg(), batchnorm=False)
+        task = sim.task(torch.arange(6), sim.at(0))
         try:
-            with this_run().shielded():
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-                time.sleep(0.5)
-                seen.append("saved")
-            while time.monotonic() < until:
-                time.sleep(0.01)
+            task.scan(step, {"x": torch.zeros(6)}, batch=2, steps=500)  # without a name it is not joined
             seen.append("in vain")
         except KeyboardInterrupt:
             seen.append("interrupted")
 
     with pytest.raises(KeyboardInterrupt):
         Joining(lambda: 1).drive(iter([work]))
-    assert seen == ["saved", "interrupted"]
+    assert seen == ["the step is done", "interrupted"]
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_ctrl_c_may_come_before_anybody_waits_for_the_run(monkeypatch, given):
+@pytest.mark.parametrize("granted", [False, True])
+def test_ctrl_c_may_come_before_the_driver_waits_for_the_run(monkeypatch, granted):
     begun, seen = threading.Event(), []
 
     def work():
@@ -336,6 +339,7 @@ def test_ctrl_c_may_come_before_anybody_waits_for_the_run(monkeypatch, given):
         try:
             begun.set()
             while time.monotonic() < until:
+                this_run().stop_point()
                 time.sleep(0.01)
             seen.append("in vain")
         except KeyboardInterrupt:
@@ -344,17 +348,17 @@ def test_ctrl_c_may_come_before_anybody_waits_for_the_run(monkeypatch, given):
 
     def interrupted(run):
         monkeypatch.undo()
-        if given:
+        if granted:
             with monkeypatch.context() as patch:
-                patch.setattr(joining, "SOON", 0)
-                run._give(1)
+                patch.setattr(joining, "POLL_SECONDS", 0)
+                run._grant(1)
             begun.wait()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(JoinedRun, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Joining(lambda: 1).drive(iter([work]))
-    assert seen == (["interrupted"] if given else [])
+    assert seen == (["interrupted"] if granted else [])
 
 
 def test_a_run_waits_for_another():

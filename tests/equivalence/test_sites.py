@@ -268,6 +268,17 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
         server.download(0, before, 6)
 
 
+def test_other_uploads_of_a_round_get_other_noise():
+    """The difference of two models with the same noise would show what was added."""
+    plan = blueprint(algorithm("fedper+private", norm=0.1), torch.float32, buffers="local")
+    server = Server.of(plan, Roster(6), norm_limit=None, secret=bytes(range(32)))
+    both = {0: b"one", 1: b"two"}
+    uploads = (both, dict(reversed(both.items())), {**both, 1: b"three"}, {0: b"one"})
+    secrets = [server._keyed(server.at(0), given).setup.secret for given in uploads]
+    assert secrets[0] == secrets[1]
+    assert len(set(secrets)) == 3
+
+
 @record
 class Noted(Mean):
     """A mean that notes whose uploads are folded into it, in their order."""

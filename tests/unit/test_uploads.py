@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from methods import every_method
+from simulations import built
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
 from stratafl.api import fit
 from stratafl.core.form import form_of
@@ -13,6 +14,7 @@ from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.schema import NOT_FINITE
+from stratafl.core.state import flatten
 from stratafl.errors import ContractError, StageError
 from stratafl.evaluation.measure import upload_line
 from stratafl.evaluation.trial import Trial
@@ -22,6 +24,7 @@ from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.testing.watch import Watched
 
 NAN = torch.nan
 THETA = f"{NOT_FINITE} in field 'theta'"
@@ -214,6 +217,7 @@ def test_a_count_is_the_clients_own():
     assert looked_at(held=(4, 7), counts=Field(torch.tensor([1, 1]))).reasons == ["", ""]
     found = looked_at(held=(4, 7), samples=Field(torch.tensor([4, 8])))
     assert found.reasons == ["", "it claims 8 training samples and holds 7"]
+    assert looked_at(held=(4, 7), samples=Field(torch.tensor([3, 7]))).reasons[0] != ""  # fewer count for less
 
 
 def test_who_sends_nothing_is_left_out_if_its_own_model_is_not_finite():
@@ -250,6 +254,7 @@ def test_of_few_nobody_is_far_and_who_did_not_move_does_not_count():
     assert outliers(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
     assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == (Outlier(2, 100.0),)
     assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (Outlier(6, 100.0),)
+    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 10.0, 10.0, 10.0]) == ()  # the median of those who moved is 10
     assert outliers(range(4), [torch.inf] * 4) == ()
 
 
@@ -298,3 +303,19 @@ def test_where_all_diverge_the_server_keeps_its_last_finite_state():
     assert difference({"": progress.server["theta"]["fc.weight"]}, {"": sim.setup.start["fc.weight"]}) == 0
     assert "test.trained.loss" not in entry.round
     assert entry.round["test.deployed.loss"] < 10
+
+
+class Overflowing(Watched):
+    """A method whose merge makes an infinite model of finite uploads."""
+
+    def absorb(self, rnd, server, total):
+        after = super().absorb(rnd, server, total)
+        return {**after, "theta": {n: x / 0 for n, x in after["theta"].items()}}
+
+
+def test_a_merge_that_overflows_leaves_the_server_as_it_was():
+    sim = built("fedper", batchnorm=False)
+    before = sim.start()
+    after, report = replace(sim, algorithm=Overflowing(sim.algorithm)).round(before, Matrix())
+    assert not report.left_out
+    assert difference(flatten(after.server), flatten(before.server)) == 0
