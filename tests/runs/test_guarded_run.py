@@ -14,7 +14,7 @@ import stratafl
 from stratafl import api
 from stratafl.algorithms import ditto, fedper, fedrod, local
 from stratafl.config.experiment import Experiment, from_tables
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError

@@ -15,7 +15,7 @@ from kill import lines, outcome
 
 from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.local import alone
-from stratafl.config.experiment import TABLES, Experiment, load, with_settings
+from stratafl.config.experiment import TABLES, Experiment, load_experiment, with_settings
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import keys_of
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
@@ -102,7 +102,7 @@ def test_the_directory_holds_what_is_documented(example):
 
 
 def test_the_configuration_written_is_complete_and_means_the_same(example):
-    assert load(example.folder / "config.toml") == example.experiment
+    assert load_experiment(example.folder / "config.toml") == example.experiment
     written = tomllib.loads((example.folder / "config.toml").read_text())
     assert set(written) == {"format", *TABLES}
     for name, table in TABLES.items():

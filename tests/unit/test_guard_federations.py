@@ -14,7 +14,7 @@ from torch import Tensor
 
 from federations import FEDERATIONS, LR, ROUNDS
 from stratafl.algorithms import fedavg, fedper
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.trial import Trial

@@ -639,12 +639,12 @@ def test_what_is_at_its_end_is_not_opened_again(reproduced, monkeypatch):
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
     monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
-    assert reproduce_command.reproduce("a", "smoke", {}, 1, tmp_path, None) == 0
+    assert reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path, None) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
     monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
-        reproduce_command.reproduce("a", "smoke", {}, 1, tmp_path / "again", None)
+        reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path / "again", None)
 
 
 def test_seeds_that_were_asked_for_earlier_count(tmp_path):

@@ -15,7 +15,7 @@ from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeSums, Train
 from stratafl.data import digits, federate, from_clients
 from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
-from stratafl.evaluation.evaluate import accuracy, received, score
+from stratafl.evaluation.evaluate import accuracy, received_models, score
 from stratafl.execute import Debug, Matrix, simulation
 from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import client_bytes
@@ -119,7 +119,7 @@ def test_the_test_split_is_never_given_to_an_algorithm():
     sim = tiny()
     task = sim.task(torch.tensor([0]), sim.at(0))
     with pytest.raises(DataError, match="'test'"):
-        task.scores(received(sim, sim.start(), torch.tensor([0])), "test")
+        task.scores(received_models(sim, sim.start(), torch.tensor([0])), "test")
 
 
 def test_a_declared_split_must_exist():
@@ -174,7 +174,7 @@ def test_regression_runs_with_squared_error():
     sim = simulation(fedper(train=LocalTraining(lr=0.1, epochs=3)), from_clients(clients), model, rounds=8)
     progress = sim.run(Matrix())
     ids = torch.arange(2)
-    scores = score(sim, progress, received(sim, progress, ids), ids, "test")
+    scores = score(sim, progress, received_models(sim, progress, ids), ids, "test")
     assert (scores.loss / scores.count).max() < 0.1
 
 
@@ -191,10 +191,10 @@ def test_clients_draw_their_own_heads_when_asked():
     sim = simulation(
         fedper(initial="own"), tiny_federation(), lambda: build("mlp", shape=(1, 6, 6), classes=3), rounds=1
     )
-    rows = received(sim, sim.start(), torch.arange(3))
+    rows = received_models(sim, sim.start(), torch.arange(3))
     assert torch.equal(rows["fc1.weight"][0], rows["fc1.weight"][1])
     assert not torch.equal(rows["fc.weight"][0], rows["fc.weight"][1])
-    alone = received(sim, sim.start(), torch.tensor([1]))
+    alone = received_models(sim, sim.start(), torch.tensor([1]))
     assert torch.equal(alone["fc.weight"][0], rows["fc.weight"][1])
 
 

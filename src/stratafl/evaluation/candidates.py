@@ -26,7 +26,7 @@ from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
 from stratafl.evaluation.guard import SAFE, Choice, choose
 from stratafl.evaluation.metrics import Metric
-from stratafl.evaluation.predictions import Predictions, joined, predictions_of_rows
+from stratafl.evaluation.predictions import Predictions, join_predictions, predictions_of_rows
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
 from stratafl.execute.executors import chunk_size
@@ -62,7 +62,7 @@ class GuardCandidates:
                 for split in splits:
                     given = predictions_of_rows(sim, progress, rows, some.ids, split)
                     parts[split].setdefault(name, []).append(given)
-        return {split: {name: joined(each) for name, each in found.items()} for split, found in parts.items()}
+        return {split: {name: join_predictions(each) for name, each in found.items()} for split, found in parts.items()}
 
     def _each(self, some: ClientModels) -> Iterator[tuple[str, Rows]]:
         """One candidate after the other, so that memory holds two models of a client and not all of them."""
@@ -135,7 +135,7 @@ class GuardedModels:
         for name, given in self.found[split].items():
             taken = torch.tensor(self.clients(name), dtype=torch.int64)
             parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
-        return joined(parts)
+        return join_predictions(parts)
 
     def clients(self, name: str) -> list[int]:
         """The clients that take this candidate."""

@@ -15,7 +15,7 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, seeds_of, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
-from stratafl.config.metrics import AUTO, PLAIN, with_metric
+from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE

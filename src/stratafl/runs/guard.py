@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.tables import AlgorithmTable, EvaluateTable, StopTable
+from stratafl.config.setting_tables import AlgorithmTable, EvaluateTable, StopTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError, shown

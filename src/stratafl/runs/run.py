@@ -21,8 +21,8 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.metrics import with_metric
-from stratafl.config.migrations import numbered
+from stratafl.config.metric_choice import with_metric
+from stratafl.config.migrations import with_format
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
@@ -119,7 +119,7 @@ class Run:
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
         with directory.new_folder(folder) as partial:
-            write_atomically(partial / directory.CONFIG, tomli_w.dumps(numbered(tables)).encode())
+            write_atomically(partial / directory.CONFIG, tomli_w.dumps(with_format(tables)).encode())
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / directory.PREPROCESSING, sim.runtime.federation.preprocessing.to_table())

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.algorithms.catalogue import GIVEN, Hyperparameter, hyperparameter
+from stratafl.algorithms.methods import GIVEN, Hyperparameter, hyperparameter
 from stratafl.config.assemble import builder_of, completed
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.setting_tables import TABLES
 from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.tables import TABLES
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import Range, Tune
 from stratafl.errors import RecordError, shown

@@ -9,7 +9,7 @@ from torch import nn
 from stratafl.algorithms import fedavg, fedper, fedprox, flayer, moon, perfedavg, pfedme
 from stratafl.core.task import Stack
 from stratafl.data import from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import EmbeddingClassifier, build
 from stratafl.policies import LocalTraining
@@ -44,7 +44,7 @@ def ended(algorithm, executor=None, *, short=True, engine="stacked", padding=0):
     sim = simulation(algorithm, federation(), model(padding), rounds=3, participation=1.0, engine=engine)
     if not short:
         sim = replace(sim, runtime=replace(sim.runtime, table=None))
-    return received(sim, sim.run(executor or Matrix()), torch.arange(3))
+    return received_models(sim, sim.run(executor or Matrix()), torch.arange(3))
 
 
 def assert_same(a, b):
