@@ -1,7 +1,7 @@
 """What a run came to, and a driver that kills the command again and again before it lets it finish.
 
 python kill.py DIR SEED SETTING...    prints {"kills": [[aim, during], ...], "code": of the last child, "rounds": its}
-python kill.py DIR few SETTING...     the same after two kills: in a journal, and while a checkpoint is saved
+python kill.py DIR few SETTING...     the same after three kills: in a journal, in round 3, and while that is saved
 
 The driver imports everything once and forks a child for each attempt, which runs `strata run` or `strata resume`, tells
 through a pipe what it is doing, and is sent SIGKILL by the driver. No tensor is touched before the fork.
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,15 @@ class Driver:
             there = self.at_operation(moment, number)
             number += 1
 
+    def in_round(self, number: int) -> None:
+        """Kill when a round begins."""
+        begun = count(1)
+        self.attempt(
+            f"in round {number}",
+            lambda _: None,
+            lambda word: 0.0 if word == "+training" and next(begun) == number else None,
+        )
+
     def at_operation(self, moment: str, number: int) -> bool:
         """Kill before the so many-th file operation of a moment; False if it has fewer."""
         met = False
@@ -333,6 +343,7 @@ def main(folder: str, seed: str, *settings: str) -> None:
     driver = Driver(Path(folder), list(settings))
     if seed == "few":
         driver.in_journal("clients")
+        driver.in_round(3)
         driver.at_operation("saving", 5)
     else:
         _kill_everywhere(driver, random.Random(int(seed)), settings)

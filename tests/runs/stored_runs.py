@@ -93,7 +93,9 @@ TUNING |= {"train.batch": 400, "run.rounds": 2, "run.checkpoint": 1}
 
 
 def created(folder: Path, methods: Sequence[str] = TUNED, plan: Plan | None = None, **more: Any) -> Tuning:
-    return Tuning.create(folder, Experiment(), methods, {**TUNING, **more}, plan or Plan(3, grids=RATES), 1)
+    return Tuning.create(
+        folder, Experiment(), methods, {**TUNING, **more}, plan or Plan(3, grids=RATES, only=("train.lr",)), 1
+    )
 
 
 @cache

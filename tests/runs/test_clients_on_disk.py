@@ -135,6 +135,7 @@ def test_an_older_generation_is_as_true_as_it_was(tmp_path, undisturbed):
     assert outcome(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_who_resumes_does_not_write_over_the_older_generation(tmp_path, undisturbed):
     folder = done(tmp_path / "run", rounds=5)
     run = Run.open(folder)
@@ -267,7 +268,7 @@ def test_a_limit_with_its_unit_is_kept_in_bytes(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("8XB", "run.memory_limit"), ("1MB", "1 MB"), ("", "run.memory_limit")],
+    [("8XB", "run.memory_limit"), ("1MB", " 1MB"), ("", "run.memory_limit")],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_a_limit_that_cannot_be_is_refused_in_one_line(tmp_path, capsys, command, given, says):

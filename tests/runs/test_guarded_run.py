@@ -18,7 +18,7 @@ import stratafl
 from stratafl import api
 from stratafl.algorithms import ditto, fedper, fedrod, local
 from stratafl.config.assemble import simulation_of
-from stratafl.config.experiment import Experiment, from_tables
+from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
@@ -39,7 +39,7 @@ from stratafl.report.tables import escape
 from stratafl.runs import Run
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import config_of
-from stratafl.runs.guard import by_validation, read_guard, run_to_end, train_alone, trained_alone
+from stratafl.runs.guard import _lines, by_validation, read_guard, run_to_end, train_alone, trained_alone
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import read_predictions
 from stratafl.runs.summary import Selection
@@ -229,8 +229,10 @@ def test_a_loaded_run_trains_alone_as_the_run_would(method: str, tmp_path: Path)
     assert made.choices == read_guard(tmp_path / "run").choices
 
 
+@pytest.mark.slow
 def test_a_model_with_layers_of_a_method_cannot_be_trained_alone() -> None:
-    fitted = stratafl.fit(fedrod(), digits(clients=3, validation=0.2), model, rounds=1, device="cpu")
+    train = SGD(batch=600)
+    fitted = stratafl.fit(fedrod(train=train), digits(clients=3, validation=0.2), model, rounds=1, device="cpu")
     with pytest.raises(ModelError, match="'strata run --guard'"):
         fitted.guard()
 
@@ -286,8 +288,9 @@ def test_local_models_of_a_comparison_are_used_and_are_the_same(done: Path, tmp_
         list(run.rounds())
         assert list(run.guarding()) == []  # no round of local training
     assert read_guard(folders[1]) == read_guard(done)
-    other = experiment("local", data={"clients": 4, "validation": 0.2, "alpha": 5.0})
-    assert trained_alone(folders[0], experiment("local"), simulation_of(experiment("local"))) is not None
+    stored = config_of(folders[0])
+    other = with_values(stored, {"data.alpha": 5.0})
+    assert trained_alone(folders[0], stored, simulation_of(stored)) is not None
     assert trained_alone(folders[0], other, simulation_of(other)) is None  # that local run had other data
 
 
@@ -307,6 +310,13 @@ def test_local_training_gives_the_state_after_its_best_round() -> None:
     trial: Any = Course()
     assert run_to_end(train_alone(trial, EvaluateTable(), 3)).t == 2
     assert run_to_end(train_alone(trial, EvaluateTable(select="last"), 3)).t == 2  # whatever the run itself goes by
+
+
+def test_the_scores_of_the_guard_stand_in_the_selected_round() -> None:
+    history = [{"round": t, "train.loss": 0.5, "seconds.train": 1.0, "test.deployed.accuracy": 0.1} for t in (1, 2, 3)]
+    lines = _lines(history, 2, {"test.deployed.accuracy": 0.9}, seconds=5.0)
+    assert [line.get("test.deployed.accuracy") for line in lines] == [None, 0.9, None]
+    assert [line["seconds.train"] for line in lines] == [1.0, 1.0, 6.0]
 
 
 def test_local_training_that_kept_another_than_its_best_round_is_not_taken() -> None:
@@ -340,7 +350,7 @@ def test_local_training_stops_by_the_rule_and_not_where_the_method_did(first: st
 @pytest.mark.slow
 def test_the_safe_choice_of_a_comparison_is_its_own_local_training(tmp_path: Path) -> None:
     """FedPer has another learning rate: the guard compares with `local` at that of `local`, whichever is run first."""
-    settings, trained = {"fedper.train.lr": 0.5, "local.train.lr": 0.05}, {}
+    settings, trained = {"fedper.train.lr": 0.5, "local.train.lr": 0.1}, {}
     for order in (["local", "fedper"], ["fedper", "local"]):
         folder = tmp_path / order[0]
         for member in Comparison.create(folder, experiment(), order, 1, settings).members():

@@ -63,10 +63,11 @@ def assert_same(folder, undisturbed):
 def test_a_run_killed_while_it_writes_a_line_and_while_it_saves_ends_like_one_that_was_not(tmp_path):
     given = [*TINY, "run.checkpoint=1"]
     said = json.loads(ended(Path(__file__).with_name("kill.py"), tmp_path / "run", "few", *given))
-    assert said == {"kills": [["half of clients", None], ["saving, operation 5", "saving"]], "code": 0, "rounds": 3}
+    assert [aim for aim, _ in said["kills"]] == ["half of clients", "in round 3", "saving, operation 5"]
+    assert (said["code"], said["rounds"]) == (0, 2)
     assert outcome(tmp_path / "run") == outcome(finished())
     begun = [entry["round"] for entry in json.loads((tmp_path / "run" / "environment.json").read_text())["resumed"]]
-    assert begun == [0, 1]
+    assert begun == [0, 2, 2]
 
 
 @pytest.mark.slow

@@ -74,7 +74,8 @@ def test_the_directory_holds_what_is_documented(example):
 
 def test_the_configuration_written_is_complete_and_means_the_same(example):
     stored = load(example / "config.toml")
-    assert stored == completed(with_settings(experiment(), ["evaluate.metric=accuracy", "evaluate.better=larger"]))
+    definite = ["evaluate.metric=accuracy", "evaluate.average=samples", "evaluate.better=larger"]
+    assert stored == completed(with_settings(experiment(), definite))
     written = tomllib.loads((example / "config.toml").read_text())
     assert set(written) == {"format", *TABLES}
     for name, table in TABLES.items():
