@@ -25,7 +25,7 @@ from stratafl.data import Dirichlet, Federation, Scaling, digits_arrays, federat
 from stratafl.evaluation.evaluate import score_new_clients, score_stages
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 CLIENTS, NEW = 20, 4
 ALPHAS, SEEDS = (0.1, 0.5), (0, 1, 2)
@@ -52,7 +52,7 @@ def made(method: str, given: argparse.Namespace, alpha: float, seed: int, epochs
     held = federation(given.data, alpha, seed)
     shape = tuple(held.x.shape[1:])
     return simulation(
-        ALGORITHMS[method](train=SGD(lr=given.lr, epochs=epochs), **SHORT.get(method, {})),
+        ALGORITHMS[method](train=LocalTraining(lr=given.lr, epochs=epochs), **SHORT.get(method, {})),
         held,
         lambda: build(given.model, shape=shape, classes=10),
         rounds=given.rounds,

@@ -12,7 +12,7 @@ from stratafl import fit
 from stratafl.algorithms import fedalp
 from stratafl.data import Classes, Dirichlet, digits
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 BETAS = (0.0, 0.3, 0.6, 0.9, 1.0)
 DATA = {"classes": (Classes(per_client=1), 10), "dirichlet": (Dirichlet(alpha=0.1), 5)}  # and how many groups
@@ -23,7 +23,7 @@ def accuracies(kind: str, beta: float, seed: int) -> tuple[float, float]:
     """Test accuracy of what clients are sent, and of w_g, after the last round; half of the rounds are warm-up."""
     partition, groups = DATA[kind]
     fitted = fit(
-        fedalp(beta=beta, groups=groups, warmup=ROUNDS // 2, train=SGD(lr=0.05)),
+        fedalp(beta=beta, groups=groups, warmup=ROUNDS // 2, train=LocalTraining(lr=0.05)),
         digits(partition=partition, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10),
         rounds=ROUNDS,

@@ -14,7 +14,7 @@ from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 SHOWN = (1, 2, 3, 5, 10, 20, 40, 60)
 CLIENTS = 8  # 28 pairs; with many more, the clients' few samples differ even on IID data
@@ -24,7 +24,7 @@ DATA: dict[str, Partition] = {"iid": IID(), "dirichlet": Dirichlet(alpha=0.1)}
 def conflicts(partition: Partition, seed: int, rounds: int = SHOWN[-1]) -> dict[str, list[float]]:
     """By layer: the share of pairs that conflict in each round."""
     sim = simulation(
-        fedavg(train=SGD(lr=0.05)),
+        fedavg(train=LocalTraining(lr=0.05)),
         digits(clients=CLIENTS, partition=partition, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 64, 64)),
         rounds=rounds,

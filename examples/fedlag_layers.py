@@ -23,9 +23,9 @@ from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
-ROUNDS, WARMUP, TRAIN = 30, 10, SGD(lr=0.1)
+ROUNDS, WARMUP, TRAIN = 30, 10, LocalTraining(lr=0.1)
 
 
 def methods(k: int) -> Mapping[str, Algorithm]:
@@ -92,7 +92,7 @@ def toy(different: bool, samples: int = 200, seed: int = 0) -> Federation:
 def toy_conflicts(different: bool) -> list[float]:
     """The share of conflicting pairs of a linear model in each of ten rounds."""
     linear = build("mlp", shape=(2,), classes=2, hidden=())
-    sim = simulation(fedavg(train=SGD(lr=0.05, batch=50)), toy(different), linear, rounds=10)
+    sim = simulation(fedavg(train=LocalTraining(lr=0.05, batch=50)), toy(different), linear, rounds=10)
     trial, progress, found = Trial(sim, every=10, lab=LayerDiagnostics(every=1, samples=2)), sim.start(), []
     while progress.t < 10:
         progress, entry = trial.round(progress)

@@ -13,9 +13,9 @@ from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
-ROUNDS, SEEDS, TRAIN = 20, (0, 1, 2), SGD(lr=0.05)
+ROUNDS, SEEDS, TRAIN = 20, (0, 1, 2), LocalTraining(lr=0.05)
 METHODS = {"FedAvg": fedavg(train=TRAIN), "FedRep": fedrep(train=TRAIN), "FLAYER": flayer(train=TRAIN)}
 
 

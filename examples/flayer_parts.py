@@ -13,9 +13,9 @@ from stratafl.data import digits
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
-ROUNDS, SEEDS, TRAIN = 30, (0, 1, 2), SGD(lr=0.05)
+ROUNDS, SEEDS, TRAIN = 30, (0, 1, 2), LocalTraining(lr=0.05)
 OFF = {"guide": False, "rates": False, "mask": False}
 PARTS = {
     "FedAvg": flayer(**OFF, train=TRAIN),

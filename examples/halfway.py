@@ -8,7 +8,7 @@ from stratafl.core.layers import Select, select
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
 from stratafl.core.steps import Mix
-from stratafl.policies import SGD, Take
+from stratafl.policies import LocalTraining, Take
 
 
 @record
@@ -28,7 +28,7 @@ class Halfway(Mix):
         return {"theta": {**model, **mixed}}
 
 
-def halfway(*, personal="head", share: float = 0.5, train=SGD()):
+def halfway(*, personal="head", share: float = 0.5, train=LocalTraining()):
     """FedAvg with another `mix`, and clients that keep these layers."""
     kept = select(personal)
     return replace(fedavg(train=train), mix=(Halfway(kept, share),), client={"theta": Start(kept)})

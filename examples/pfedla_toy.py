@@ -16,10 +16,10 @@ from stratafl.data import Classes, Federation, digits_arrays, federate
 from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 CLIENTS, CLASSES, SAMPLES = 6, 9, 540
-TRAIN = SGD(lr=0.1, batch=32, epochs=5)
+TRAIN = LocalTraining(lr=0.1, batch=32, epochs=5)
 
 
 def federation(seed: int) -> Federation:

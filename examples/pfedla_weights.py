@@ -18,7 +18,7 @@ from stratafl.algorithms import pfedla
 from stratafl.data import Federation, digits_arrays, federate
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 TARGET = ("0123", "0123", "1234", "4567", "6789", "5689", "4789", "4589")  # Fig. 5
 CHAIN = tuple("".join(str((i + j) % 10) for j in range(4)) for i in range(8))  # Fig. 6
@@ -38,7 +38,7 @@ def weights(
     classes: tuple[str, ...], seed: int, rounds: int = 100, hyper_lr: float = 0.05, initial: str = "uniform"
 ) -> dict[str, Tensor]:
     """α after training: `[N, N]` for each layer, row i for client i."""
-    method = pfedla(hyper_lr=hyper_lr, initial=initial, train=SGD(lr=0.05, batch=32, epochs=5))
+    method = pfedla(hyper_lr=hyper_lr, initial=initial, train=LocalTraining(lr=0.05, batch=32, epochs=5))
     sim = simulation(
         method,
         federation(classes, seed),

@@ -22,14 +22,14 @@ from stratafl.data.partitions import Dirichlet
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.robust import robust
 from stratafl.testing.watch import Watched
 
 METHODS = ("fedavg", "fedprox", "fedper", "fedrep", "lgfedavg", "flayer")
 WAYS = ("", "unit", "labels", "update")  # to be wrong; "": not at all
 MERGES = ("mean", "median", "trimmed", "clipped")
-CLIENTS, WRONG, ROUNDS, TRAIN = 10, 9, 15, SGD(lr=0.2, batch=40)
+CLIENTS, WRONG, ROUNDS, TRAIN = 10, 9, 15, LocalTraining(lr=0.2, batch=40)
 
 
 logging.getLogger("stratafl").setLevel(logging.ERROR)  # that a client's data is in another unit is what we want

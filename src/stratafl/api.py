@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stratafl.config.metrics import chosen_by_classes, metric_for
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.metric_choice import chosen_by_classes, metric_for
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows

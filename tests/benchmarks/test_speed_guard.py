@@ -22,7 +22,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import Federation, digits
 from stratafl.execute import Simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs import Member, Run
 from stratafl.runtime.speed import USUAL, Speed
 
@@ -109,7 +109,7 @@ def test_nothing_of_a_fitted_federation_stays_once_it_is_dropped():
         federation = digits(clients=6)
         shape = tuple(federation.x.shape[1:])
         made = stratafl.fit(
-            ALGORITHMS["fedper"](train=SGD()), federation, lambda: build("mlp", shape=shape, classes=10),
+            ALGORITHMS["fedper"](train=LocalTraining()), federation, lambda: build("mlp", shape=shape, classes=10),
             rounds=2, device="cpu", speed=Speed(graphs="on"),
         )  # fmt: skip
         return weakref.ref(made.sim)

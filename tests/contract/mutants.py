@@ -12,7 +12,7 @@ from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
-from stratafl.policies import SGD, Broadcast, Deliver, Take
+from stratafl.policies import Broadcast, Deliver, LocalTraining, Take
 
 
 class Delegate(Algorithm):
@@ -103,7 +103,7 @@ class Noise(Train):
 
 
 def noise(*, by_position):
-    return replace(fedavg(), train=(SGD(), Noise(by_position)))
+    return replace(fedavg(), train=(LocalTraining(), Noise(by_position)))
 
 
 @record
@@ -126,7 +126,7 @@ class CopyToAnchor(Mix):
 
 
 def mutates_its_input():
-    return replace(fedavg(), mix=(Take(), CopyToAnchor()), train=(WritesIntoItsInput(), SGD()))
+    return replace(fedavg(), mix=(Take(), CopyToAnchor()), train=(WritesIntoItsInput(), LocalTraining()))
 
 
 @record
@@ -150,7 +150,7 @@ class Generous(Train):
 
 
 def undeclared(step):
-    return replace(fedavg(), train=(step, SGD()), client={**fedavg().client, "extra": Number(1.0)})
+    return replace(fedavg(), train=(step, LocalTraining()), client={**fedavg().client, "extra": Number(1.0)})
 
 
 class ThinField(Field):
@@ -238,7 +238,7 @@ class PlainMean:
 
 
 def ignores_padding():
-    return fedavg(train=SGD(objective=PlainMean()))
+    return fedavg(train=LocalTraining(objective=PlainMean()))
 
 
 @record

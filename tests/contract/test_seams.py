@@ -18,9 +18,9 @@ from stratafl.core.round import Plan
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, Mix, Send, Serve, Train
 from stratafl.errors import MemoryLimitError
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Messages, simulation
-from stratafl.policies import SGD, Broadcast, Deliver, Mean, Take, Upload
+from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, Take, Upload
 from stratafl.testing import CLASSES, SIZES, check_algorithm, difference, tiny_federation, tiny_model
 
 ONE = [("follow", 0.5)]
@@ -69,7 +69,7 @@ def feature_pull():
     return replace(
         fedavg(),
         mix=(Take(), Anchor()),
-        train=(SGD(objective=FeaturePull()),),
+        train=(LocalTraining(objective=FeaturePull()),),
         client={**fedavg().client, "mean": Number(width=4)},
     )
 
@@ -84,7 +84,7 @@ def test_objective_with_features_frozen_row_and_carry_is_what_plain_torch_comput
     module.drop.p = 0.0
     sim = simulation(feature_pull(), federation, module, rounds=1, dtype=torch.float64)
     progress = sim.run(Matrix())
-    ours = received(sim, progress, torch.tensor([0]))
+    ours = received_models(sim, progress, torch.tensor([0]))
 
     live, frozen = (tiny_model().double() for _ in range(2))
     live.drop.p = frozen.drop.p = 0.0
@@ -152,7 +152,7 @@ def test_extension_leaves_the_common_start_as_it_is():
 
 def probed():
     """FedAvg, a probe of everybody that nobody learns from, and a phase with private heads."""
-    probe = replace(fedavg(train=SGD(lr=0.0)), train=())
+    probe = replace(fedavg(train=LocalTraining(lr=0.0)), train=())
     return Phased(
         (Phase(fedavg(), rounds=1), Phase(probe, rounds=1, participation="all", evaluated=False), Phase(fedper())),
         finish=Phase(local().phases[0].algorithm, participation="all"),
@@ -230,7 +230,7 @@ def row_keeper(serve, mix=Take()):
     return Layerwise(
         serve=(serve,),
         mix=(mix,),
-        train=(SGD(),),
+        train=(LocalTraining(),),
         send=(Upload(),),
         merge=(KeepRows(),),
         server={"models": Start(per_client=True)},
@@ -247,7 +247,7 @@ def test_delivering_own_rows_is_local_training():
     sim, progress = run(row_keeper(Deliver(field="models"), Take("models", "theta")))
     alone, alone_progress = run(local())
     ids = torch.arange(N)
-    assert difference(received(sim, progress, ids), received(alone, alone_progress, ids)) < 1e-12
+    assert difference(received_models(sim, progress, ids), received_models(alone, alone_progress, ids)) < 1e-12
 
 
 def test_stored_rows_belong_to_who_sent_them():
@@ -278,14 +278,14 @@ def test_sums_need_no_more_memory_than_a_chunk():
 
 
 def tuned():
-    return replace(fedavg(), tune=(SGD(lr=0.1, purpose="tune"),))
+    return replace(fedavg(), tune=(LocalTraining(lr=0.1, purpose="tune"),))
 
 
 def test_deploy_tunes_a_copy():
     sim, progress = run(tuned())
     before = {k: x.clone() for k, x in progress.tensors().items()}
     ids = torch.arange(N)
-    plain, tuned_rows = received(sim, progress, ids), deployed(sim, progress, ids)
+    plain, tuned_rows = received_models(sim, progress, ids), deployed(sim, progress, ids)
     assert difference(before, progress.tensors()) == 0
     assert all(torch.equal(plain["fc.weight"][0], row) for row in plain["fc.weight"])
     assert len({tuple(row.flatten().tolist()) for row in tuned_rows["fc.weight"]}) == N
@@ -293,7 +293,9 @@ def test_deploy_tunes_a_copy():
 
 def test_tuning_is_a_round_of_local_training():
     sim, progress = run(tuned())
-    alone = replace(sim, algorithm=replace(fedavg(), train=(SGD(lr=0.1, purpose="tune"),), client={"theta": Start()}))
+    alone = replace(
+        sim, algorithm=replace(fedavg(), train=(LocalTraining(lr=0.1, purpose="tune"),), client={"theta": Start()})
+    )
     trained, _ = alone.round(progress, Matrix(), torch.arange(N))
     ids = torch.arange(N)
     kept = {n: torch.stack([trained.clients[i]["theta"][n] for i in range(N)]) for n in sim.setup.layout.specs}
@@ -381,7 +383,7 @@ def test_without_a_pull_the_second_row_is_local_training():
     sim, progress = run(two_rows(0.0))
     alone, alone_progress = run(local())
     ids = torch.arange(N)
-    assert difference(received(sim, progress, ids), received(alone, alone_progress, ids)) < 1e-12
+    assert difference(received_models(sim, progress, ids), received_models(alone, alone_progress, ids)) < 1e-12
 
 
 # Masks per client

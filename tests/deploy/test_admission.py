@@ -136,7 +136,8 @@ def test_a_signature_by_another_key_is_refused(site: Pair, tmp_path: Path) -> No
         "flwr-signature": stranger["flwr-signature"],
         "flwr-timestamp": stranger["flwr-timestamp"],
     }
-    assert "false signature for site 'north'" in refusal(site, forged).reason
+    found = refusal(site, forged)
+    assert (found.status, "'north'" in found.reason) == (401, True)
 
 
 @pytest.mark.parametrize(("age", "told"), [(400.0, "400 s late"), (-60.0, "60 s early")])
@@ -151,14 +152,14 @@ def test_keys_that_are_added_or_removed_count_at_once(site: Pair) -> None:
     assert admit("POST", PULL, signed(south).items(), ring)[0] == "south"
     headers = signed(site)
     site.public.unlink()
-    with pytest.raises(RefusedError, match="not registered"):
+    with pytest.raises(RefusedError):
         admit("POST", PULL, headers.items(), ring)
 
 
 def test_keys_that_cannot_be_read_let_nobody_in(site: Pair) -> None:
     ring = KeyRing(site.public.parent)
     (site.public.parent / "broken.pub").write_text("no key")
-    with pytest.raises(RefusedError, match="cannot be read") as raised:
+    with pytest.raises(RefusedError) as raised:
         admit("POST", PULL, signed(site).items(), ring)
     assert raised.value.status == 503  # a SuperNode asks again
 
@@ -186,7 +187,7 @@ def test_a_quota_is_of_each_site_and_begins_anew_when_its_seconds_have_passed() 
     quota.take("south", 40)
     with pytest.raises(RefusedError) as found:
         quota.take("north", 1)
-    assert (found.value.status, found.value.reason) == (503, "site 'north' would have sent more than 0 MB within 60 s")
+    assert (found.value.status, "'north'" in found.value.reason) == (503, True)
     clock[0] = 65.0
     quota.take("north", 100)
     clock[0] = 124.0

@@ -16,7 +16,7 @@ from stratafl.core.objectives import CrossEntropy
 from stratafl.core.records import record
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Clamp, Exponential
+from stratafl.policies import Clamp, Exponential, LocalTraining
 from stratafl.runtime import compiling
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.compiling import Compiler
@@ -56,14 +56,14 @@ def test_programs_are_used_and_kept():
 @pytest.mark.parametrize(
     "descent",
     [
-        SGD(lr=0.1, schedule=Exponential(0.5)),
-        SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
-        SGD(lr=0.1, epochs=2, batch=4),
-        SGD(lr=0.1, steps=3),
-        SGD(lr=0.1, momentum=0.9, nesterov=True, optimizer_state="kept"),
-        SGD(lr=0.01, optimizer="adamw", weight_decay=0.01, optimizer_state="kept"),
-        SGD(lr=0.1, repeats=3, share=0.5, project=Clamp(-0.3, 0.3)),
-        SGD(lr=0.1, gradient=Meta("hf", 0.1, 1e-2)),
+        LocalTraining(lr=0.1, schedule=Exponential(0.5)),
+        LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
+        LocalTraining(lr=0.1, epochs=2, batch=4),
+        LocalTraining(lr=0.1, steps=3),
+        LocalTraining(lr=0.1, momentum=0.9, nesterov=True, optimizer_state="kept"),
+        LocalTraining(lr=0.01, optimizer="adamw", weight_decay=0.01, optimizer_state="kept"),
+        LocalTraining(lr=0.1, repeats=3, share=0.5, project=Clamp(-0.3, 0.3)),
+        LocalTraining(lr=0.1, gradient=Meta("hf", 0.1, 1e-2)),
     ],
     ids=["a rate that changes", "momentum", "epochs", "steps", "nesterov", "adamw", "repeats", "three draws"],
 )
@@ -76,7 +76,7 @@ def test_a_frozen_row_that_all_clients_share_is_kept_once():
     sim = made(fedprox(), KEPT)
     sim.run(Matrix())
     (step,) = sim.runtime.captured._kept.values()
-    anchors = [x for name, x in step._held.items() if "/" in name]
+    anchors = [x for name, x in step._constants.items() if "/" in name]
     assert anchors
     assert all(x.stride(0) == 0 for x in anchors)
 
@@ -92,7 +92,7 @@ class Looks(CrossEntropy):
 
 
 def test_a_step_that_cannot_be_named_is_taken_anew():
-    plain, kept = outcomes(fedavg(train=SGD(objective=Looks(words=["a"]))))
+    plain, kept = outcomes(fedavg(train=LocalTraining(objective=Looks(words=["a"]))))
     assert difference(plain, kept) == 0
 
 
@@ -131,13 +131,13 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
 def test_a_program_serves_only_what_it_was_made_for():
     """Descents that differ in anything but their rate, one after the other in one runtime, as in phases."""
     descents = [
-        SGD(lr=0.1),
-        SGD(lr=0.1, weight_decay=0.5),
-        SGD(lr=0.1, clip=0.01),
-        SGD(lr=0.1, momentum=0.9),
-        SGD(lr=0.1, batch=4),
-        SGD(lr=0.1, objective=Doubled()),
-        SGD(lr=0.1, layers=select("fc")),
+        LocalTraining(lr=0.1),
+        LocalTraining(lr=0.1, weight_decay=0.5),
+        LocalTraining(lr=0.1, clip=0.01),
+        LocalTraining(lr=0.1, momentum=0.9),
+        LocalTraining(lr=0.1, batch=4),
+        LocalTraining(lr=0.1, objective=Doubled()),
+        LocalTraining(lr=0.1, layers=select("fc")),
     ]
     plain, kept = (made(fedavg(), speed) for speed in (PLAIN, KEPT))
     for descent in descents:
@@ -178,7 +178,7 @@ def test_rows_that_one_scan_shares_and_another_does_not():
 def test_a_cohort_without_a_whole_batch_stays_as_it_is():
     """The last client has 4 samples, and batches of 8 that are not whole are dropped."""
     for speed in (PLAIN, KEPT):
-        sim = made(fedavg(train=SGD(batch=8, drop_last=True)), speed)
+        sim = made(fedavg(train=LocalTraining(batch=8, drop_last=True)), speed)
         before = sim.start()
         after, _ = sim.round(before, Matrix(), torch.tensor([5]))
         assert difference(before.server["theta"], after.server["theta"]) == 0
@@ -198,7 +198,7 @@ def test_fields_may_change_places():
 
 
 def test_a_program_for_one_client_is_not_made_to_serve_many():
-    sim = made(fedavg(train=SGD(steps=3)), KEPT)
+    sim = made(fedavg(train=LocalTraining(steps=3)), KEPT)
     progress = sim.start()
     for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
         progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from processes import wait_until
 from stratafl.algorithms import fedavg
-from stratafl.cli import compare
+from stratafl.cli import compare_command
 from stratafl.cli import main as strata
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.errors import RunError, WireError
@@ -155,7 +155,7 @@ def test_under_torchrun_one_line_says_what_failed(tmp_path):
 
 def test_a_comparison_is_refused(tmp_path, monkeypatch, capsys):
     process_group = Ranks(None, 0, 2, False)
-    monkeypatch.setattr(compare, "torchrun_group", lambda: nullcontext(process_group))
+    monkeypatch.setattr(compare_command, "torchrun_group", lambda: nullcontext(process_group))
     for arguments in (["compare"], ["resume", str(tmp_path)]):
         (tmp_path / "compare.toml").touch()
         assert strata(arguments) == 2

@@ -10,7 +10,7 @@ from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.data import digits
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import difference, everything
 
 EXECUTORS = {"messages": Messages(), "seven chunks": Matrix(chunk=3), "debug": Debug()}
@@ -21,7 +21,7 @@ EARLY = {"fedalp": {"warmup": 1}, "fedavg30local": {"warmup": 1}, "feddbe": {}, 
 @cache  # the plain run is what all others are compared with
 def run(name, executor, dtype, model="convnorm"):
     federation = digits(clients=20, dtype=dtype)
-    train = SGD(lr=0.05, momentum=0.0 if name == "scaffold" else 0.5, epochs=1, batch=30, clip=5.0)
+    train = LocalTraining(lr=0.05, momentum=0.0 if name == "scaffold" else 0.5, epochs=1, batch=30, clip=5.0)
     sim = simulation(
         algorithm(name, train=train, **EARLY.get(name, {})),
         federation,

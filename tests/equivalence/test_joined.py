@@ -20,7 +20,7 @@ from stratafl.core.objectives import CrossEntropy
 from stratafl.errors import MemoryLimitError, RunError
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs.joined import JoinedRuns, data_bytes, needed, room, usual_jobs
 from stratafl.runtime import captured, captured_step, inputs, joining
 from stratafl.runtime.captured_step import CapturedStep
@@ -72,7 +72,7 @@ def test_every_method_beside_others_with_other_seeds_and_rates(name, participati
     makes = [
         partial(made, method, **options),
         partial(made, method, seed=1, **options),
-        partial(made, fedavg(train=SGD(lr=0.2)), seed=2, **options | {"rounds": 3}),
+        partial(made, fedavg(train=LocalTraining(lr=0.2)), seed=2, **options | {"rounds": 3}),
     ]
     check(makes)
 
@@ -80,9 +80,9 @@ def test_every_method_beside_others_with_other_seeds_and_rates(name, participati
 @pytest.mark.parametrize(
     "train",
     [
-        SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
-        SGD(lr=0.1, epochs=2, batch=4),
-        SGD(lr=0.01, optimizer="adam", optimizer_state="kept"),
+        LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
+        LocalTraining(lr=0.1, epochs=2, batch=4),
+        LocalTraining(lr=0.01, optimizer="adam", optimizer_state="kept"),
     ],
 )
 def test_every_descent(train):
@@ -93,7 +93,9 @@ def test_rates_of_one_method_take_one_step(monkeypatch):
     seen = []
     plain = CapturedStep.run
     monkeypatch.setattr(CapturedStep, "run", lambda self, scans: seen.append(len(scans)) or plain(self, scans))
-    check([partial(made, fedavg(train=SGD(lr=lr)), batchnorm=False, rounds=1) for lr in (0.01, 0.1, 0.2, 0.4)])
+    check(
+        [partial(made, fedavg(train=LocalTraining(lr=lr)), batchnorm=False, rounds=1) for lr in (0.01, 0.1, 0.2, 0.4)]
+    )
     assert set(seen) == {4}
 
 
@@ -186,7 +188,7 @@ def test_an_objective_without_a_name_is_not_joined():
     class Own(CrossEntropy):
         __hash__ = None
 
-    check([partial(made, fedavg(train=SGD(objective=Own())), seed=seed) for seed in range(2)])
+    check([partial(made, fedavg(train=LocalTraining(objective=Own())), seed=seed) for seed in range(2)])
 
 
 def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
@@ -246,7 +248,7 @@ def test_steps_of_runs_that_have_ended_do_not_pile_up():
         most.append(len(self))
         return done
 
-    makes = [partial(made, fedavg(train=SGD(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(9)]
+    makes = [partial(made, fedavg(train=LocalTraining(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(9)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured.CapturedSteps, "scan", counted)
         Joining(lambda: 1).drive(partial(run, make, {}, name) for name, make in enumerate(makes))
@@ -304,29 +306,32 @@ def ctrl_c():
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals go to no thread on this system")
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_stops_a_run_that_never_asks_but_not_while_it_saves():
+def test_ctrl_c_stops_a_run_that_never_asks_between_two_steps():
     seen = []
 
+    def step(carry, held, stack):
+        if not seen:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.3)
+            seen.append("the step is done")
+        return carry
+
     def work():
-        until = time.monotonic() + 60
+        sim = made(fedavg(), batchnorm=False)
+        task = sim.task(torch.arange(6), sim.at(0))
         try:
-            with this_run().shielded():
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-                time.sleep(0.5)
-                seen.append("saved")
-            while time.monotonic() < until:
-                time.sleep(0.01)
+            task.scan(step, {"x": torch.zeros(6)}, batch=2, steps=500)  # without a name it is not joined
             seen.append("in vain")
         except KeyboardInterrupt:
             seen.append("interrupted")
 
     with pytest.raises(KeyboardInterrupt):
         Joining(lambda: 1).drive(iter([work]))
-    assert seen == ["saved", "interrupted"]
+    assert seen == ["the step is done", "interrupted"]
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_ctrl_c_may_come_before_anybody_waits_for_the_run(monkeypatch, given):
+@pytest.mark.parametrize("granted", [False, True])
+def test_ctrl_c_may_come_before_the_driver_waits_for_the_run(monkeypatch, granted):
     begun, seen = threading.Event(), []
 
     def work():
@@ -334,6 +339,7 @@ def test_ctrl_c_may_come_before_anybody_waits_for_the_run(monkeypatch, given):
         try:
             begun.set()
             while time.monotonic() < until:
+                this_run().stop_point()
                 time.sleep(0.01)
             seen.append("in vain")
         except KeyboardInterrupt:
@@ -342,17 +348,17 @@ def test_ctrl_c_may_come_before_anybody_waits_for_the_run(monkeypatch, given):
 
     def interrupted(run):
         monkeypatch.undo()
-        if given:
+        if granted:
             with monkeypatch.context() as patch:
-                patch.setattr(joining, "SOON", 0)
-                run._give(1)
+                patch.setattr(joining, "POLL_SECONDS", 0)
+                run._grant(1)
             begun.wait()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(JoinedRun, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Joining(lambda: 1).drive(iter([work]))
-    assert seen == (["interrupted"] if given else [])
+    assert seen == (["interrupted"] if granted else [])
 
 
 def test_a_run_waits_for_another():

@@ -23,7 +23,7 @@ from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.models import build
-from stratafl.policies import SGD, Mean
+from stratafl.policies import LocalTraining, Mean
 from stratafl.runtime.engine import LoopEngine, StackedEngine
 from stratafl.testing import difference
 
@@ -159,7 +159,7 @@ def test_members_that_agree_have_the_same_digests_and_the_others_differ_in_what_
 
 
 def test_short_batches_are_padded_as_in_the_simulation():
-    method = fedper(train=SGD(batch=64, epochs=2))  # more than the largest client has
+    method = fedper(train=LocalTraining(batch=64, epochs=2))  # more than the largest client has
     sites, simulated = both(method, torch.float32)
     assert difference(sites, simulated) == 0
     data = federation(torch.float32)
@@ -172,7 +172,7 @@ def test_short_batches_are_padded_as_in_the_simulation():
 
 
 def test_a_site_learns_of_the_largest_client_only_whether_it_fills_a_batch():
-    made = blueprint(fedper(train=SGD(batch=300)), torch.float32)
+    made = blueprint(fedper(train=LocalTraining(batch=300)), torch.float32)
     big, small = RosterEntry("a", 0, 100_000, 5_000), RosterEntry("b", 1, 20, 3)
     assert Server.of(made, Roster.of(6, [big, small])).widest == {"train": 300, "validation": 300}
     assert Server.of(made, Roster.of(6, [small])).widest == {"train": 20, "validation": 3}
@@ -268,6 +268,17 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
         server.download(0, before, 6)
 
 
+def test_other_uploads_of_a_round_get_other_noise():
+    """The difference of two models with the same noise would show what was added."""
+    plan = blueprint(algorithm("fedper+private", norm=0.1), torch.float32, buffers="local")
+    server = Server.of(plan, Roster(6), norm_limit=None, secret=bytes(range(32)))
+    both = {0: b"one", 1: b"two"}
+    uploads = (both, dict(reversed(both.items())), {**both, 1: b"three"}, {0: b"one"})
+    secrets = [server._keyed(server.at(0), given).setup.secret for given in uploads]
+    assert secrets[0] == secrets[1]
+    assert len(set(secrets)) == 3
+
+
 @record
 class Noted(Mean):
     """A mean that notes whose uploads are folded into it, in their order."""
@@ -299,7 +310,7 @@ def test_uploads_are_summed_up_in_the_order_of_the_simulation_however_they_arriv
 
 def test_a_site_whose_model_diverges_sends_nothing():
     data = federation(torch.float32)
-    made = blueprint(fedper(train=SGD(lr=1e30)), torch.float32)
+    made = blueprint(fedper(train=LocalTraining(lr=1e30)), torch.float32)
     sites = Deployed(lambda: made, {client: own_samples(data, client) for client in range(6)})
     server = sites.a_server()
     with pytest.raises(StageError, match="round 1: its model is not finite, so that nothing is sent"):
@@ -368,7 +379,7 @@ def test_a_roster_names_every_site_once():
 
 
 def test_batches_that_no_client_fills_are_refused_when_all_have_joined():
-    made = blueprint(fedper(train=SGD(batch=64, drop_last=True)), torch.float32)
+    made = blueprint(fedper(train=LocalTraining(batch=64, drop_last=True)), torch.float32)
     entries = [RosterEntry(f"site {k}", k, size) for k, size in enumerate(SIZES)]
     assert not Roster.of(6, entries[:5]).complete
     Server.of(made, Roster.of(6, entries[:5]))

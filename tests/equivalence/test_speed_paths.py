@@ -10,7 +10,7 @@ from stratafl.algorithms import ALGORITHMS, algorithm, fedavg
 from stratafl.data import digits
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import lanes, task, tracing
 from stratafl.testing import difference, everything, tiny_federation, tiny_model, within_reach
 
@@ -19,7 +19,7 @@ LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
 
 def run(model, steps=None, batch=10, **options):
     sim = simulation(
-        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=steps, batch=batch)),
+        fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=steps, batch=batch)),
         digits(clients=8),
         lambda: build(model, shape=(1, 8, 8), classes=10),
         rounds=2,
@@ -113,7 +113,7 @@ def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_l
 
 def by_client(executor):
     sim = simulation(
-        fedavg(train=SGD(lr=0.05, momentum=0.9, steps=3)),
+        fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=3)),
         digits(clients=8),
         lambda: build("convnorm", shape=(1, 8, 8), classes=10),
         rounds=2,
@@ -136,7 +136,7 @@ class NoisyNet(nn.Module):
 
 def test_modules_with_random_numbers_of_their_own_are_computed_one_at_a_time(monkeypatch):
     monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
-    run = [simulation(fedavg(train=SGD(steps=2)), digits(clients=4), NoisyNet, rounds=1) for _ in range(2)]
+    run = [simulation(fedavg(train=LocalTraining(steps=2)), digits(clients=4), NoisyNet, rounds=1) for _ in range(2)]
     assert not run[0].runtime.engine.parallel
     first, second = (everything(sim, sim.run(each)) for sim, each in zip(run, (Matrix(), Messages()), strict=True))
     assert difference(first, second) == 0

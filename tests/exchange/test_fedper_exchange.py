@@ -18,7 +18,7 @@ from stratafl.core.state import State, pick
 from stratafl.data import digits
 from stratafl.execute import Messages, Simulation, simulation
 from stratafl.models import MLP
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 ROUNDS = 3
 
@@ -26,7 +26,7 @@ ROUNDS = 3
 @cache
 def simulated(name: str) -> Simulation:
     federation = digits(clients=len(SITES))
-    train = SGD(lr=0.05, batch=200)
+    train = LocalTraining(lr=0.05, batch=200)
     model = lambda: MLP(shape=(1, 8, 8), classes=10, hidden=(12,))  # noqa: E731
     return simulation(algorithm(name, train=train), federation, model, rounds=ROUNDS, participation=0.7)
 

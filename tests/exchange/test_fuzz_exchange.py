@@ -22,25 +22,27 @@ from stratafl.execute.exchange.protocol import (
     Address,
     Commit,
     Committed,
-    Download,
+    DownloadMessage,
     Piece,
     Refusal,
     SendAll,
-    Upload,
+    UploadMessage,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
 )
 
 ADDRESS = Address("digits-2026", "anna", 3, 17)
 DIGEST, BLOCK = "0123456789abcdef" * 4, "fedcba9876543210" * 2
 MESSAGES = tuple(
-    encode(message)
+    encode_message(message)
     for message in (
-        Download(ADDRESS, DIGEST, (Piece(5), Piece(4, BLOCK), Piece(3, BLOCK[::-1], False)), b"headblck"[:9] + b"s"),
-        Download(ADDRESS, "", (), b""),
+        DownloadMessage(
+            ADDRESS, DIGEST, (Piece(5), Piece(4, BLOCK), Piece(3, BLOCK[::-1], False)), b"headblck"[:9] + b"s"
+        ),
+        DownloadMessage(ADDRESS, "", (), b""),
         Commit(ADDRESS, DIGEST, (Piece(4, BLOCK),), b"data"),
-        Upload(ADDRESS, DIGEST, (BLOCK, BLOCK[::-1]), b"an encoded parcel"),
+        UploadMessage(ADDRESS, DIGEST, (BLOCK, BLOCK[::-1]), b"an encoded parcel"),
         SendAll(ADDRESS),
         Committed(ADDRESS, DIGEST),
         Refusal(ADDRESS, "its disk is full"),
@@ -132,7 +134,7 @@ def outcomes(cases: int, seed: int) -> Counter[str]:
                 check_one_line(str(error))
                 counted[f"{kind}: refused"] += 1
                 continue
-            assert encode(found) == data
+            assert encode_message(found) == data
             counted[f"{kind}: {'as it was' if data in MESSAGES else 'another message'}"] += 1
     return counted
 

@@ -13,7 +13,7 @@ import torch
 from stratafl.algorithms import algorithm
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime.joining import Joining
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, tiny_federation, tiny_model
@@ -29,7 +29,7 @@ def need_gpu():
 
 
 def made(name, seed, compile, rate=0.1):
-    method = algorithm(name, train=SGD(lr=rate)) if rate != 0.1 else algorithm(name)
+    method = algorithm(name, train=LocalTraining(lr=rate)) if rate != 0.1 else algorithm(name)
     speed = Speed(graphs="on", compile=compile)
     given = {"rounds": 3, "seed": seed, "participation": 0.7, "dtype": torch.float64, "device": "cuda", "speed": speed}
     return simulation(method, tiny_federation(seed=seed), tiny_model(), **given)

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from stratafl.core import keys
 from stratafl.data import Federation, from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 SIZES = (14, 11, 4, 20)  # at batches of 10: last batches of four and of one sample, a client below a batch
 SHAPE, CLASSES = (1, 6, 6), 3
@@ -54,7 +54,7 @@ def convnorm(dropout: float = 0.0) -> nn.Module:
 class Phase:
     """Local training: how, on which layers (None: all), under which key."""
 
-    sgd: SGD
+    sgd: LocalTraining
     layers: tuple[str, ...] | None = None
     purpose: str = "train"
 
@@ -233,7 +233,7 @@ def gap(rows: Mapping[str, Tensor], client: int, module: nn.Module) -> float:
 
 def assert_same_models(sim: Simulation, progress: Progress, oracle: Federated, tolerance: float = 1e-10) -> None:
     """Every client, in the cohort or not, would start its next round from the same model."""
-    rows = received(sim, progress, torch.arange(oracle.federation.clients))
+    rows = received_models(sim, progress, torch.arange(oracle.federation.clients))
     gaps = [gap(rows, k, oracle.received(k)) for k in range(oracle.federation.clients)]
     assert max(gaps) < tolerance, gaps
     trained = max(gap(rows, k, oracle.start.double()) for k in range(oracle.federation.clients))

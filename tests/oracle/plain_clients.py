@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from stratafl.core import keys
 from stratafl.data import Federation
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Progress, Simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 
 Model = dict[str, Tensor]
@@ -55,7 +55,7 @@ class Clients:
 
     federation: Federation
     module: nn.Module
-    train: SGD
+    train: LocalTraining
     participation: float = 1.0
     seed: int = 0
 
@@ -97,14 +97,14 @@ class Clients:
             yield from held[order].split(self.train.batch)
 
 
-def clients(participation: float = 1.0, train: SGD | None = None) -> Clients:
+def clients(participation: float = 1.0, train: LocalTraining | None = None) -> Clients:
     """The contract's six ragged clients with convolutions and BatchNorm."""
-    return Clients(tiny_federation(), convnorm(), train or SGD(lr=0.1), participation)
+    return Clients(tiny_federation(), convnorm(), train or LocalTraining(lr=0.1), participation)
 
 
 def assert_same(sim: Simulation, progress: Progress, models: Iterable[Model], tolerance: float = 1e-10) -> None:
     """Every client, in the last cohort or not, would start its next round from its model here."""
-    rows = received(sim, progress, torch.arange(sim.setup.clients))
+    rows = received_models(sim, progress, torch.arange(sim.setup.clients))
     for client, model in enumerate(models):
         assert set(rows) == set(model)
         gaps = {name: float((rows[name][client] - x).abs().max()) for name, x in model.items()}

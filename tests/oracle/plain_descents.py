@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stratafl.core import keys
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 Layers = Iterable[str] | None  # names of layers; None: all
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, labels)
@@ -86,7 +86,7 @@ def both(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def batches(
-    clients: Clients, client: int, t: int, sgd: SGD | None = None, purpose: str = "train", draw: int = 0
+    clients: Clients, client: int, t: int, sgd: LocalTraining | None = None, purpose: str = "train", draw: int = 0
 ) -> list[Tensor]:
     """The samples of every step, in order; draws with other numbers are independent."""
     sgd = sgd or clients.train
@@ -120,7 +120,7 @@ def descended(
     model: Model,
     client: int,
     t: int,
-    sgd: SGD | None = None,
+    sgd: LocalTraining | None = None,
     *,
     purpose: str = "train",
     layers: Layers = None,

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stratafl.core import keys
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
-TRAIN = SGD(lr=0.05, epochs=2, batch=5)
+TRAIN = LocalTraining(lr=0.05, epochs=2, batch=5)
 
 
 def share_correct(module, row, x, y):

@@ -21,7 +21,7 @@ from stratafl.core import keys
 from stratafl.data import Federation, from_splits
 from stratafl.models import build
 from stratafl.models.staged import Staged
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE
 
 EVERYTHING = ("",)  # prefixes of the names of trained tensors
@@ -183,7 +183,7 @@ class Plain:
         t: int,
         loss: Loss,
         layers: tuple[str, ...] = EVERYTHING,
-        sgd: SGD | None = None,
+        sgd: LocalTraining | None = None,
         purpose: str = "train",
     ) -> None:
         """Minibatch SGD on the tensors with these prefixes; modules that are not trained are in evaluation mode."""
@@ -202,10 +202,10 @@ class Plain:
             optimiser.step()
         net.eval()
 
-    def decay_of(self, name: str, sgd: SGD) -> float:
+    def decay_of(self, name: str, sgd: LocalTraining) -> float:
         return sgd.weight_decay
 
-    def batches(self, client: int, t: int, sgd: SGD, purpose: str) -> Iterable[Tensor]:
+    def batches(self, client: int, t: int, sgd: LocalTraining, purpose: str) -> Iterable[Tensor]:
         held = self.clients.federation.split("train").of(client)
         base = keys.keys(self.clients.seed, t, torch.tensor([client]), f"{purpose}/0")
         for epoch in range(sgd.epochs):
@@ -438,7 +438,7 @@ class PlainGPFL(Plain):
         gamma, beta = (nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.LayerNorm(d)) for _ in range(2))
         return Parts(body, embedding=nn.Embedding(CLASSES, d), gamma=gamma, beta=beta)
 
-    def decay_of(self, name: str, sgd: SGD) -> float:
+    def decay_of(self, name: str, sgd: LocalTraining) -> float:
         return sgd.weight_decay if name.startswith("body.") else self.decay
 
     def valve(self, net: Parts, z: Tensor, condition: Tensor) -> Tensor:

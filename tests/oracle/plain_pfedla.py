@@ -5,9 +5,9 @@ import copy
 import torch
 from torch.nn.functional import cross_entropy
 
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
-TRAIN = SGD(lr=0.3, epochs=2, batch=32)  # batches that hold everything: their order is no concern here
+TRAIN = LocalTraining(lr=0.3, epochs=2, batch=32)  # batches that hold everything: their order is no concern here
 LAYERS = ("conv1", "bn1", "conv2", "bn2", "fc")
 
 

@@ -24,23 +24,23 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.state import rows_of
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import Staged
-from stratafl.policies import SGD, Exponential, Mean
+from stratafl.policies import Exponential, LocalTraining, Mean
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
 D = torch.float64
 ROUNDS = 3
 SEED = 3  # with which half of the clients in three rounds are one client that never takes part, and three that do twice
-PLAIN = SGD(lr=0.1, epochs=2, batch=8)
+PLAIN = LocalTraining(lr=0.1, epochs=2, batch=8)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.01)
 # Clients of 7 and of 4 samples take no step.
 EVERYTHING = replace(HEAVY, clip=0.5, drop_last=True, schedule=Exponential(0.8))
 CORRECTED = replace(EVERYTHING, momentum=0.0)
 FAST = replace(HEAVY, lr=0.5)  # clients that go far from each other
-WHOLE = SGD(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
+WHOLE = LocalTraining(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
 FIXED = {"head": ("fc",), "last:2": ("conv2", "bn2", "fc")}
 
 
@@ -50,7 +50,7 @@ class Case:
 
     name: str
     plain: type[PlainMethod]
-    train: SGD
+    train: LocalTraining
     options: Mapping[str, object] = field(default_factory=dict)
     oracle: Mapping[str, object] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ CASES = {
 }
 
 
-def clients(participation: float = 1.0, train: SGD = PLAIN) -> Clients:
+def clients(participation: float = 1.0, train: LocalTraining = PLAIN) -> Clients:
     return replace(plain_clients.clients(participation, train), seed=SEED)
 
 
@@ -92,7 +92,7 @@ def oracle(case: str, participation: float) -> PlainMethod:
 
 
 @cache
-def averaged(train: SGD, participation: float) -> PlainMethod:
+def averaged(train: LocalTraining, participation: float) -> PlainMethod:
     return PlainMethod(clients(participation, train)).run(ROUNDS)
 
 
@@ -112,7 +112,7 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
     """Every client's model as received and deployed, whether it ever took part or not, and the server's."""
     sim, progress = found
     ids = torch.tensor(plain.clients.everybody)
-    assert_rows(received(sim, progress, ids), map(plain.received, plain.clients.everybody), tolerance)
+    assert_rows(received_models(sim, progress, ids), map(plain.received, plain.clients.everybody), tolerance)
     assert_rows(deployed(sim, progress, ids), map(plain.deployed, plain.clients.everybody), tolerance)
     served = rows_of(progress.server, sim.algorithm.global_model or "theta")
     assert set(served) >= set(plain.sent)
@@ -132,11 +132,11 @@ def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     assert_stages(simulated(algorithm(chosen.name, train=chosen.train, **chosen.options), plain.clients), plain)
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_models_move_and_the_method_is_not_fedavg(case: str, participation: float) -> None:
+def test_models_move_and_the_method_is_not_fedavg(case: str) -> None:
     """Otherwise a comparison would show nothing."""
-    plain, plainer = oracle(case, participation), averaged(CASES[case].train, participation)
+    plain, plainer = oracle(case, 0.5), averaged(CASES[case].train, 0.5)
     for client in plain.clients.everybody:
         for model in (plain.received(client), plain.deployed(client)):
             assert furthest(model, plain.start) > 1e-3
@@ -152,6 +152,7 @@ def _options() -> list[tuple[str, str]]:
     return [(name, option) for name, option, values in given if values[option] != defaults[name][option]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "option"), _options())
 def test_every_option_acts(case: str, option: str) -> None:
     """A case with one option left at its default ends with other models."""
@@ -170,16 +171,18 @@ def test_some_clients_take_part_twice_and_some_never() -> None:
 # Each loop in a case in which it must be something simpler
 
 
-def uniform(train: SGD) -> Algorithm:
+def uniform(train: LocalTraining) -> Algorithm:
     return replace(fedavg(train=train), merge=(Mean(weights="uniform"),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_scaffold_begins_as_fedavg_with_uniform_weights(participation: float) -> None:
     plain = PlainScaffold(clients(participation, HEAVY))
     assert_stages(simulated(uniform(HEAVY), plain.clients, rounds=1), plain.run(1))
 
 
+@pytest.mark.slow
 def test_scaffolds_server_goes_part_of_the_way() -> None:
     whole, part = (PlainScaffold(clients(train=PLAIN), rate).run(1) for rate in (1.0, 0.7))
     expected = {n: whole.start[n] + 0.7 * d for n, d in change(whole.global_model, whole.start).items()}
@@ -187,6 +190,7 @@ def test_scaffolds_server_goes_part_of_the_way() -> None:
     assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
 
 
+@pytest.mark.slow
 def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     """The corrections of all clients sum to 0, and no client has moved when it takes its gradient."""
     plain = PlainScaffold(clients(train=WHOLE))
@@ -194,6 +198,7 @@ def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     assert all(furthest(c, plain.c) > 1e-3 for c in plain.own_c)
 
 
+@pytest.mark.slow
 def test_control_variates_are_mean_gradients() -> None:
     """c_i⁺ = c_i − c + (x − y)/(Kη): the mean of g_i over K steps, whatever c_i and c were before."""
     plain = PlainScaffold(clients(0.5, replace(WHOLE, epochs=2, schedule=Exponential(0.5)))).run(2)
@@ -210,6 +215,7 @@ def test_control_variates_are_mean_gradients() -> None:
         assert furthest(plain.own_c[k], {n: (first[n] + second[n]) / 2 for n in first}) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", ["scaffold", "scaffold, clipped, decayed"])
 def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, participation: float) -> None:
@@ -220,6 +226,7 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, parti
     assert max(float(x.abs().max()) for x in mean.values()) > 1e-3
 
 
+@pytest.mark.slow
 def test_clients_without_a_batch_keep_their_control_variate() -> None:
     plain = oracle("scaffold, clipped, decayed", 1.0)
     assert isinstance(plain, PlainScaffold)
@@ -227,7 +234,7 @@ def test_clients_without_a_batch_keep_their_control_variate() -> None:
     assert corrected == [plain.clients.samples(k) >= 8 for k in plain.clients.everybody]
 
 
-DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], SGD]] = {
+DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], LocalTraining]] = {
     "fedexp with a large epsilon": (lambda c: PlainFedExp(c, 1e9), HEAVY),
     "momentum without momentum": (lambda c: PlainFedOpt(c, "momentum", server_lr=1.0, beta1=0.0), HEAVY),
     # v stays at τ², so that lr/(√v + τ) is 1.
@@ -239,6 +246,7 @@ DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], SGD]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
@@ -247,6 +255,7 @@ def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
     assert_stages(simulated(fedavg(train=train), plain.clients), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_fedexp_meets_both_sides_of_its_maximum(participation: float) -> None:
     plain = oracle("fedexp", participation)
@@ -296,12 +305,14 @@ def test_yogi_lets_v_fall_by_no_more_than_the_square() -> None:
     torch.testing.assert_close(plain.step(name, one), one / (3.5**0.5 + 2))  # 4 − 0.5·1
 
 
+@pytest.mark.slow
 def test_moon_begins_as_fedavg() -> None:
     """The previous model is the received one: its term is a constant."""
     plain = PlainMoon(clients(train=HEAVY), strength=5.0).run(1)
     assert_stages(simulated(fedavg(train=HEAVY), plain.clients, rounds=1), plain)
 
 
+@pytest.mark.slow
 def test_moon_pulls_features_to_the_received_model() -> None:
     """ℓ_con = log(1 + e^((cos(z, z_p) − cos(z, z_g))/τ)), with z_g and z_p of networks in evaluation mode."""
     plain = PlainMoon(clients(train=HEAVY), strength=2.0, temperature=0.3).run(1)
@@ -321,15 +332,17 @@ def test_moon_pulls_features_to_the_received_model() -> None:
     torch.testing.assert_close(found, 2 * softplus((far - near) / 0.3).mean())
 
 
+@pytest.mark.slow
 def test_ditto_of_strength_0_is_local_training_beside_fedavg() -> None:
     plain = PlainDitto(clients(train=HEAVY), strength=0.0).run(ROUNDS)
     sim, progress = simulated(local(train=replace(HEAVY, purpose="personal")), plain.clients)
     everybody = plain.clients.everybody
-    assert_rows(received(sim, progress, torch.tensor(everybody)), map(plain.received, everybody))
+    assert_rows(received_models(sim, progress, torch.tensor(everybody)), map(plain.received, everybody))
     sim, progress = simulated(fedavg(train=HEAVY), plain.clients)
     assert furthest(rows_of(progress.server, "theta"), plain.global_model) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float) -> None:
     train = replace(HEAVY, clip=0.5)
@@ -339,6 +352,7 @@ def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
 
 
+@pytest.mark.slow
 def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
     plain = PlainDitto(clients(train=WHOLE), strength=2.0).run(1)
     v, w = dict(plain.personal), plain.global_model
@@ -349,6 +363,7 @@ def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
         assert furthest(trainable(plain.personal[k]), expected) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(participation: float) -> None:
     """With one inner step and η·strength = 1, w_i = θ after every batch, and nothing pulls."""
@@ -359,6 +374,7 @@ def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(particip
     assert furthest(plain.clients.mean(last), plain.global_model) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) -> None:
     still = replace(PLAIN, lr=0.0)
@@ -369,6 +385,7 @@ def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) 
     assert furthest(trainable(plain.global_model), trainable(plain.start)) < 1e-12
 
 
+@pytest.mark.slow
 def test_pfedmes_server_goes_part_of_the_way() -> None:
     whole, part = (PlainPFedMe(clients(train=PLAIN), 6.0, 3, 0.05, beta=beta).run(1) for beta in (1.0, 0.6))
     expected = {n: whole.start[n] + 0.6 * d for n, d in change(whole.global_model, whole.start).items()}
@@ -376,6 +393,7 @@ def test_pfedmes_server_goes_part_of_the_way() -> None:
     assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
 
 
+@pytest.mark.slow
 def test_pfedme_repeats_a_batch() -> None:
     """Without a pull, K inner steps on all samples are K epochs of that."""
     still = replace(WHOLE, lr=0.0)
@@ -384,6 +402,7 @@ def test_pfedme_repeats_a_batch() -> None:
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["fo", "hf"])
 def test_perfedavg_without_a_step_is_fedavg(version: str) -> None:
     """On all samples at once, since its gradients are taken on the second draw."""
@@ -410,6 +429,7 @@ def exact_gradient(clients: Clients, model: Model, samples: Tensor, alpha: float
     return dict(zip(w, through, strict=True)), dict(zip(w, direct, strict=True))
 
 
+@pytest.mark.slow
 def test_meta_gradients_are_those_of_automatic_differentiation() -> None:
     """On one batch in all three places, FO is the gradient at w̃ and HF that through the step."""
     first = PlainPerFedAvg(clients(train=PLAIN), "fo", alpha=0.3)
@@ -421,6 +441,7 @@ def test_meta_gradients_are_those_of_automatic_differentiation() -> None:
     assert furthest(through, direct) > 1e-3
 
 
+@pytest.mark.slow
 def test_each_draw_of_perfedavg_has_its_place() -> None:
     plain = PlainPerFedAvg(clients(train=PLAIN), "hf", alpha=0.3)
     a, b, c = plain.clients.federation.split("train").of(0)[:30].split(10)
@@ -433,10 +454,11 @@ def test_each_draw_of_perfedavg_has_its_place() -> None:
     torch.testing.assert_close(passed["bn1.running_mean"], 0.1 * first.mean((0, 2, 3)))
 
 
-def tuned(method: Algorithm, *steps: SGD) -> Algorithm:
+def tuned(method: Algorithm, *steps: LocalTraining) -> Algorithm:
     return replace(method, tune=steps)  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
     everything = replace(HEAVY, epochs=3, purpose="tune")
@@ -446,17 +468,19 @@ def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
         assert_stages(simulated(tuned(fedavg(train=HEAVY), *steps), plain.clients), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     plain = PlainPerFedAvg(clients(participation, replace(WHOLE, batch=8)), alpha=0.3)
     sim, progress = simulated(
-        tuned(fedavg(train=plain.clients.train), SGD(lr=0.3, steps=1, batch=8, purpose="tune")), plain.clients
+        tuned(fedavg(train=plain.clients.train), LocalTraining(lr=0.3, steps=1, batch=8, purpose="tune")), plain.clients
     )
     plain.rounds, plain.global_model = ROUNDS, rows_of(progress.server, "theta")
     rows = deployed(sim, progress, torch.tensor(plain.clients.everybody))
     assert_rows(rows, map(plain.deployed, plain.clients.everybody))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("fixed", FIXED)
 def test_fedbabu_is_fedper_whose_personal_layers_nobody_trains(fixed: str, participation: float) -> None:

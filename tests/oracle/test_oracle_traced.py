@@ -8,11 +8,11 @@ from oracle_loops import Federated, Phase, check, convnorm, images
 
 from stratafl.algorithms import fedper, fedprox, fedrep
 from stratafl.execute import simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("traced")
 
-TRAIN = SGD(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, epochs=2)
+TRAIN = LocalTraining(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, epochs=2)
 BASE = ("conv1", "bn1", "conv2", "bn2")
 
 

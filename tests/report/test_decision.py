@@ -113,6 +113,26 @@ def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
     assert "It cannot be told from local." in dict(made.answers)["How sure"]
 
 
+def test_a_cheaper_method_that_is_surely_worse_is_not_recommended(tmp_path):
+    write(tmp_path, "fedavg", [0.81, 0.82, 0.83])
+    write(tmp_path, "fedper", [0.805, 0.815, 0.825])  # half a point below, with every seed and for every client
+    for seed in range(3):
+        spending(tmp_path / f"fedper{seed}", 50)
+    assert decision(gather([tmp_path])).use.label == "fedavg"
+
+
+def test_a_pair_is_turned_where_the_method_comes_second(tmp_path):
+    """The cheapest is as good as the noisy first, and surely worse than the second."""
+    write(tmp_path, "fedavg", [0.803, 0.81, 0.82])
+    write(tmp_path, "fedrep", [0.8075, 0.8085, 0.8095])
+    write(tmp_path, "fedper", [0.805, 0.806, 0.807])
+    for seed in range(3):
+        spending(tmp_path / f"fedper{seed}", 50)
+    made = decision(gather([tmp_path]))
+    assert made.use.label == "fedper"
+    assert "worse than fedrep" in dict(made.answers)["How sure"]
+
+
 def test_what_more_of_would_tell_is_named():
     use, other = (SimpleNamespace(label=name, settings={"algorithm.name": name}) for name in ("fedper", "fedavg"))
     limited = Paired("fedper", "fedavg", Interval(0.1, -0.1, 0.3), 0.5, 0.5, "unclear", None, 3, 4, limited=True)
@@ -393,6 +413,27 @@ def test_a_large_lead_over_chance_is_believed_with_noisy_seeds(tmp_path):
     found = gather([tmp_path], METRICS["auroc"]).chance
     assert found.ahead["fedavg"] > CLEAR
     assert found.unsure == set()
+
+
+def counts_of(train, test, clients=4):
+    """Class counts of clients that are all alike."""
+    return {"classes": 2, "clients": clients, "counts": {"train": [train] * clients, "test": [test] * clients}}
+
+
+def test_a_lead_of_a_tenth_of_a_point_over_the_majority_class_is_none(tmp_path):
+    """With every seed and for every client, so that there is no doubt about the tenth."""
+    for name, accuracy in (("fedavg", 0.601), ("fedper", 0.61)):
+        write(tmp_path, name, [accuracy] * 3, holdings=counts_of([3, 2], [600, 400]))
+        for seed in range(3):
+            path = tmp_path / f"{name}{seed}" / "clients.jsonl"
+            rewrite(path, lambda line, value=accuracy: line | {"test.deployed.accuracy": value})
+    assert gather([tmp_path]).chance.unsure == {"fedavg"}
+
+
+def test_the_majority_class_is_that_of_training(tmp_path):
+    write_run(tmp_path / "run", [0.5], holdings=counts_of([1, 3], [3, 1]))
+    study = gather([tmp_path])
+    assert study.majority.numbers["score"].mean == study.chance.base == 0.25
 
 
 def test_a_run_measured_by_another_metric_keeps_its_round_and_needs_predictions(tmp_path, capsys, monkeypatch):

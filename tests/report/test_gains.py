@@ -12,15 +12,15 @@ from rich.console import Console
 from seen import options, series
 from written_runs import rewrite, write_run
 
-from stratafl.cli.gains import gains_parts
-from stratafl.cli.report import print_ranking
+from stratafl.cli.report_command import print_ranking
+from stratafl.cli.result_tables import gains_renderables
 from stratafl.core.keys import Seeds
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
 from stratafl.report.client_scores import client_scores, worst_table
 from stratafl.report.decision import _counts, decision
-from stratafl.report.gains import ClientGain, Gains, client_gains
+from stratafl.report.gains import ClientGain, Gains, client_gains, verdict
 from stratafl.report.gains.records import SeedGain
 from stratafl.report.gains.words import mean_words, reading
 from stratafl.report.gains_chart import gains_chart
@@ -90,6 +90,11 @@ def test_differences_of_two_clients_by_hand(tmp_path):
     assert found.worst is first
     assert (first.training_samples, first.test_samples) == (11, 4)
     assert first.skew == pytest.approx(10 / 11 - 11 / 23)
+
+
+def test_a_verdict_needs_an_interval_without_0():
+    ends = [(0.01, 0.2), (-0.2, -0.01), (0.0, 0.2), (-0.2, 0.0), (None, None)]
+    assert [verdict(*each) for each in ends] == ["gains", "loses", *["cannot be told"] * 3]
 
 
 def many(rng, clients, samples, right):
@@ -359,7 +364,7 @@ def test_older_runs_have_differences_without_intervals(tmp_path):
 def shown(place, width=80):
     study = gather([place])
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    for part in gains_parts(study.ranks, client_gains(study), width):
+    for part in gains_renderables(study.ranks, client_gains(study), width):
         console.print(part)
     return console.file.getvalue()
 

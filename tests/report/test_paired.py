@@ -4,6 +4,7 @@ import csv
 import io
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,14 @@ from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertaint
 from stratafl.report.gains.resampling import ClientScores
 from stratafl.report.intervals import Interval
 from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
-from stratafl.report.pairing import ScoredRun, StoredScores, _by_partition, _sample_variance, differences
+from stratafl.report.pairing import (
+    ScoredRun,
+    StoredScores,
+    _by_partition,
+    _sample_variance,
+    _tested_share,
+    differences,
+)
 from stratafl.report.ranking_tables import ranking_table
 from stratafl.report.student import quantile, two_sided
 from stratafl.report.summary import summary, varied
@@ -495,3 +503,31 @@ def test_runs_with_the_same_partition_count_once():
     means, sums = _by_partition([7, 7, 8], values, weights)
     assert means.tolist() == [[2.0, 4.0], [5.0, 0.0]]
     assert sums.tolist() == [[2.0, 2.0], [2.0, 0.0]]
+
+
+def test_the_same_runs_twice_on_their_partitions_are_no_surer(tmp_path):
+    """Two runs on each of three partitions with the same scores tell as much as one run on each."""
+    for name, values in (("fedavg", (0.7, 0.75, 0.72)), ("local", (0.74, 0.75, 0.75))):
+        for partition, value in enumerate(values):
+            for place, seed in (("once", 0), ("twice", 0), ("twice", 1)):
+                folder = tmp_path / place / f"{name}{partition}{seed}"
+                write_run(folder, [value], name=name, seed=seed, data={"seed": partition})
+    once, twice = (pairs(gather([tmp_path / place]).ranks)[0] for place in ("once", "twice"))
+    assert (once.seeds, twice.seeds) == (3, 6)
+    assert twice.p == pytest.approx(once.p)
+    assert (twice.difference.low, twice.difference.high) == pytest.approx((once.difference.low, once.difference.high))
+
+
+def test_the_share_of_samples_that_a_seed_tests():
+    counts = {"train": [[6, 1]], "validation": [[1, 0]], "test": [[1, 1]]}
+    assert _tested_share(SimpleNamespace(class_counts={"counts": counts})) == 0.2
+    assert _tested_share(SimpleNamespace(class_counts=None)) == 1.0
+
+
+def test_verdicts_follow_the_corrected_p(tmp_path):
+    study = write(
+        tmp_path, fedavg=(0.70, 0.75, 0.72, 0.71), local=(0.75, 0.765, 0.765, 0.75), fedper=(0.76, 0.75, 0.7, 0.8)
+    )
+    found = pairs(study.ranks)
+    assert any(pair.p < 0.05 <= pair.adjusted for pair in found)
+    assert all((pair.verdict == "unclear") == (pair.adjusted >= 0.05) for pair in found)

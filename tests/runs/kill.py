@@ -185,7 +185,7 @@ class Driver:
     """Attempts at a run, one after the other."""
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
-        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.run"):
+        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.run_command"):
             import_module(module)  # or else every child would
         torch.set_num_threads(1)
         self.folder, self.settings = folder, settings

@@ -19,7 +19,7 @@ from stratafl import api
 from stratafl.algorithms import ditto, fedper, fedrod, local
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, with_values
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError
@@ -31,7 +31,7 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.models import MLP
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.report import gather, ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.report.page import page
@@ -183,7 +183,7 @@ def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytes
         return predict(sim, progress, rows, ids, split)
 
     monkeypatch.setattr(candidates, "predictions_of_rows", watched)
-    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, SGD(batch=100), epochs=1)
+    made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, LocalTraining(batch=100), epochs=1)
     assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
         "received",
         "fine-tuned",
@@ -200,7 +200,7 @@ def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:
 
 
 def test_in_python() -> None:
-    train = SGD(lr=0.1, batch=400)
+    train = LocalTraining(lr=0.1, batch=400)
     fitted = stratafl.fit(fedper(train=train), digits(clients=4, validation=0.2), model, rounds=1, device="cpu")
     made = fitted.guard(epochs=1)
     assert sorted(made.choices) == [0, 1, 2, 3]
@@ -231,7 +231,7 @@ def test_a_loaded_run_trains_alone_as_the_run_would(method: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_model_with_layers_of_a_method_cannot_be_trained_alone() -> None:
-    train = SGD(batch=600)
+    train = LocalTraining(batch=600)
     fitted = stratafl.fit(fedrod(train=train), digits(clients=3, validation=0.2), model, rounds=1, device="cpu")
     with pytest.raises(ModelError, match="'strata run --guard'"):
         fitted.guard()
@@ -271,7 +271,7 @@ def test_a_loaded_run_scores_the_stage_that_counts(tmp_path: Path) -> None:
 
 def test_a_descent_that_a_method_shapes_is_plain_in_fine_tuning() -> None:
     """Ditto pulls its personal model to an anchor; fine-tuning knows the rate, the batch and nothing of that."""
-    plain = SGD(lr=0.3, batch=7)
+    plain = LocalTraining(lr=0.3, batch=7)
     assert local_descent(ditto(train=plain)) == plain
     assert local_descent(local(train=plain)) == plain
 

@@ -17,7 +17,7 @@ from stored_runs import TINY, abandoned, experiment, finish, finished, left, who
 from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.local import alone
 from stratafl.config.assemble import completed
-from stratafl.config.experiment import TABLES, Experiment, load, with_settings
+from stratafl.config.experiment import TABLES, Experiment, load_experiment, with_settings
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import keys_of
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
@@ -73,7 +73,7 @@ def test_the_directory_holds_what_is_documented(example):
 
 
 def test_the_configuration_written_is_complete_and_means_the_same(example):
-    stored = load(example / "config.toml")
+    stored = load_experiment(example / "config.toml")
     definite = ["evaluate.metric=accuracy", "evaluate.average=samples", "evaluate.better=larger"]
     assert stored == completed(with_settings(experiment(), definite))
     written = tomllib.loads((example / "config.toml").read_text())

@@ -16,7 +16,7 @@ from stratafl.errors import UnknownNameError
 from stratafl.evaluation.evaluate import accuracy
 from stratafl.evaluation.metrics import METRICS
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.report.outcome import read_outcome
 from stratafl.runs import Run
 from stratafl.runs.checkpoint import _body_digest
@@ -125,7 +125,9 @@ def test_fit_delivers_the_round_with_the_best_validation_accuracy():
     rng = np.random.default_rng(0)
     clients = [(rng.standard_normal((40, 5)).astype(np.float32), rng.integers(0, 3, 40)) for _ in range(3)]
     model = build("mlp", shape=(5,), classes=3, hidden=[8])
-    fits = (stratafl.fit(fedavg(train=SGD(lr=1.0)), clients, model, rounds=4, seed=seed) for seed in range(20))
+    fits = (
+        stratafl.fit(fedavg(train=LocalTraining(lr=1.0)), clients, model, rounds=4, seed=seed) for seed in range(20)
+    )
     fitted = next(each for each in fits if each.selected["round"] < 4)
     best = max(line["validation.deployed.accuracy"] for line in fitted.history)
     assert fitted.selected["round"] == fitted.round

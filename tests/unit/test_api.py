@@ -18,7 +18,7 @@ from stratafl.errors import DataError, ModelError, RunError, StrataError, Unknow
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs import Run
 
 
@@ -46,7 +46,7 @@ def one_sentence(error):
 @pytest.fixture(scope="module")
 def fitted():
     torch.manual_seed(0)
-    return stratafl.fit(fedper(train=SGD(lr=0.1)), arrays(), Own(), rounds=2)
+    return stratafl.fit(fedper(train=LocalTraining(lr=0.1)), arrays(), Own(), rounds=2)
 
 
 X = np.random.default_rng(9).standard_normal((7, 5))
@@ -68,7 +68,7 @@ def test_own_arrays_and_an_own_module_in_a_few_lines(fitted):
 def test_fit_gives_what_a_simulation_has_after_the_selected_round(fitted):
     torch.manual_seed(0)
     federation = from_clients(arrays(), validation=0.1, test=0.25)
-    sim = simulation(fedper(train=SGD(lr=0.1)), federation, Own(), rounds=2)
+    sim = simulation(fedper(train=LocalTraining(lr=0.1)), federation, Own(), rounds=2)
     progress = sim.start()
     while progress.t < fitted.round:
         progress, _ = sim.round(progress, Matrix())
@@ -163,7 +163,7 @@ def test_a_model_is_a_copy_that_may_be_changed(fitted):
 def test_regression_predicts_numbers():
     rng = np.random.default_rng(0)
     clients = [(x := rng.standard_normal((30, 1)).astype(np.float32), slope * x[:, 0]) for slope in (2.0, -1.0)]
-    fitted = stratafl.fit(fedper(train=SGD(lr=0.2)), clients, nn.Linear(1, 1), rounds=10, evaluate_every=5)
+    fitted = stratafl.fit(fedper(train=LocalTraining(lr=0.2)), clients, nn.Linear(1, 1), rounds=10, evaluate_every=5)
     x = np.array([[1.0], [-3.0]], dtype=np.float32)
     for client, slope in enumerate((2.0, -1.0)):
         assert torch.equal(fitted.predict(client, x), fitted.outputs(client, x))
@@ -176,7 +176,7 @@ def test_images_of_bytes():
     rng = np.random.default_rng(0)
     clients = [(rng.integers(0, 256, (16, 1, 6, 6), dtype=np.uint8), rng.integers(0, 3, 16)) for _ in range(2)]
     model = build("cnn", shape=(1, 6, 6), classes=3)
-    fitted = stratafl.fit(fedper(train=SGD(lr=1e-5)), clients, model, rounds=1)
+    fitted = stratafl.fit(fedper(train=LocalTraining(lr=1e-5)), clients, model, rounds=1)
     assert fitted.sim.runtime.federation.x.dtype == torch.uint8
     x = clients[0][0][:4]
     with torch.no_grad():

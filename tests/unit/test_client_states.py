@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from simulations import finished
 from stratafl.algorithms import fedper, fedrep, flayer, pfedla
 from stratafl.core.machine import ram
 from stratafl.core.state import flatten
@@ -19,6 +20,7 @@ from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
 from stratafl.execute.disk import Index, OnDisk, StateFile
 from stratafl.execute.memory import WHOLE, choose_store, device_memory
+from stratafl.execute.simulation import SavedForm
 from stratafl.execute.state_format import StateFormat
 from stratafl.models import build
 
@@ -276,3 +278,12 @@ def test_an_index_costs_sixteen_bytes_a_client():
     progress = replace(made(fedper(), "disk")).start()
     assert sum(x.nbytes for x in progress.clients.tensors().values()) == 16 * 6
     assert np.all(progress.clients.lease().slots == disk.NO_SLOT)
+
+
+def test_a_state_of_another_round_is_refused():
+    sim, progress = finished("fedper", batchnorm=False)
+    form = SavedForm.of(sim)
+    form.check(2, progress.tensors())
+    for t in (1, 3):
+        with pytest.raises(DamagedError, match=rf"\b2\b.*\b{t}\b"):
+            form.check(t, progress.tensors())

@@ -14,7 +14,7 @@ from stratafl.core.steps import Train
 from stratafl.data import from_clients
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import tiny_federation, tiny_model
 
 SIZES = [7, 3]
@@ -33,7 +33,7 @@ def after(algorithm, dtype=torch.float64):
 
 def test_two_descents_of_a_round_keep_their_counts_apart():
     """By hand: batches of 2 are 4 and 2 of an epoch, the head takes three epochs and the base one."""
-    found = after(fedrep(head_epochs=3, train=SGD(batch=2, lr=0.1)))
+    found = after(fedrep(head_epochs=3, train=LocalTraining(batch=2, lr=0.1)))
     assert found["head/steps"].tolist() == [12, 6]
     assert found["steps"].tolist() == [4, 2]
     assert not torch.equal(found["head/loss"], found["loss"])
@@ -41,10 +41,10 @@ def test_two_descents_of_a_round_keep_their_counts_apart():
 
 def test_a_rate_is_as_exact_as_the_run():
     for dtype in (torch.float64, torch.float32):
-        rate = tensor_of(after(fedavg(train=SGD(lr=0.1)), dtype), "rate")
+        rate = tensor_of(after(fedavg(train=LocalTraining(lr=0.1)), dtype), "rate")
         assert rate.dtype == dtype
         assert rate.tolist() == torch.tensor([0.1, 0.1], dtype=dtype).tolist()
-    none = after(fedavg(train=SGD(lr=0.1, epochs=0)))
+    none = after(fedavg(train=LocalTraining(lr=0.1, epochs=0)))
     assert none["rate"].dtype == torch.float64
 
 
@@ -60,7 +60,7 @@ class ReadSteps(Train):
 
 
 def test_two_descents_with_one_purpose_are_refused_where_their_counts_are_read():
-    twice = (SGD(batch=2), SGD(batch=2))
+    twice = (LocalTraining(batch=2), LocalTraining(batch=2))
     replace(fedavg(), train=twice)  # nobody asks
     kept = {**fedavg().client, "seen": Number()}
     with pytest.raises(
@@ -107,7 +107,7 @@ def test_parts_with_batchnorm_train_as_the_whole_model_does(engine):
     torch.manual_seed(0)
     module = Normed().double()
     federation = from_clients([(x, y)], validation=0.0, test=0.0, dtype=torch.float64)
-    method = fedavg(train=SGD(lr=0.5, batch=5, objective=InParts()))
+    method = fedavg(train=LocalTraining(lr=0.5, batch=5, objective=InParts()))
     sim = simulation(method, federation, module, rounds=1, engine=engine, dtype=torch.float64, head="fc")
     found = rows_of(sim.run(Matrix()).server, "theta")
     stock = torch.optim.SGD(module.train().parameters(), lr=0.5)

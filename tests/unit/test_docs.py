@@ -22,8 +22,8 @@ from stratafl.config.deployment import FEDERATION_TABLES
 from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
 from stratafl.config.sent_page import sent_tables
+from stratafl.config.setting_tables import partition_of
 from stratafl.config.settings import documented
-from stratafl.config.tables import partition_of
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import read, recipe_names

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg
+from stratafl.algorithms import fedavg, fedper, fedprox, lgfedavg
 from stratafl.core.describe import describe
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
@@ -11,7 +11,7 @@ from stratafl.core.parcel import count_bytes
 from stratafl.errors import ModelError, RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, Pull
+from stratafl.policies import LocalTraining, Pull
 from stratafl.testing import tiny_federation, tiny_model
 
 PERSONAL = {1: 5_130, 2: 4_725_770, 3: 9_446_410, 4: 13_119_498}  # P_H of ResNet-34, ten classes
@@ -39,9 +39,7 @@ def test_without_personal_layers_the_record_is_fedavg():
     assert fedper(personal="none") == fedavg()
 
 
-@pytest.mark.parametrize(
-    "alg", [fedper(), fedrep(), fedbn(), lgfedavg()], ids=["fedper", "fedrep", "fedbn", "lgfedavg"]
-)
+@pytest.mark.parametrize("alg", [fedper(), lgfedavg()], ids=["fedper", "lgfedavg"])
 def test_bytes_are_those_of_the_shared_layers(alg):
     sim = simulation(alg, tiny_federation(), tiny_model(), rounds=1)
     ids = torch.tensor([0])
@@ -76,7 +74,7 @@ def test_a_linear_base_needs_blocks_and_stages():
     with pytest.raises(RecordError, match="personal is 'conv1'"):
         fedper(personal="conv1", linear_base=True)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
-    with pytest.raises(ModelError, match="a linear base needs a model in stages, which Sequential is not"):
+    with pytest.raises(ModelError, match="Sequential"):
         simulation(fedper(linear_base=True), tiny_federation(), module, rounds=1)
 
 
@@ -86,4 +84,4 @@ def test_own_heads_are_declared():
 
 def test_fedprox_adds_its_pull_to_edits_that_were_there():
     first = Pull(0.5, anchor="theta")
-    assert fedprox(strength=0.3, train=SGD(edits=first)).train[0].edits == (first, Pull(0.3))
+    assert fedprox(strength=0.3, train=LocalTraining(edits=first)).train[0].edits == (first, Pull(0.3))

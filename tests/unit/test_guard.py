@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from math import inf, isclose, sqrt
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.errors import DataError, UnknownNameError
 from stratafl.evaluation import guard
 from stratafl.evaluation.guard import (
@@ -21,6 +24,9 @@ from stratafl.evaluation.guard import (
 )
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.evaluation.predictions import Predictions
+from stratafl.evaluation.trial import RoundLines, Trial
+from stratafl.execute import Progress
+from stratafl.runs.guard import run_to_end, train_alone
 
 F64 = torch.float64
 
@@ -299,3 +305,23 @@ def test_an_infinite_error_has_no_weight() -> None:
     assert torch.allclose(shrunk, tensor(0.375, 0.025, 0.2))
     assert isclose(float(shrunk_error[2]), sqrt(0.07 + 1 / 25))
     assert guard.SAFE == "local"
+
+
+class ScriptedTrial:
+    """A trial whose rounds have these accuracies on validation samples."""
+
+    def __init__(self, *accuracies: float) -> None:
+        self.accuracies = accuracies
+        self.sim = SimpleNamespace(start=lambda: Progress(0, {}, {}))
+
+    def round(self, progress: Progress) -> tuple[Progress, RoundLines]:
+        accuracy = self.accuracies[progress.t]
+        after = replace(progress, t=progress.t + 1)
+        scores = {"validation.deployed.accuracy": accuracy, "validation.deployed.loss": 1 - accuracy}
+        return after, RoundLines({"round": after.t, **scores})
+
+
+@pytest.mark.parametrize(("accuracies", "best"), [((0.5, 0.9, 0.7), 2), ((0.5, 0.9, 0.9), 2), ((0.1, 0.2, 0.3), 3)])
+def test_local_models_are_those_of_the_best_round(accuracies: tuple[float, ...], best: int) -> None:
+    trial = cast(Trial, ScriptedTrial(*accuracies))
+    assert run_to_end(train_alone(trial, EvaluateTable(metric="accuracy"), rounds=3)).t == best

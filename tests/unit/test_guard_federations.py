@@ -14,16 +14,16 @@ from torch import Tensor
 
 from federations import FEDERATIONS, LR, ROUNDS
 from stratafl.algorithms import fedavg, fedper
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.algorithm import Algorithm
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs.guard import run_to_end, train_alone
 
 SEEDS = (10, 11, 12)  # the rule was designed with others
-TRAIN, EVERY = SGD(lr=LR), EvaluateTable(every=5)
+TRAIN, EVERY = LocalTraining(lr=LR), EvaluateTable(every=5)
 METHODS: dict[str, Callable[..., Algorithm]] = {"fedavg": fedavg, "fedper": fedper}
 HALF, FEW = 0.5, 0.05  # of FedPer's share of clients that are worse off; a share that is always allowed
 

@@ -17,7 +17,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, clone, flatten, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Mean, Pull, Remember, Take, Upload
+from stratafl.policies import Broadcast, LocalTraining, Mean, Pull, Remember, Take, Upload
 from stratafl.testing import Case
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2)))
@@ -132,7 +132,10 @@ REFUSED = {
     "a mix that reads what nobody serves": ({"mix": (Take(), Take("mu"))}, ("mix", "Take", "'down.mu'")),
     "a mix without a download": ({"serve": ()}, ("mix", "Take", "'down.theta'")),
     "a mix that reads what comes later": ({"mix": (Remember("loss"), Take())}, ("mix", "Remember", "'loss'")),
-    "a train that reads an unknown field": ({"train": (SGD(edits=(Pull(1.0),)),)}, ("train", "SGD", "'anchor'")),
+    "a train that reads an unknown field": (
+        {"train": (LocalTraining(edits=(Pull(1.0),)),)},
+        ("train", "LocalTraining", "'anchor'"),
+    ),
     "a send that reads an unknown field": ({"send": (Upload(field="phi"),)}, ("send", "Upload", "'phi'")),
     "a merge that reads what nobody sends": ({"send": ()}, ("merge", "Mean", "'up.theta'")),
     "a merge of another field": ({"merge": (Mean(), Mean("phi"))}, ("merge", "Mean", "'up.phi'")),
@@ -140,7 +143,7 @@ REFUSED = {
         {"merge": (Mean(), Noop(writes=("phi",)))},
         ("merge", "Noop", "writes 'phi'", "declares only: theta"),
     ),
-    "a tune that reads an unknown field": ({"tune": (SGD(row="phi"),)}, ("tune", "SGD", "'phi'")),
+    "a tune that reads an unknown field": ({"tune": (LocalTraining(row="phi"),)}, ("tune", "LocalTraining", "'phi'")),
     "a step of another slot": (
         {"mix": (Upload(),)},
         ("Layerwise.mix must be a Mix, not Upload",),
@@ -171,13 +174,13 @@ def test_a_refusal_says_slot_step_field_and_what_there_is():
 @pytest.mark.parametrize(
     "change",
     [
-        {"mix": (Take(), Remember()), "train": (SGD(edits=(Pull(1.0),)),)},
-        {"train": (SGD(), Noop(reads=("loss",), writes=("extra",)), Noop(reads=("extra",)))},
+        {"mix": (Take(), Remember()), "train": (LocalTraining(edits=(Pull(1.0),)),)},
+        {"train": (LocalTraining(), Noop(reads=("loss",), writes=("extra",)), Noop(reads=("extra",)))},
         {
             "send": (Upload(), Noop(reads=("steps",), writes=("up.extra",))),
             "merge": (Noop(reads=("up.extra",)), Mean()),
         },
-        {"tune": (SGD(),)},
+        {"tune": (LocalTraining(),)},
     ],
 )
 def test_a_step_may_read_what_an_earlier_one_writes(change):
@@ -192,8 +195,8 @@ def test_a_tune_step_may_read_what_an_earlier_tune_step_writes():
 
 LAX = {
     "tune runs before training": {"tune": (Noop(reads=("loss",)),)},
-    "the download is not in the client's state": {"train": (SGD(), Noop(reads=("down.theta",)))},
-    "the row is evaluated before training": {"row": "phi", "train": (SGD(), Noop(writes=("phi",)))},
+    "the download is not in the client's state": {"train": (LocalTraining(), Noop(reads=("down.theta",)))},
+    "the row is evaluated before training": {"row": "phi", "train": (LocalTraining(), Noop(writes=("phi",)))},
 }
 
 
@@ -204,8 +207,8 @@ def test_a_field_that_is_not_there_yet_is_refused(case):
 
 
 def test_a_single_step_needs_no_tuple():
-    made = replace(fedavg(), train=SGD(lr=1.0), merge=[Mean()])
-    assert made.train == (SGD(lr=1.0),)
+    made = replace(fedavg(), train=LocalTraining(lr=1.0), merge=[Mean()])
+    assert made.train == (LocalTraining(lr=1.0),)
     assert made.merge == (Mean(),)
 
 
@@ -215,7 +218,7 @@ def test_a_single_step_needs_no_tuple():
 def test_splits_are_those_of_the_steps():
     assert fedavg().requires.splits == ("train",)
     asking = Noop(splits=("validation", "train")), Noop(splits=("extra", "validation"))
-    made = replace(fedavg(), train=(SGD(), asking[0]), tune=asking[1:])
+    made = replace(fedavg(), train=(LocalTraining(), asking[0]), tune=asking[1:])
     assert made.requires.splits == ("train", "validation", "extra")
 
 
@@ -360,7 +363,7 @@ def test_only_declared_layers_are_kept():
 
 
 def test_tune_works_on_a_copy():
-    alg = replace(fedavg(), tune=(SGD(lr=0.5),))
+    alg = replace(fedavg(), tune=(LocalTraining(lr=0.5),))
     sim = Case(alg, "follow", 1.0, 1).plain
     rnd, ids = sim.at(0), torch.arange(3)
     task = sim.task(ids, rnd)

@@ -13,7 +13,7 @@ from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
 from stratafl.execute.memory import peak_bytes, server_bytes
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import difference, tiny_federation, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -44,7 +44,7 @@ def test_a_limit_grows_with_what_the_method_keeps():
     assert needs["fedlag"].merging() - needs["fedavg"].merging() > 16 * row  # twice six rows, and six uploads
     assert needs["pfedla"].merging() > needs["fedavg"].merging() + 16 * row
     assert needs["flayer"].method.sums == 2 * needs["fedavg"].method.sums  # weights per column
-    assert made(fedavg(train=SGD(momentum=0.9))).client_bytes > made(fedavg()).client_bytes + 3 * row
+    assert made(fedavg(train=LocalTraining(momentum=0.9))).client_bytes > made(fedavg()).client_bytes + 3 * row
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed():

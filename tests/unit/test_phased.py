@@ -22,7 +22,7 @@ from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
 from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import Case, check_algorithm, tiny_federation, tiny_model, within_reach
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
@@ -180,7 +180,7 @@ def test_splits_rows_and_extensions_are_those_of_some_phase():
         def absorb(self, rnd: Round, server: object, up: Parcel, ids: torch.Tensor) -> dict:
             return {}
 
-    asking = replace(fedavg(), train=(SGD(), Asking(0.0)))
+    asking = replace(fedavg(), train=(LocalTraining(), Asking(0.0)))
     extended = replace(fedavg(), extension=lambda module, example, classes, head: head)
     assert Phased((Phase(fedavg(), rounds=1), Phase(asking))).requires.splits == ("train", "validation")
     assert Phased((Phase(fedavg()),), finish=Phase(asking)).requires.splits == ("train", "validation")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.cli import reproduce
+from stratafl.cli import reproduce_command
 from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import Experiment, to_tables, with_settings, with_values
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
@@ -605,7 +605,7 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     assert f"| method | small: paper | {named}: here |" in text
     assert f"| Prox is better | {named} |" in text
     assert judged[0].entry["table"] == f"b: {named}"
-    table = reproduce._table(made, "score")
+    table = reproduce_command._table(made, "score")
     assert [str(column.header) for column in table.columns][1:] == [
         "small\npaper",
         "digits, mlp\nin place of small\nhere",
@@ -660,13 +660,13 @@ def test_a_run_that_another_process_begins_meanwhile_is_left_to_it(reproduced, m
 @pytest.mark.slow
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
-    monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
-    assert reproduce.reproduce("a", "smoke", {}, 1, tmp_path, None) == 0
+    monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
+    assert reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path, None) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
-    monkeypatch.setattr(reproduce, "recipes", lambda _: [nowhere])
+    monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
-        reproduce.reproduce("a", "smoke", {}, 1, tmp_path / "again", None)
+        reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path / "again", None)
 
 
 @pytest.mark.slow
@@ -693,7 +693,7 @@ def test_a_run_at_its_end_is_read_once_and_not_opened_again(reproduced, monkeypa
     reproduced.diverged()
     assert sorted(read_again) == sorted(map(reproduced.place, reproduced.cells))
     monkeypatch.setattr(Run, "open", None)  # its data may be gone, or its machine
-    reproduce._run(reproduced, None)
+    reproduce_command._run(reproduced, None)
     assert not reproduced.not_run()[0].endswith("rounds")
 
 

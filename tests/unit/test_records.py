@@ -10,13 +10,13 @@ from stratafl.core.fields import Filled, Number, Start, Together
 from stratafl.core.layers import Select, select
 from stratafl.core.objectives import CrossEntropy
 from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import from_table, from_toml, record, to_table, to_toml
+from stratafl.core.records import from_table, from_toml, record, stored_repr, to_table, to_toml
 from stratafl.data import Dirichlet
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.policies import SGD, Constant, Cosine, Exponential, Mean, Pull, Upload
+from stratafl.policies import Constant, Cosine, Exponential, LocalTraining, Mean, Pull, Upload
 
 NESTED = {
-    "SGD with everything": SGD(
+    "LocalTraining with everything": LocalTraining(
         lr=0.1,
         epochs=3,
         batch=7,
@@ -36,13 +36,13 @@ NESTED = {
     "fields of several kinds": Together((Start(select("head")), Filled(0.0, select("last:2"), per_client=True))),
     "a number": Number(value=-1.5, width=3),
     "options of an algorithm": fedper(
-        personal="blocks:2", initial="own", finetune=2, linear_base=True, train=SGD(schedule=Exponential(0.5))
+        personal="blocks:2", initial="own", finetune=2, linear_base=True, train=LocalTraining(schedule=Exponential(0.5))
     ),
     "phases": Phased(
         (Phase(fedavg(), rounds=3), Phase(fedrep(), participation="all", evaluated=False)),
-        finish=Phase(fedavg(train=SGD(lr=0.5)), participation="all"),
+        finish=Phase(fedavg(train=LocalTraining(lr=0.5)), participation="all"),
     ),
-    "tuning": dataclasses.replace(fedprox(strength=0.3), tune=(SGD(epochs=2),)),
+    "tuning": dataclasses.replace(fedprox(strength=0.3), tune=(LocalTraining(epochs=2),)),
     "a partition": Dirichlet(),
 }
 ALL = {name: builder() for name, builder in ALGORITHMS.items()} | NESTED
@@ -61,10 +61,10 @@ def test_a_record_comes_back_from_toml(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_made_twice_is_equal_and_another_is_not(name):
     assert ALGORITHMS[name]() == ALGORITHMS[name]()
-    assert ALGORITHMS[name](train=SGD(lr=0.123)) != ALGORITHMS[name]()
-    assert "batch=123" in repr(ALGORITHMS[name](train=SGD(batch=123)))
+    assert ALGORITHMS[name](train=LocalTraining(lr=0.123)) != ALGORITHMS[name]()
+    assert "batch=123" in repr(ALGORITHMS[name](train=LocalTraining(batch=123)))
     # pFedMe's own rate is personal_lr; that of its local model, train.lr, is in proportion to it.
-    assert ("pace=2.46" if name == "pfedme" else "lr=0.123") in repr(ALGORITHMS[name](train=SGD(lr=0.123)))
+    assert ("pace=2.46" if name == "pfedme" else "lr=0.123") in repr(ALGORITHMS[name](train=LocalTraining(lr=0.123)))
 
 
 HYPER = {"hyper_lr": 0.005, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "drawn"}
@@ -89,12 +89,14 @@ def test_options_that_are_left_out_are_those_of_the_documents(name):
 
 
 def test_training_that_is_left_open_is_that_of_the_documents():
-    assert SGD() == SGD(lr=0.05, epochs=1, batch=10, momentum=0.0, weight_decay=0.0, schedule=Constant())
+    assert LocalTraining() == LocalTraining(
+        lr=0.05, epochs=1, batch=10, momentum=0.0, weight_decay=0.0, schedule=Constant()
+    )
     assert Exponential() == Exponential(0.99)
 
 
 def test_a_table_by_hand():
-    table = to_table(SGD(clip=1.0, edits=(Pull(0.5),), layers=select("head")))
+    table = to_table(LocalTraining(clip=1.0, edits=(Pull(0.5),), layers=select("head")))
     assert table == {
         "type": "SGD",
         "lr": 0.05,
@@ -135,8 +137,8 @@ def test_records_are_values_that_never_change():
 
 
 def test_what_is_left_out_has_its_default():
-    assert from_toml('type = "SGD"\nlr = 0.5') == SGD(lr=0.5)
-    assert "clip" not in to_table(SGD())
+    assert from_toml('type = "SGD"\nlr = 0.5') == LocalTraining(lr=0.5)
+    assert "clip" not in to_table(LocalTraining())
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_a_missing_key_is_refused():
 
 
 def test_a_value_that_a_record_refuses_is_refused():
-    with pytest.raises(RecordError, match=r"SGD\.batch must be at least 1, not 0"):
+    with pytest.raises(RecordError, match=r"LocalTraining\.batch must be at least 1, not 0"):
         from_toml('type = "SGD"\nbatch = 0')
 
 
@@ -267,3 +269,9 @@ def test_a_record_of_anybody_goes_to_toml_and_back():
     mine = Mine(0.5, select("not head"), Mean(weights="uniform"), {"a": 1})
     assert from_toml(to_toml(mine)) == mine
     assert from_toml(to_toml(Mine(2.0))) == Mine(2.0)
+
+
+def test_a_class_that_was_renamed_keeps_its_name_in_files_and_digests():
+    assert from_toml('type = "LocalTraining"\nlr = 0.5') == from_toml('type = "SGD"\nlr = 0.5')
+    assert to_table(LocalTraining())["type"] == "SGD"
+    assert stored_repr([LocalTraining()]) == repr([LocalTraining()]).replace("LocalTraining(", "SGD(")

@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 import tomli_w
 
-from stratafl.cli.ranking import target_table
+from stratafl.cli.result_tables import target_table
 from stratafl.errors import RunError
 from stratafl.report import Spread, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.formats import span

@@ -18,7 +18,7 @@ from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
-from stratafl.policies import SGD, ClippedMean, Mean, Median, ServerOptimizer, TrimmedMean
+from stratafl.policies import ClippedMean, LocalTraining, Mean, Median, ServerOptimizer, TrimmedMean
 from stratafl.policies.robust import robust
 from stratafl.testing import check_algorithm, check_special_case, difference, tiny_federation, tiny_model
 from stratafl.testing.watch import Watched
@@ -284,7 +284,7 @@ DEFENCES = {
 @pytest.mark.parametrize("defence", DEFENCES)
 @pytest.mark.parametrize("host", [fedavg, fedper])
 def test_one_attacker_spoils_the_mean_and_no_robust_merge(host, defence):
-    method = host(train=SGD(lr=0.2, batch=20))
+    method = host(train=LocalTraining(lr=0.2, batch=20))
     honest, _ = honest_accuracy(method, attacked=False)
     spoilt, far = honest_accuracy(method, attacked=True)
     kept, near = honest_accuracy(DEFENCES[defence](method), attacked=True)

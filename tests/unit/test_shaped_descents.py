@@ -16,7 +16,7 @@ from stratafl.core.state import rows_of, tensor_of
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Clamp, Copy, Pull
+from stratafl.policies import Clamp, Copy, LocalTraining, Pull
 
 SAMPLES = ([(1.0, 2.0)] * 4, [(2.0, 2.0)] * 2)  # gradients 2·(w − 2) and 4·(2w − 2)
 START, RATE = 1.0, 0.1
@@ -59,7 +59,7 @@ def by_hand(first, second):
     return found
 
 
-PLAIN = SGD(lr=RATE, batch=1)
+PLAIN = LocalTraining(lr=RATE, batch=1)
 
 
 def test_an_epoch_by_hand():

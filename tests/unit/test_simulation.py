@@ -15,12 +15,12 @@ from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeSums, Train
 from stratafl.data import digits, federate, from_clients
 from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
-from stratafl.evaluation.evaluate import accuracy, received, score
+from stratafl.evaluation.evaluate import accuracy, received_models, score
 from stratafl.execute import Debug, Matrix, simulation
 from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import client_bytes
 from stratafl.models import build, save_weights
-from stratafl.policies import SGD, Mean, Upload
+from stratafl.policies import LocalTraining, Mean, Upload
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -40,7 +40,7 @@ def one_sentence(error):
 def test_wrong_layer_name_is_refused_before_the_first_round(place):
     wrong = {
         "personal": lambda: fedper(personal="conv3"),
-        "train": lambda: fedavg(train=SGD(layers=select("conv3"))),
+        "train": lambda: fedavg(train=LocalTraining(layers=select("conv3"))),
         "send": lambda: replace(fedavg(), send=(Upload(select("conv3")),)),
     }[place]()
     with pytest.raises(
@@ -92,7 +92,7 @@ def test_model_that_does_not_take_the_samples_is_refused():
 @pytest.mark.parametrize("bad", [{"lr": -0.1}, {"batch": 0}, {"epochs": -1}, {"clip": 0.0}, {"momentum": -1.0}])
 def test_impossible_rates_are_refused(bad):
     with pytest.raises(RecordError, match=next(iter(bad))):
-        SGD(**bad)
+        LocalTraining(**bad)
 
 
 def test_unknown_algorithm_answers_with_the_nearest():
@@ -119,7 +119,7 @@ def test_the_test_split_is_never_given_to_an_algorithm():
     sim = tiny()
     task = sim.task(torch.tensor([0]), sim.at(0))
     with pytest.raises(DataError, match="may not read the split 'test'"):
-        task.scores(received(sim, sim.start(), torch.tensor([0])), "test")
+        task.scores(received_models(sim, sim.start(), torch.tensor([0])), "test")
 
 
 def test_a_declared_split_must_exist():
@@ -145,7 +145,7 @@ def test_a_declared_split_must_exist():
 def test_fedper_beats_fedavg_on_digits():
     accuracies = {}
     for name in ("fedavg", "fedper"):
-        alg = algorithm(name, train=SGD(lr=0.05, epochs=1, batch=10))
+        alg = algorithm(name, train=LocalTraining(lr=0.05, epochs=1, batch=10))
         sim = simulation(alg, digits(seed=1), lambda: build("mlp", shape=(1, 8, 8), classes=10), rounds=6, seed=1)
         accuracies[name] = accuracy(sim, sim.run(Matrix()))
     assert accuracies["fedper"] > accuracies["fedavg"] + 0.05
@@ -170,10 +170,10 @@ def test_regression_runs_with_squared_error():
         clients.append((x, slope * x[:, 0]))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    sim = simulation(fedper(train=SGD(lr=0.1, epochs=3)), from_clients(clients), model, rounds=8)
+    sim = simulation(fedper(train=LocalTraining(lr=0.1, epochs=3)), from_clients(clients), model, rounds=8)
     progress = sim.run(Matrix())
     ids = torch.arange(2)
-    scores = score(sim, progress, received(sim, progress, ids), ids, "test")
+    scores = score(sim, progress, received_models(sim, progress, ids), ids, "test")
     assert (scores.loss / scores.count).max() < 0.1
 
 
@@ -190,10 +190,10 @@ def test_clients_draw_their_own_heads_when_asked():
     sim = simulation(
         fedper(initial="own"), tiny_federation(), lambda: build("mlp", shape=(1, 6, 6), classes=3), rounds=1
     )
-    rows = received(sim, sim.start(), torch.arange(3))
+    rows = received_models(sim, sim.start(), torch.arange(3))
     assert torch.equal(rows["fc1.weight"][0], rows["fc1.weight"][1])
     assert not torch.equal(rows["fc.weight"][0], rows["fc.weight"][1])
-    alone = received(sim, sim.start(), torch.tensor([1]))
+    alone = received_models(sim, sim.start(), torch.tensor([1]))
     assert torch.equal(alone["fc.weight"][0], rows["fc.weight"][1])
 
 
@@ -253,7 +253,7 @@ def test_a_limit_leaves_what_data_and_memories_do_not_take(monkeypatch):
 
 
 def test_a_batch_wider_than_all_data_takes_what_the_data_take():
-    wide, whole = (tiny(fedavg(train=SGD(batch=batch))) for batch in (10**6, max(SIZES)))
+    wide, whole = (tiny(fedavg(train=LocalTraining(batch=batch))) for batch in (10**6, max(SIZES)))
     assert wide.client_bytes == whole.client_bytes
 
 

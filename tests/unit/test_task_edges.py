@@ -21,10 +21,10 @@ from stratafl.core.reduce import add_rows
 from stratafl.core.state import rows_of
 from stratafl.core.steps import Serve
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
-from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
+from stratafl.evaluation.evaluate import received_models, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import SGD, Cosine, Mean, Take
-from stratafl.runtime import tracing
+from stratafl.policies import Cosine, LocalTraining, Mean, Take
+from stratafl.runtime import engine as engine_module
 from stratafl.runtime.task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
@@ -56,10 +56,12 @@ def scaled_objective(scale):
 
 
 def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
-    both = replace(fedavg(), train=tuple(SGD(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0)))
+    both = replace(
+        fedavg(), train=tuple(LocalTraining(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0))
+    )
     outcomes = []
     for patience in (10**9, 1):
-        monkeypatch.setattr(tracing, "PATIENCE", patience)
+        monkeypatch.setattr(engine_module, "PATIENCE", patience)
         sim = tiny(both, rounds=3)
         outcomes.append(everything(sim, sim.run(Matrix())))
     assert sim.runtime.engine._traced
@@ -81,8 +83,8 @@ class LooksAtAConstant:
 
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
-    monkeypatch.setattr(tracing, "PATIENCE", 1)
-    sim = tiny(fedavg(train=SGD(objective=LooksAtAConstant())), rounds=3)
+    monkeypatch.setattr(engine_module, "PATIENCE", 1)
+    sim = tiny(fedavg(train=LocalTraining(objective=LooksAtAConstant())), rounds=3)
     plain = tiny(rounds=3)
     assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0
 
@@ -105,10 +107,10 @@ class Plain(nn.Module):
 
 def test_a_batchnorm_without_parameters_trains_with_what_it_normalises():
     sim = tiny(fedrep(), Plain())
-    after = received(sim, sim.run(Matrix()), torch.tensor([0]))
+    after = received_models(sim, sim.run(Matrix()), torch.tensor([0]))
     assert after["norm.running_mean"].abs().min() > 0
-    head_only = tiny(replace(fedper(), train=(SGD(layers=select("head")),)), Plain())
-    frozen = received(head_only, head_only.run(Matrix()), torch.tensor([0]))
+    head_only = tiny(replace(fedper(), train=(LocalTraining(layers=select("head")),)), Plain())
+    frozen = received_models(head_only, head_only.run(Matrix()), torch.tensor([0]))
     assert torch.equal(frozen["norm.running_mean"], torch.zeros(1, 2, dtype=torch.float64))
 
 
@@ -117,7 +119,7 @@ def test_scores_do_not_depend_on_company_even_without_running_statistics(engine)
     federation = tiny_federation()
     sim = simulation(fedavg(), federation, Plain(track=False), rounds=1, dtype=torch.float64, engine=engine)
     progress, ids = sim.start(), torch.arange(len(SIZES))
-    rows = received(sim, progress, ids)
+    rows = received_models(sim, progress, ids)
     together = score(sim, progress, rows, ids, "train").loss
     for i in ids:
         one = {n: x[i : i + 1] for n, x in rows.items()}
@@ -169,14 +171,14 @@ class WithCopy:
 
 
 def test_a_row_that_is_not_known_must_say_how_it_runs():
-    sim = tiny(fedavg(train=SGD(objective=WithCopy())))
+    sim = tiny(fedavg(train=LocalTraining(objective=WithCopy())))
     with pytest.raises(ModelError, match="pass train=True or train=False"):
         sim.run(Matrix())
 
 
 def test_a_detached_copy_trains_the_rest():
-    sim = tiny(fedavg(train=SGD(objective=WithCopy(train=True))), rounds=1)
-    after = received(sim, sim.run(Matrix()), torch.tensor([0]))
+    sim = tiny(fedavg(train=LocalTraining(objective=WithCopy(train=True))), rounds=1)
+    after = received_models(sim, sim.run(Matrix()), torch.tensor([0]))
     assert torch.equal(after["fc.weight"][0], sim.setup.start["fc.weight"])
     assert not torch.equal(after["conv1.weight"][0], sim.setup.start["conv1.weight"])
 
@@ -193,7 +195,9 @@ class ByParts:
 
 
 def test_a_part_of_the_model_runs_alone():
-    outcomes = [everything(s, s.run(Matrix())) for s in (tiny(fedavg(train=SGD(objective=ByParts()))), tiny())]
+    outcomes = [
+        everything(s, s.run(Matrix())) for s in (tiny(fedavg(train=LocalTraining(objective=ByParts()))), tiny())
+    ]
     assert difference(*outcomes) < 1e-12
 
 
@@ -204,7 +208,7 @@ def test_own_heads_leave_given_local_statistics_alone():
     model = tiny_model()
     model.bn1.running_mean.fill_(5.0)
     sim = tiny(fedper(initial="own"), model, buffers="local")
-    rows = received(sim, sim.start(), torch.tensor([0, 1]))
+    rows = received_models(sim, sim.start(), torch.tensor([0, 1]))
     assert torch.equal(rows["bn1.running_mean"], torch.full((2, 4), 5.0, dtype=torch.float64))
     assert not torch.equal(rows["fc.weight"][0], rows["fc.weight"][1])
 
@@ -259,7 +263,7 @@ def test_models_right_after_training_can_be_examined():
 
 
 def test_a_finish_has_a_clock_of_its_own():
-    train = SGD(schedule=Cosine())
+    train = LocalTraining(schedule=Cosine())
     alg = Phased((Phase(fedavg(train=train)),), finish=Phase(alone(train=train), participation="all"))
     sim = tiny(alg, rounds=2)
     progress, seen = sim.start(), []
@@ -272,9 +276,9 @@ def test_a_finish_has_a_clock_of_its_own():
 
 
 def test_fine_tuning_counts_epochs_even_where_training_counts_steps():
-    first, second = fedper(finetune=1, train=SGD(steps=3)).train
+    first, second = fedper(finetune=1, train=LocalTraining(steps=3)).train
     assert (first.steps, first.epochs, second.steps) == (None, 1, 3)
-    assert fedrep(head_epochs=2, train=SGD(steps=3)).train[0].steps is None
+    assert fedrep(head_epochs=2, train=LocalTraining(steps=3)).train[0].steps is None
 
 
 @record
@@ -289,13 +293,13 @@ class Selective:
 
 
 def test_steps_are_taken_even_where_no_epoch_is():
-    sim = tiny(fedavg(train=SGD(epochs=0, steps=2)))
+    sim = tiny(fedavg(train=LocalTraining(epochs=0, steps=2)))
     assert sim.round(sim.start(), Matrix())[1].notes["train/steps"].tolist() == [2] * 6
 
 
 def test_layers_named_deep_inside_a_record_are_checked():
     with pytest.raises(UnknownNameError, match="unknown layer 'conv9'"):
-        tiny(fedavg(train=SGD(edits=(Selective(),))))
+        tiny(fedavg(train=LocalTraining(edits=(Selective(),))))
 
 
 @record
@@ -309,7 +313,7 @@ class Summing:
 
 
 def test_an_edit_that_loses_the_client_axis_is_refused():
-    sim = tiny(fedavg(train=SGD(edits=Summing())))
+    sim = tiny(fedavg(train=LocalTraining(edits=Summing())))
     with pytest.raises(
         RecordError, match=r"Summing gives \(4, 1, 3, 3\) for 'conv1.weight', whose gradients are \(6, 4"
     ):
@@ -370,7 +374,7 @@ def test_a_clients_model_comes_back_as_a_state_dict():
 )
 def test_kinds_of_numbers_are_checked(given, says):
     with pytest.raises(RecordError, match=says):
-        SGD(**given)
+        LocalTraining(**given)
 
 
 def test_a_masked_download_needs_the_clients_own_row():
@@ -391,7 +395,7 @@ def test_a_masked_download_needs_the_clients_own_row():
 def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, engine):
     """Three samples at a time of clients with 31, 23, 14, 12, 7 and 4: the same numbers as all at once."""
     sim = tiny(engine=engine)
-    task, rows = sim.task(torch.arange(6), sim.at(0)), received(sim, sim.start(), torch.arange(6))
+    task, rows = sim.task(torch.arange(6), sim.at(0)), received_models(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]

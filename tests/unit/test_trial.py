@@ -15,11 +15,11 @@ from stratafl.evaluation.evaluate import score_new_clients, score_stages
 from stratafl.evaluation.measure import score_line
 from stratafl.evaluation.trial import RoundLines, Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import Runtime
 from stratafl.testing import SIZES, tiny_federation, tiny_model
 
-TUNE = SGD(lr=0.2, purpose="tune")
+TUNE = LocalTraining(lr=0.2, purpose="tune")
 
 
 def made(alg=None, batchnorm=False, **options):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from methods import every_method
+from simulations import built
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
 from stratafl.api import fit
 from stratafl.core.form import form_of
@@ -13,15 +14,17 @@ from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.schema import NOT_FINITE
+from stratafl.core.state import flatten
 from stratafl.errors import ContractError, StageError
 from stratafl.evaluation.measure import upload_line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
 from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, Outlier, inspect, outliers
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
 from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.testing.watch import Watched
 
 NAN = torch.nan
 THETA = f"{NOT_FINITE} in field 'theta'"
@@ -214,6 +217,7 @@ def test_a_count_is_the_clients_own():
     assert looked_at(held=(4, 7), counts=Field(torch.tensor([1, 1]))).reasons == ["", ""]
     found = looked_at(held=(4, 7), samples=Field(torch.tensor([4, 8])))
     assert found.reasons == ["", "it claims 8 training samples and holds 7"]
+    assert looked_at(held=(4, 7), samples=Field(torch.tensor([3, 7]))).reasons[0] != ""  # fewer count for less
 
 
 def test_who_sends_nothing_is_left_out_if_its_own_model_is_not_finite():
@@ -228,7 +232,9 @@ def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
     torch.manual_seed(0)  # a model whose units are all dead would not overflow
     clients = [(torch.zeros(40, 4), torch.tensor([0, 1] * 20)) for _ in range(4)]
     clients[1] = (torch.full((40, 4), 1e30), clients[1][1])
-    fitted = fit(local(train=SGD(lr=1e10)), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2)
+    fitted = fit(
+        local(train=LocalTraining(lr=1e10)), clients, build("mlp", shape=(4,), classes=2, hidden=(4,)), rounds=2
+    )
     assert [[each["client"] for each in line["left_out"]] for line in fitted.history] == [[1], [1]]
     assert all(bool(x.isfinite().all()) for x in fitted.model(1).state_dict().values())
 
@@ -248,6 +254,7 @@ def test_of_few_nobody_is_far_and_who_did_not_move_does_not_count():
     assert outliers(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
     assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == (Outlier(2, 100.0),)
     assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (Outlier(6, 100.0),)
+    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 10.0, 10.0, 10.0]) == ()  # the median of those who moved is 10
     assert outliers(range(4), [torch.inf] * 4) == ()
 
 
@@ -290,9 +297,25 @@ def test_a_round_without_either_says_nothing():
 
 
 def test_where_all_diverge_the_server_keeps_its_last_finite_state():
-    sim = made(fedavg(train=SGD(lr=1e30, epochs=2)), dtype=torch.float32)
+    sim = made(fedavg(train=LocalTraining(lr=1e30, epochs=2)), dtype=torch.float32)
     progress, entry = Trial(sim).round(sim.start())
     assert [each["client"] for each in entry.round["left_out"]] == sim.cohort(sim.at(0)).tolist()
     assert difference({"": progress.server["theta"]["fc.weight"]}, {"": sim.setup.start["fc.weight"]}) == 0
     assert "test.trained.loss" not in entry.round
     assert entry.round["test.deployed.loss"] < 10
+
+
+class Overflowing(Watched):
+    """A method whose merge makes an infinite model of finite uploads."""
+
+    def absorb(self, rnd, server, total):
+        after = super().absorb(rnd, server, total)
+        return {**after, "theta": {n: x / 0 for n, x in after["theta"].items()}}
+
+
+def test_a_merge_that_overflows_leaves_the_server_as_it_was():
+    sim = built("fedper", batchnorm=False)
+    before = sim.start()
+    after, report = replace(sim, algorithm=Overflowing(sim.algorithm)).round(before, Matrix())
+    assert not report.left_out
+    assert difference(flatten(after.server), flatten(before.server)) == 0

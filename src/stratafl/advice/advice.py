@@ -22,7 +22,7 @@ from stratafl.advice.trainings import Training
 from stratafl.advice.tryout import Watch, least_budget, try_out
 from stratafl.config.assemble import federation_of, model_of
 from stratafl.config.experiment import Experiment
-from stratafl.config.metrics import AUTO, metric_for, with_metric
+from stratafl.config.metric_choice import AUTO, metric_for, with_metric
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation

@@ -10,7 +10,7 @@ from torch import Tensor
 from stratafl.advice.candidates import ALONE, Candidate
 from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
-from stratafl.config.tables import AlgorithmTable
+from stratafl.config.setting_tables import AlgorithmTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation

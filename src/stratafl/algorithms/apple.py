@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
@@ -18,7 +18,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, common, rows_of, tensor_of
 from stratafl.core.steps import Mix, Train
 from stratafl.core.task import Gradients, Task
-from stratafl.policies import SGD, Broadcast, Cosine, Prepare, StoreRows, Take, Upload
+from stratafl.policies import Broadcast, Cosine, LocalTraining, Prepare, StoreRows, Take, Upload
 from stratafl.policies.descent import Fields, GradientAt
 from stratafl.policies.followers import Downhill
 
@@ -37,7 +37,7 @@ def apple(
     until: Annotated[float, Range(least=0, most=1), Tune(0.0, 0.5)] = 0.1,
     own: Annotated[float, Range(above=0, most=1), Tune(0.2, 0.8)] | None = 0.5,
     scaled: bool = True,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants.
 

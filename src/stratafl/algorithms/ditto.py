@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD, Adopt, Pull, Take
+from stratafl.policies import Adopt, LocalTraining, Pull, Take
 
 
 @method(
@@ -22,7 +22,7 @@ def ditto(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 1.0,
     personal_epochs: Annotated[int | None, Range(least=0), Tune(1, 10)] = None,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 1: w by FedAvg, and v_k on h_k(v) = F_k(v) + (strength/2)·‖v − w^t‖².
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import torch
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Filled, Number, Start
 from stratafl.core.footprint import Footprint
@@ -19,7 +19,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Gradients, Task
-from stratafl.policies import SGD, Clamp, Copy, Prepare, Take
+from stratafl.policies import Clamp, Copy, LocalTraining, Prepare, Take
 from stratafl.policies.descent import Fields, GradientAt
 
 
@@ -36,7 +36,7 @@ def fedala(
     weights_lr: Annotated[float, Range(least=0), Tune(0.1, 10.0, log=True)] = 1.0,
     share: Annotated[float, Range(above=0, most=1), Fixed("a cost: how much data W sees")] = 0.8,
     first_passes: Annotated[int, Range(least=1), Tune(1, 20)] = 10,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """θ̂ = own + (received − own)⊙W in `layers`, where W ∈ [0, 1] is learned before each round.
 
@@ -44,7 +44,9 @@ def fedala(
     afterwards.
     """
     top = select(layers)
-    learn = SGD(lr=weights_lr, batch=train.batch, drop_last=train.drop_last, layers=top, row="W", purpose="ala")
+    learn = LocalTraining(
+        lr=weights_lr, batch=train.batch, drop_last=train.drop_last, layers=top, row="W", purpose="ala"
+    )
     learn = replace(learn, gradient=ThroughWeights(), project=Clamp(), share=share, epochs_from="passes")
     return replace(
         fedavg(),

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.grouping import shares, ward, without_overflow
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number, Start
 from stratafl.core.footprint import Footprint
@@ -27,7 +27,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Serve
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast
+from stratafl.policies import Broadcast, LocalTraining
 
 Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]
@@ -48,7 +48,7 @@ def fedalp(
     base: Base = "received",
     gamma: Gamma = "group",
     features: Literal["cosine", "angle"] = "cosine",
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
@@ -21,7 +21,7 @@ from stratafl.core.reduce import cosines
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Serve
-from stratafl.policies import SGD, Adopt, MeanOfRows, Pull, StoreRows, Take, Upload
+from stratafl.policies import Adopt, LocalTraining, MeanOfRows, Pull, StoreRows, Take, Upload
 
 
 @method(
@@ -36,7 +36,7 @@ def fedamp(
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,
     alpha: Annotated[float, Range(least=0), Fixed("σ unless given: nearest clients then weigh most")] | None = None,
     sigma: Annotated[float, Range(above=0), Fixed("the distance between clients unless given")] | None = None,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """FedAMP (Huang et al., 2021): each client is pulled to a mixture in which similar clients weigh most.
 
@@ -58,7 +58,7 @@ def heurfedamp(
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,
     own: Annotated[float, Range(least=0, most=1), Tune(0.1, 0.9)] = 0.5,
     sharpness: Annotated[float, Range(least=0), Tune(1.0, 100.0, log=True)] = 10.0,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """HeurFedAMP (Huang et al., 2021): FedAMP that weighs by cosines, with a fixed weight on a client's own model.
 
@@ -67,7 +67,7 @@ def heurfedamp(
     return attentive(CosineAttention(own, sharpness), strength, train)
 
 
-def attentive(weights: "Attention | CosineAttention", strength: float, train: SGD) -> Layerwise:
+def attentive(weights: "Attention | CosineAttention", strength: float, train: LocalTraining) -> Layerwise:
     """Every client is pulled to its own mixture of all models."""
     return Layerwise(
         serve=(CloudModels(weights),),

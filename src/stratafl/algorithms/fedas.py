@@ -7,9 +7,9 @@ of the Fisher information are to keep clients that rarely train from spoiling th
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fisher import fisher_trace
+from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import ClassMeans, FromFeatures
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
@@ -21,7 +21,7 @@ from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.task import Task
-from stratafl.policies import SGD, Adopt, Broadcast, Copy, Mean, Take, Upload
+from stratafl.policies import Adopt, Broadcast, Copy, LocalTraining, Mean, Take, Upload
 
 BASE, HEAD = select("base"), select("head")
 
@@ -37,13 +37,13 @@ def fedas(
     *,
     align_lr: Annotated[float, Range(least=0), Tune(1e-3, 0.1, log=True)] = 0.01,
     align_epochs: Annotated[int, Range(least=0), Tune(1, 5)] = 1,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Prototypes of the old base, alignment of the received one, training, then F_k = Σ_batches ‖∇ mean NLL‖².
 
     The alignment takes `align_epochs` at `align_lr`.
     """
-    align = SGD(align_lr, align_epochs, train.batch, layers=BASE, objective=ToPrototypes(), purpose="align")
+    align = LocalTraining(align_lr, align_epochs, train.batch, layers=BASE, objective=ToPrototypes(), purpose="align")
     learn = (OldPrototypes(), align, train, Copy("theta", "old"), Copy("theta", "statistics"))
     return replace(
         fedper(),

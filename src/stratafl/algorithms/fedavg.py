@@ -1,10 +1,10 @@
 """FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD, Broadcast, Mean, Take, Upload
+from stratafl.policies import Broadcast, LocalTraining, Mean, Take, Upload
 
 
 @method(
@@ -14,7 +14,7 @@ from stratafl.policies import SGD, Broadcast, Mean, Take, Upload
     sends="the whole model",
     new_client="the global model",
 )
-def fedavg(*, train: SGD = SGD()) -> Layerwise:
+def fedavg(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     """θ ← Σ_k n_k·θ_k / Σ_k n_k; a client keeps no layer."""
     return Layerwise(
         serve=(Broadcast(),),

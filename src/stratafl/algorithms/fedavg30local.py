@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range
 from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.phased import Phase, Phased
@@ -19,7 +19,7 @@ from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.core.steps import Send
 from stratafl.core.task import Task
-from stratafl.policies import SGD, Upload
+from stratafl.policies import LocalTraining, Upload
 
 
 @method(
@@ -31,7 +31,9 @@ from stratafl.policies import SGD, Upload
     new_client="the initial model: after the warm-up nothing is sent",
 )
 def fedavg30local(
-    *, warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30, train: SGD = SGD()
+    *,
+    warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30,
+    train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it.
 

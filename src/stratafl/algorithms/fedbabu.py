@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.train import tuning
 
 
@@ -23,7 +23,7 @@ def fedbabu(
     *,
     fixed: str | Select = "head",
     tune_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 5,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Clients train φ_k with the common random head frozen; the deployed model is tuned on everything.
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.layerwise import Layerwise
 from stratafl.models.heads import HeadExtension
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
 @method(
@@ -16,6 +16,6 @@ from stratafl.policies import SGD
     sends="all but the biases of the output layer",
     new_client="the global model with the initial biases",
 )
-def fedbias(*, train: SGD = SGD()) -> Layerwise:
+def fedbias(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     """FedPer with W_P = the bias b_k of the head, which carries a client's class frequencies and little else."""
     return replace(fedper(personal="head.bias", train=train), extension=HeadExtension("bias"))

@@ -4,10 +4,10 @@ Layers are chosen by what they are: the name test of public code (`"bn" in name`
 shortcuts and averages it.
 """
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
 @method(
@@ -17,6 +17,6 @@ from stratafl.policies import SGD
     sends="all but the BatchNorm layers",
     new_client="the shared layers and initial BatchNorm layers",
 )
-def fedbn(*, train: SGD = SGD()) -> Layerwise:
+def fedbn(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     """FedPer whose personal layers are the BatchNorm layers."""
     return fedper(personal="batchnorm", train=train)

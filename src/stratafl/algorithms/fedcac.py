@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start
 from stratafl.core.footprint import Footprint
@@ -21,7 +21,7 @@ from stratafl.core.reduce import PIECE, pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import MergeRows, Serve
-from stratafl.policies import SGD, Broadcast, Mean
+from stratafl.policies import Broadcast, LocalTraining, Mean
 
 
 @method(
@@ -36,7 +36,7 @@ def fedcac(
     *,
     share: Annotated[float, Range(least=0, most=1), Tune(0.1, 0.9)] = 0.5,
     beta: Annotated[float, Range(above=0), Tune(10.0, 300.0, log=True)] = 100.0,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """θ_i ← M_i⊙w_i + (1 − M_i)⊙w_g, with w_i the mean over clients whose critical parameters M overlap with M_i.
 

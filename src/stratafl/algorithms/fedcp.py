@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.layers import select
@@ -27,7 +27,7 @@ from stratafl.core.steps import Mix, Send
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.models.heads import HeadExtension
-from stratafl.policies import SGD, Remember, Take, Upload
+from stratafl.policies import LocalTraining, Remember, Take, Upload
 
 PERSONAL, GENERIC = select("head.personal"), select("head.generic")
 BANDWIDTHS = (10, 15, 20, 50)
@@ -41,7 +41,9 @@ BANDWIDTHS = (10, 15, 20, 50)
     new_client="the shared base and policy, with the shared head in place of its personal one",
 )
 def fedcp(
-    *, strength: Annotated[float, Range(least=0), Tune(1e-4, 10.0, log=True)] = 1.0, train: SGD = SGD()
+    *,
+    strength: Annotated[float, Range(least=0), Tune(1e-4, 10.0, log=True)] = 1.0,
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Logits h_p(r⊙z) + h_g(s⊙z) with r + s = 1; the loss is their cross-entropy + λ·MMD(z, z of the received base).
 

@@ -7,8 +7,8 @@ bias memory), and mean regularisation keeps it out of the shared base.
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import FromFeatures
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Number, Start, Together
@@ -22,7 +22,7 @@ from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Names
 from stratafl.core.task import Task
 from stratafl.models import HeadExtension
-from stratafl.policies import SGD, Broadcast, Copy, Fresh, Mean, Take, Upload
+from stratafl.policies import Broadcast, Copy, Fresh, LocalTraining, Mean, Take, Upload
 
 SHIFT = select("head.shift")
 FEATURES = Number(width="features")
@@ -39,7 +39,7 @@ def feddbe(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 100.0, log=True)] = 1.0,
     momentum: Annotated[float, Range(above=0, most=1), Tune(0.1, 1.0)] = 1.0,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """Clients predict with h(φ(x) + p_k) and minimise L + strength·mean_d(0.5·(m − z̄)²), m the running mean of φ(x).
 

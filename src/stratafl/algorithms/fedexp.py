@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
@@ -16,7 +16,7 @@ from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.core.steps import Names
-from stratafl.policies import SGD, Mean
+from stratafl.policies import LocalTraining, Mean
 
 
 @method(
@@ -27,7 +27,9 @@ from stratafl.policies import SGD, Mean
     new_client="the global model",
 )
 def fedexp(
-    *, epsilon: Annotated[float, Range(above=0), Tune(1e-4, 1e-1, log=True)] = 1e-3, train: SGD = SGD()
+    *,
+    epsilon: Annotated[float, Range(above=0), Tune(1e-4, 1e-1, log=True)] = 1e-3,
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """θ ← θ + η_g·Δ̄ with η_g = max{1, Σ p_k‖Δ_k‖² / (2(‖Δ̄‖² + ε))} and p_k = n_k/Σn (Eq. 7).
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
@@ -20,7 +20,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, Mix, Serve
 from stratafl.core.task import Task
-from stratafl.policies import SGD, StoreRows, Take, Upload
+from stratafl.policies import LocalTraining, StoreRows, Take, Upload
 
 
 @method(
@@ -30,7 +30,9 @@ from stratafl.policies import SGD, StoreRows, Take, Upload
     sends="the whole model and a weight for each model that it was sent",
     new_client="the initial model, or a mixture of the models that others value most",
 )
-def fedfomo(*, models: Annotated[int, Range(least=0), Tune(1, 20)] = 5, train: SGD = SGD()) -> Layerwise:
+def fedfomo(
+    *, models: Annotated[int, Range(least=0), Tune(1, 20)] = 5, train: LocalTraining = LocalTraining()
+) -> Layerwise:
     """θ_i ← Σ_j w_j⁺·θ_j/Σ_j w_j⁺ over the models that client i is sent, those with the largest affinity P_ij.
 
     `models` is how many it is sent. It needs validation data: the weights of others come from a client's loss on its

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
@@ -27,7 +27,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
 from stratafl.core.steps import MergeRows
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Mean, Take
+from stratafl.policies import Broadcast, LocalTraining, Mean, Take
 from stratafl.policies.serve import Download
 
 
@@ -46,7 +46,7 @@ def fedlag(
     warmup: Annotated[int, Range(least=0), Tune(0, 60)] = 30,
     weights: Literal["samples", "uniform"] = "samples",
     bn: Literal["follow", "averaged"] = "follow",
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
 
@@ -62,7 +62,7 @@ def fedlag(
     return Phased((*first, Phase(_lag(conflicts, mean, train))))
 
 
-def _lag(conflicts: "PersonaliseConflicts", mean: Mean, train: SGD) -> Layerwise:
+def _lag(conflicts: "PersonaliseConflicts", mean: Mean, train: LocalTraining) -> Layerwise:
     return replace(
         fedavg(train=train),
         serve=(BroadcastShared(),),  # Eq. 4: θ_{l,u}^(r+1) for l ∈ L_g

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD, ServerOptimizer
+from stratafl.policies import LocalTraining, ServerOptimizer
 
 
 @method(
@@ -25,7 +25,7 @@ def fedopt(
     beta1: Annotated[float, Range(least=0, below=1), Tune(choices=(0.0, 0.9))] = 0.9,
     beta2: Annotated[float, Range(least=0, below=1), Tune(choices=(0.9, 0.99, 0.999))] = 0.99,
     tau: Annotated[float, Range(least=1e-8), Tune(1e-5, 1e-1, log=True)] = 1e-3,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 2: θ ← θ + η·m/(√v + τ), with m and v the running means of Δ̄ and Δ̄² (`momentum`: θ ← θ + η·m).
 

@@ -10,8 +10,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import ClassMeans, FromFeatures, Prototypes, class_sums
 from stratafl.algorithms.simplex import minimise_on_simplex
 from stratafl.core.annotations import Range, Tune
@@ -26,7 +26,7 @@ from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import MergeRows
 from stratafl.core.task import Task
-from stratafl.policies import SGD, Broadcast, Deliver, Mean, MeanOfRows, Take, Upload
+from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, MeanOfRows, Take, Upload
 
 HEAD, BASE = select("head"), select("base")
 
@@ -42,7 +42,7 @@ def fedpac(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 1.0,
     head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """`head_epochs` on h_i with φ frozen, then train.epochs on φ_i with h_i frozen and L + strength·MSE(z, c_y).
 

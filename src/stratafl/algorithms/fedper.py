@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range
 from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select
@@ -17,7 +17,7 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.records import record
 from stratafl.errors import ModelError, RecordError
 from stratafl.models import LinearBase, Staged
-from stratafl.policies import SGD, Broadcast, Upload
+from stratafl.policies import Broadcast, LocalTraining, Upload
 
 
 @method(
@@ -33,7 +33,7 @@ def fedper(
     initial: Literal["common", "own"] = "common",
     finetune: Annotated[int, Range(least=0), Fixed("an experiment of the appendix")] = 0,
     linear_base: bool = False,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """`personal` layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from torch.nn.functional import pad
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import Select, select
@@ -23,7 +23,7 @@ from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.models.heads import HeadExtension
-from stratafl.policies import SGD, Broadcast, Take, Upload
+from stratafl.policies import Broadcast, LocalTraining, Take, Upload
 
 PRIOR = select("head.prior")
 
@@ -36,7 +36,9 @@ PRIOR = select("head.prior")
     new_client="the global model with its own class frequencies",
 )
 def fedprior(
-    *, smoothing: Annotated[float, Range(above=0), Tune(0.1, 10.0, log=True)] = 1.0, train: SGD = SGD()
+    *,
+    smoothing: Annotated[float, Range(above=0), Tune(0.1, 10.0, log=True)] = 1.0,
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Logits + log π_k(c), π_k(c) = (n_{k,c} + s)/(n_k + s·C), with s the `smoothing` and C the number of classes."""
     shared = ~PRIOR

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD, Pull, Remember, Take
+from stratafl.policies import LocalTraining, Pull, Remember, Take
 
 
 @method(
@@ -18,7 +18,9 @@ from stratafl.policies import SGD, Pull, Remember, Take
     new_client="the global model",
 )
 def fedprox(
-    *, strength: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.01, train: SGD = SGD()
+    *,
+    strength: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.01,
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """The gradient is that of L_k + (strength/2)·‖θ_k − θ^t‖²; `strength` is μ."""
     pulled = replace(train, edits=(*train.edits, Pull(strength)))

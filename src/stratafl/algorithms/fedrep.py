@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
 @method(
@@ -19,7 +19,10 @@ from stratafl.policies import SGD
     new_client="the shared base and the initial head",
 )
 def fedrep(
-    *, personal: str | Select = "head", head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1, train: SGD = SGD()
+    *,
+    personal: str | Select = "head",
+    head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1,
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """τ_h epochs on h_k with φ frozen, then τ_b (= train.epochs) epochs on φ_k with h_k frozen.
 

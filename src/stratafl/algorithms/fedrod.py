@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
@@ -20,7 +20,7 @@ from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.models import HeadExtension
-from stratafl.policies import SGD, Broadcast, Take, Upload
+from stratafl.policies import Broadcast, LocalTraining, Take, Upload
 
 ABSENT = 1e-8  # added to class counts: log 0 of a class that a client does not have would be −∞
 PERSONAL = select("head.personal")
@@ -33,7 +33,7 @@ PERSONAL = select("head.personal")
     sends="the base and the generic head",
     new_client="the generic model: its personal head starts at zero",
 )
-def fedrod(*, balanced: bool = True, train: SGD = SGD()) -> Layerwise:
+def fedrod(*, balanced: bool = True, train: LocalTraining = LocalTraining()) -> Layerwise:
     """Clients predict with h_g(z) + h_p(z), the global model with h_g(z); `balanced=False` trains h_g on plain CE."""
     return replace(
         fedavg(),

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.train import tuning
 
 Epochs = Annotated[int, Range(least=0), Tune(1, 10)]
@@ -22,7 +22,7 @@ Epochs = Annotated[int, Range(least=0), Tune(1, 10)]
     new_client="the global model, tuned on its own data",
     also=("FedAvg-FT", "FedAvg+FT", "FedAvg + fine-tuning"),
 )
-def fedavgft(*, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
+def fedavgft(*, tune_epochs: Epochs = 1, train: LocalTraining = LocalTraining()) -> Layerwise:
     """FedAvg-FT (Yu et al., 2020): FedAvg; before use each client trains a copy of all layers for some epochs.
 
     `tune_epochs` is how many.
@@ -38,7 +38,9 @@ def fedavgft(*, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
     new_client="the global model, tuned on its own data",
     also=("LP-FT", "FedAvg+LP-FT"),
 )
-def fedavglpft(*, head_epochs: Epochs = 1, tune_epochs: Epochs = 1, train: SGD = SGD()) -> Layerwise:
+def fedavglpft(
+    *, head_epochs: Epochs = 1, tune_epochs: Epochs = 1, train: LocalTraining = LocalTraining()
+) -> Layerwise:
     """FedAvg-LP-FT (Kumar et al., 2022): FedAvg; before use each client trains its head, then all layers of a copy.
 
     The head for `head_epochs`, all layers for `tune_epochs`.

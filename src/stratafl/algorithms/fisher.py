@@ -12,7 +12,7 @@ from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Train
 from stratafl.core.task import Gradients, Task
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.descent import Fields, GradientAt
 
 LEAST = 1e-30  # far below the trace of a client that has one
@@ -21,7 +21,9 @@ LEAST = 1e-30  # far below the trace of a client that has one
 def fisher_trace(batch: int) -> tuple[Train, ...]:
     """The steps that give the field `fisher`, over all trained layers and the training samples in their order."""
     rule, add = SquaredNorm(), AddNorm()
-    along = SGD(0.0, 1, batch, objective=Likelihood(), gradient=rule, follow=(add,), shuffle=False, purpose="fisher")
+    along = LocalTraining(
+        0.0, 1, batch, objective=Likelihood(), gradient=rule, follow=(add,), shuffle=False, purpose="fisher"
+    )
     return StartTrace(), along
 
 

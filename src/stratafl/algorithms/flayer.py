@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
@@ -30,7 +30,7 @@ from stratafl.core.state import State, Value, rows_of, tensor_of
 from stratafl.core.steps import Mix, Names, Send
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Accuracy, Mean, Remember, Take
+from stratafl.policies import Accuracy, LocalTraining, Mean, Remember, Take
 
 Split = Literal["train", "validation"]
 Share = Annotated[float, Range(least=0, most=1)]
@@ -57,7 +57,7 @@ def flayer(
     preset: Literal["paper", "official"] = "paper",
     p: Annotated[int, Fixed("of the preset 'official', as published")] = 2,
     middle: Annotated[float, Fixed("of the preset 'official', as published")] = 20.0,
-    train: SGD | None = None,
+    train: LocalTraining | None = None,
 ) -> Layerwise:
     """FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.
 
@@ -76,7 +76,7 @@ def flayer(
     _refuse_given("p and middle are options of the preset 'official'", {"p": p, "middle": middle})
     if not isinstance(accuracy, str) and accuracy_of != "trained":
         raise RecordError(f"flayer: accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
-    descent = train or SGD()
+    descent = train or LocalTraining()
     descent = replace(descent, rates=(*descent.rates, LayerRate())) if rates else descent
     method = replace(
         fedavg(),

@@ -28,23 +28,26 @@ from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Batching, Mix, Send, Train
 from stratafl.core.task import Stack, Task
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Accuracy, Remember, Take
+from stratafl.policies import Accuracy, LocalTraining, Remember, Take
 
 log = logging.getLogger("stratafl")
 HEAD_RATE = 0.2
-IN_ORDER = SGD(drop_last=True, shuffle=False)
+IN_ORDER = LocalTraining(drop_last=True, shuffle=False)
 FLOOR = 1e-8  # of a norm; the authors' code divides by zero
 
 
 @validated
 def official(
-    *, p: Annotated[int, Range(least=1)] = 2, middle: Annotated[float, Range(above=0)] = 20.0, train: SGD = IN_ORDER
+    *,
+    p: Annotated[int, Range(least=1)] = 2,
+    middle: Annotated[float, Range(above=0)] = 20.0,
+    train: LocalTraining = IN_ORDER,
 ) -> Layerwise:
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
     if train.shuffle or not train.drop_last:
-        needed = "set train.drop_last to true (SGD: and shuffle to False)"
+        needed = "set train.drop_last to true (LocalTraining: and shuffle to False)"
         raise RecordError(f"flayer, preset official: batches in order without the last that is not full: {needed}")
-    if train != SGD(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
+    if train != LocalTraining(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
         raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
     return replace(
         fedavg(),
@@ -98,7 +101,7 @@ class HeadEpoch(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         # What this gives is the model that is evaluated as received.
         trained = rnd.layout.trainable()[-self.p :]
-        sgd = SGD(batch=self.batch, shuffle=False, drop_last=True, frozen_modules_train=True, purpose="head")
+        sgd = LocalTraining(batch=self.batch, shuffle=False, drop_last=True, frozen_modules_train=True, purpose="head")
         after = sgd.descend(task, trained, self.lr * HEAD_RATE, rows_of(client, "theta"), client)
         return {"theta": after["row"]}
 

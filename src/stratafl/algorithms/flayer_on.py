@@ -23,7 +23,7 @@ from stratafl.core.phased import Phased
 from stratafl.core.records import validated
 from stratafl.core.steps import Mix, Serve, Train
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Accuracy, Adopt, Copy, Mean, Remember, Take, Upload
+from stratafl.policies import Accuracy, Adopt, Copy, LocalTraining, Mean, Remember, Take, Upload
 
 
 @validated
@@ -168,7 +168,7 @@ def keeping(spec: FieldSpec | None, layers: Select) -> FieldSpec:
 
 def with_rates(host: Layerwise) -> Layerwise:
     """Every descent of a client's training with a rate for each layer and step, whatever it trains."""
-    descents = [step for step in host.train if isinstance(step, SGD)]
+    descents = [step for step in host.train if isinstance(step, LocalTraining)]
     if not descents:
         raise RecordError("rates: it has no descent whose rates could change")
     for step in host.train:
@@ -179,7 +179,7 @@ def with_rates(host: Layerwise) -> Layerwise:
 
 
 def _with_rate(step: Train) -> Train:
-    return replace(step, rates=(*step.rates, LayerRate())) if isinstance(step, SGD) else step
+    return replace(step, rates=(*step.rates, LayerRate())) if isinstance(step, LocalTraining) else step
 
 
 # Eq. 5–9

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
@@ -24,7 +24,7 @@ from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.models.heads import HeadExtension
-from stratafl.policies import SGD, Take
+from stratafl.policies import LocalTraining, Take
 from stratafl.policies.descent import Fields
 
 FREQUENCIES, EMBEDDING = select("head.frequencies"), select("head.embedding")
@@ -43,7 +43,7 @@ def gpfl(
     *,
     strength: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.01,
     decay: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.1,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Clients predict with h(CoV(z, p)); λ is `strength`, μ the weight decay of embeddings and valve, `decay`."""
     edits = (*train.edits, Decay(decay - train.weight_decay, GUIDE))

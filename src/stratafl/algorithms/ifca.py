@@ -10,8 +10,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.footprint import Footprint
@@ -24,7 +24,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, expand, rows_of, tensor_of
 from stratafl.core.steps import MergeSums, Mix
 from stratafl.core.task import Task
-from stratafl.policies import SGD, Broadcast, Upload
+from stratafl.policies import Broadcast, LocalTraining, Upload
 
 
 @method(
@@ -34,7 +34,9 @@ from stratafl.policies import SGD, Broadcast, Upload
     sends="the whole model and the number of its group",
     new_client="of the groups' models the one with the smallest loss on its training split",
 )
-def ifca(*, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: SGD = SGD()) -> Layerwise:
+def ifca(
+    *, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: LocalTraining = LocalTraining()
+) -> Layerwise:
     """M models θ_m, each drawn for itself: equal ones would be chosen by everybody alike. A single one is FedAvg's.
 
     `groups` is M.

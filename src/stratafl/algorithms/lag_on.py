@@ -31,7 +31,7 @@ from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Names, Step
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Mean, ServerOptimizer, Take, Upload
+from stratafl.policies import Broadcast, LocalTraining, Mean, ServerOptimizer, Take, Upload
 
 THETA = "theta"  # the model that is sent to everybody and averaged
 
@@ -118,7 +118,9 @@ def _on_shared(step: MergeSums | MergeRows) -> MergeSums | MergeRows:
 
 
 def _corrects(host: Layerwise) -> bool:
-    return any(isinstance(edit, Correct) for step in host.train if isinstance(step, SGD) for edit in step.edits)
+    return any(
+        isinstance(edit, Correct) for step in host.train if isinstance(step, LocalTraining) for edit in step.edits
+    )
 
 
 @record

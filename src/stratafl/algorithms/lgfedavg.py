@@ -1,10 +1,10 @@
 """LG-FedAvg (Liang et al., 2020): local representation, global head; the mirror of FedPer."""
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
 @method(
@@ -14,6 +14,6 @@ from stratafl.policies import SGD
     sends="the head",
     new_client="the shared head and the initial base",
 )
-def lgfedavg(*, shared: str | Select = "head", train: SGD = SGD()) -> Layerwise:
+def lgfedavg(*, shared: str | Select = "head", train: LocalTraining = LocalTraining()) -> Layerwise:
     """FedPer whose personal layers are all but the `shared` ones."""
     return fedper(personal=~select(shared), train=train)

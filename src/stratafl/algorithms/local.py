@@ -1,14 +1,14 @@
 """Local: nothing is sent; every client trains every round, whatever the participation."""
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 
-def alone(*, train: SGD = SGD()) -> Layerwise:
-    """θ_k ← SGD(θ_k): a phase in which nothing is sent."""
+def alone(*, train: LocalTraining = LocalTraining()) -> Layerwise:
+    """θ_k ← LocalTraining(θ_k): a phase in which nothing is sent."""
     return Layerwise(serve=(), mix=(), train=(train,), send=(), merge=(), server={}, client={"theta": Start()})
 
 
@@ -19,6 +19,6 @@ def alone(*, train: SGD = SGD()) -> Layerwise:
     sends="nothing",
     new_client="the initial model",
 )
-def local(*, train: SGD = SGD()) -> Phased:
+def local(*, train: LocalTraining = LocalTraining()) -> Phased:
     """Everybody alone, from a common start."""
     return Phased((Phase(alone(train=train), participation="all"),))

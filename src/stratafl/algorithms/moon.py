@@ -8,15 +8,15 @@ from typing import Annotated
 
 from torch.nn.functional import cosine_similarity, softplus
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Frozen, Loss, Net, losses
 from stratafl.core.records import record
-from stratafl.policies import SGD, Adopt, Copy, Remember, Take
+from stratafl.policies import Adopt, Copy, LocalTraining, Remember, Take
 
 
 @method(
@@ -30,7 +30,7 @@ def moon(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 1.0,
     temperature: Annotated[float, Range(above=0), Tune(0.1, 1.0)] = 0.5,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 1: ℓ = ℓ_sup + μ·ℓ_con (Eq. 4) with μ = `strength` and τ = `temperature`.
 

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.records import record
 from stratafl.core.state import State
 from stratafl.core.task import Gradients
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.descent import Fields, GradientAt
 
 Version = Literal["fo", "hf"]
@@ -29,7 +29,7 @@ def perfedavg(
     version: Version = "fo",
     alpha: Annotated[float | None, Range(least=0), Tune(1e-3, 0.5, log=True)] = None,
     delta: Annotated[float, Range(above=0), Fixed("small; only `hf` has it")] = 1e-3,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 1 with β = `train.lr`; the step that it prepares for is one at `alpha`, by default `train.lr`.
 
@@ -39,7 +39,7 @@ def perfedavg(
     step = train.lr if alpha is None else alpha
     return replace(
         fedavg(train=replace(train, gradient=Meta(version, step, delta))),
-        tune=(SGD(lr=step, steps=1, batch=train.batch, objective=train.objective, purpose="tune"),),
+        tune=(LocalTraining(lr=step, steps=1, batch=train.batch, objective=train.objective, purpose="tune"),),
     )
 
 

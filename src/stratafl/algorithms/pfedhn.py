@@ -6,16 +6,16 @@ Client i is sent θ_i = h(v_i; ψ) and trains it to θ̃_i; by Δθ_i the server
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.generating import Generate, LearnGenerator
 from stratafl.algorithms.hypernetwork import Width
+from stratafl.algorithms.methods import method
 from stratafl.algorithms.model_generator import ModelGenerator
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start, Together
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.policies import SGD, Upload
+from stratafl.policies import LocalTraining, Upload
 
 Rate = Annotated[float, Range(least=0), Tune(0.01, 1.0, log=True)]
 Share = Annotated[float, Range(least=0, below=1), Fixed("as in the authors' code")]
@@ -41,7 +41,7 @@ def pfedhn(
     decay: Least0 = 1e-3,
     clip: Above0 = 50.0,
     initial: Initial = "model",
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """pFedHN (Shamsian et al., 2021): a hypernetwork on the server generates every client's model from an embedding.
 
@@ -70,7 +70,7 @@ def pfedhnpc(
     decay: Least0 = 1e-3,
     clip: Above0 = 50.0,
     initial: Initial = "model",
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """pFedHN-PC (Shamsian et al., 2021): pFedHN whose clients keep their classifier, trained jointly with the base.
 
@@ -81,7 +81,7 @@ def pfedhnpc(
     return _generating(LearnGenerator(net, hyper_lr, momentum, decay, clip), select(personal), train)
 
 
-def _generating(learn: LearnGenerator, personal: Select, train: SGD) -> Layerwise:
+def _generating(learn: LearnGenerator, personal: Select, train: LocalTraining) -> Layerwise:
     """Statistics cannot be generated, so they stay with the client, as personal layers do."""
     return replace(
         fedavg(train=train),

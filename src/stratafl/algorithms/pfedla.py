@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork, Width
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
@@ -26,7 +26,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, MeanOfRows, StoreRows
+from stratafl.policies import LocalTraining, MeanOfRows, StoreRows
 
 Rate = Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)]
 
@@ -48,7 +48,7 @@ def pfedla(
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
     sign: Literal["descent", "public"] = "descent",
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """pFedLA (Ma et al., 2022): a hypernetwork per client weighs, layer by layer, the models of all clients.
 
@@ -77,7 +77,7 @@ def heurpfedla(
     depth: Width = 3,
     normalise: Literal["softmax", "relu"] = "softmax",
     initial: Literal["drawn", "uniform"] = "drawn",
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """HeurpFedLA (Ma et al., 2022): pFedLA that leaves each client the layers with the largest weight on itself.
 
@@ -98,7 +98,7 @@ def _retain(k: int | None, named: Select) -> "Retain":
     return Retain(1 if k is None else k)
 
 
-def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: SGD) -> Layerwise:
+def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: LocalTraining) -> Layerwise:
     return mixing(hyper, train, retain, (LearnWeights(hyper, retain, sign * lr),), hyper.fields())
 
 
@@ -118,7 +118,7 @@ class Weights(Protocol):
 
 def mixing(
     weights: Weights,
-    train: SGD,
+    train: LocalTraining,
     retain: "Retain | None" = None,
     learn: tuple[MergeRows, ...] = (),
     fields: Mapping[str, FieldSpec] | None = None,

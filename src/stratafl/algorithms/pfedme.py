@@ -8,15 +8,15 @@ from typing import Annotated
 
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.records import record
 from stratafl.core.state import State, rows_of
-from stratafl.policies import SGD, Adopt, Copy, Pull, ServerOptimizer, Take
+from stratafl.policies import Adopt, Copy, LocalTraining, Pull, ServerOptimizer, Take
 from stratafl.policies.descent import Fields
 
 
@@ -33,7 +33,7 @@ def pfedme(
     inner: Annotated[int, Range(least=1), Tune(1, 10)] = 5,
     personal_lr: Annotated[float, Range(above=0), Tune(0.01, 0.1, log=True)] = 0.05,
     beta: Annotated[float, Range(above=0), Fixed("1, except for proofs")] = 1.0,
-    train: SGD = SGD(),
+    train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 1 with λ = `strength`, K = `inner` steps on each batch at `personal_lr`, and η = `train.lr`.
 

@@ -10,8 +10,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start
 from stratafl.core.layerwise import Layerwise
@@ -22,7 +22,7 @@ from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Names, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
-from stratafl.policies import SGD, Broadcast, Increment, Remember, ServerOptimizer, Take, Upload
+from stratafl.policies import Broadcast, Increment, LocalTraining, Remember, ServerOptimizer, Take, Upload
 from stratafl.policies.descent import Fields
 
 
@@ -33,7 +33,9 @@ from stratafl.policies.descent import Fields
     sends="the whole model and how its control variate changed: twice a model",
     new_client="the global model and a control variate of zeros",
 )
-def scaffold(*, server_lr: Annotated[float, Range(above=0), Tune(0.1, 2.0)] = 1.0, train: SGD = SGD()) -> Layerwise:
+def scaffold(
+    *, server_lr: Annotated[float, Range(above=0), Tune(0.1, 2.0)] = 1.0, train: LocalTraining = LocalTraining()
+) -> Layerwise:
     """Algorithm 1 with option II for c_i; clients count alike, whatever their n_k. `server_lr` is η_g."""
     if train.optimizer != "sgd" or train.momentum:
         given = f"momentum={train.momentum}" if train.momentum else f"optimizer '{train.optimizer}'"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.algorithms.pfedla import mixing
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.footprint import Footprint
@@ -19,7 +19,7 @@ from stratafl.core.records import record
 from stratafl.core.reduce import cosines_between
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 Unit = Literal["layer", "model"]
 Sharpness = Annotated[float, Range(least=0), Tune(0.5, 50.0, log=True)]
@@ -32,7 +32,7 @@ Sharpness = Annotated[float, Range(least=0), Tune(0.5, 50.0, log=True)]
     sends="the whole model",
     new_client="the mean of all clients' models",
 )
-def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: SGD = SGD()) -> Layerwise:
+def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: LocalTraining = LocalTraining()) -> Layerwise:
     """Similarity mixing (Ma et al., 2022, Fig. 1): pFedLA whose weights are cosines between models, not learned.
 
     θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l with α from `Similarity`; the `unit` is a layer, or the whole model; `sharpness` is how

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.apple import apple
-from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
@@ -35,6 +34,7 @@ from stratafl.algorithms.gpfl import Conditions, gpfl
 from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
+from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.model_generator import BIASES, Part
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg
@@ -47,7 +47,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
-from stratafl.policies import SGD, Copy, Mean, ServerOptimizer
+from stratafl.policies import Copy, LocalTraining, Mean, ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,18 @@ def _without_inputs(record: Layerwise) -> Layerwise:
 
 BASE = select("base")
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
-ONE_STEP = SGD(steps=1)
-ALL_SAMPLES = SGD(batch=100)
+ONE_STEP = LocalTraining(steps=1)
+ALL_SAMPLES = LocalTraining(batch=100)
 SIXTH = replace(  # of the learning rate on each of six clients, and six times their mean step on the server
-    fedavg(train=SGD(lr=SGD().lr / 6)), merge=(ServerOptimizer(weights="uniform", optimizer="sgd", lr=6.0),)
+    fedavg(train=LocalTraining(lr=LocalTraining().lr / 6)),
+    merge=(ServerOptimizer(weights="uniform", optimizer="sgd", lr=6.0),),
 )
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "ditto": (
         SpecialCase(
             "Ditto without a pull is Local",
             ditto(strength=0.0),
-            local(train=SGD(purpose="personal")),
+            local(train=LocalTraining(purpose="personal")),
             full_participation_only=True,
         ),
         SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
@@ -193,7 +194,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
         SpecialCase(
             "FedAS without alignment is FedPer if all traces are 0",
-            replace(fedas(), train=(SGD(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
+            replace(fedas(), train=(LocalTraining(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
             fedper(),
         ),
     ),
@@ -216,8 +217,8 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "fedcp": (
         SpecialCase(
             "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
-            replace(fedcp(), train=(SGD(layers=BASE, objective=Separation(0.0)),)),
-            _extended(fedavg(train=SGD(layers=BASE)), fedcp()),
+            replace(fedcp(), train=(LocalTraining(layers=BASE, objective=Separation(0.0)),)),
+            _extended(fedavg(train=LocalTraining(layers=BASE)), fedcp()),
         ),
     ),
     "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
@@ -235,7 +236,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase(
             "FedPrior with equal priors is FedAvg",
             fedprior(smoothing=1e15),
-            _extended(fedavg(train=SGD(layers=~PRIOR)), fedprior()),
+            _extended(fedavg(train=LocalTraining(layers=~PRIOR)), fedprior()),
             on="not head.prior",
         ),
     ),
@@ -253,7 +254,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase(
             "without balanced softmax, FedRoD is FedAvg below its personal heads",
             fedrod(balanced=False),
-            _extended(fedavg(train=SGD(layers=~PERSONAL)), fedrod()),
+            _extended(fedavg(train=LocalTraining(layers=~PERSONAL)), fedrod()),
             on="not head.personal",
         ),
     ),
@@ -284,7 +285,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase(
             "pFedMe whose local model becomes the personal one after every step, η·λ = 1, is FedAvg",
             replace(pfedme(strength=20.0, inner=1, personal_lr=0.1), row="theta"),
-            fedavg(train=SGD(lr=0.1)),
+            fedavg(train=LocalTraining(lr=0.1)),
         ),
     ),
     "scaffold": (

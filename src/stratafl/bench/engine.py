@@ -21,7 +21,7 @@ from stratafl.execute import InOneProcess, Matrix, simulation
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
 from stratafl.execute.round import Watch, unwatched
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Speed
@@ -36,7 +36,7 @@ def method(name: str, batch: int, clients: int) -> Algorithm:
     """The method without shuffling, its warm-up phases as short as possible."""
     groups = min(4, clients)
     short = {"fedlag": {"warmup": 0}, "fedalp": {"warmup": 1, "groups": groups}, "fedavg30local": {"warmup": 1}}
-    return ALGORITHMS[name](train=SGD(lr=LEARNING_RATE, batch=batch, shuffle=False), **short.get(name, {}))
+    return ALGORITHMS[name](train=LocalTraining(lr=LEARNING_RATE, batch=batch, shuffle=False), **short.get(name, {}))
 
 
 class TimedMatrix(InOneProcess):

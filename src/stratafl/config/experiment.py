@@ -4,7 +4,7 @@
     name = "fedper"        lr = 0.05        name = "mlp"    name = "digits"         rounds = 20
     personal = "head"      epochs = 1                       partition = "dirichlet" participation = 1.0
 
-What can be set is in `stratafl.config.tables`. An algorithm or a model may also be a path, `package.module:name`, and
+`setting_tables` has everything that can be set. An algorithm or a model may also be a path, `package.module:name`, and
 data a file or a folder, `samples.npz`, `photos/`.
 """
 
@@ -19,8 +19,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PLUS, is_composition
 from stratafl.config.migrations import migrate
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.tables import (
+from stratafl.config.setting_tables import (
     DIVIDING,
     TABLES,
     AlgorithmTable,
@@ -33,13 +32,14 @@ from stratafl.config.tables import (
     StopTable,
     partition_of,
 )
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.core.annotations import said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS
 from stratafl.data.loading import check_name
 from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
 from stratafl.files import read_plain
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 
 LARGEST = 1 << 20  # bytes of a configuration
 BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain"}}  # keys that came later, as runs had them before
@@ -53,7 +53,7 @@ class Experiment:
     """A complete configuration."""
 
     algorithm: AlgorithmTable = AlgorithmTable()
-    train: SGD = SGD()
+    train: LocalTraining = LocalTraining()
     server: ServerTable = ServerTable()
     model: ModelTable = ModelTable()
     data: DataTable = DataTable()
@@ -66,8 +66,8 @@ class Experiment:
         data, stop, evaluate = self.data, self.stop, self.evaluate
         if evaluate.select == "best" and not evaluate.test:
             raise RecordError("evaluate.select = 'best' looks at test samples: set it to 'validation' or 'last'")
-        if self.train != from_settings("train", SGD, to_settings(self.train)):
-            raise RecordError(f"of train, a configuration holds {', '.join(keys_of(SGD))} and nothing else")
+        if self.train != from_settings("train", LocalTraining, to_settings(self.train)):
+            raise RecordError(f"of train, a configuration holds {', '.join(keys_of(LocalTraining))} and nothing else")
         check_name(data.name)
         partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
@@ -119,7 +119,7 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
         raise RecordError(f"'{path}' is not TOML: {shown(error, 400)}") from error
 
 
-def load(path: Path) -> Experiment:
+def load_experiment(path: Path) -> Experiment:
     """The experiment in a TOML file, of this version or an older one."""
     return _made(path, lambda tables: from_tables(migrate(tables)))
 

@@ -13,7 +13,7 @@ FORMAT = 4  # of configurations and run directories, see `stratafl.runs.format`;
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
 
 
-def numbered(tables: Mapping[str, Any]) -> dict[str, Any]:
+def with_format(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables as they are written, with the number of their format."""
     return {"format": FORMAT, **tables}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from typing import Any, Literal
 
-from stratafl.config.tables import TABLES
+from stratafl.config.setting_tables import TABLES
 from stratafl.core.annotations import Named, Range, parts, union
 from stratafl.core.records import keys_of
 from stratafl.errors import RecordError, shown

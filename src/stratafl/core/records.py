@@ -15,6 +15,7 @@ table it names its type; a table of settings, whose class is known, has the keys
 import dataclasses
 import functools
 import inspect
+import re
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
+STORED_NAMES = {"LocalTraining": "SGD"}  # of classes renamed since runs and federations were stored with the old name
 _CLASSES: dict[str, type[Any]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 _KEYS: dict[type[Any], Mapping[str, "Key"]] = {}
@@ -50,8 +52,21 @@ def record(cls: type[T]) -> type[T]:
     known = _CLASSES.get(made.__name__)
     if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
         raise RecordError(f"two records are called '{made.__name__}': in {known.__module__} and in {made.__module__}")
-    _CLASSES[made.__name__] = made
+    _CLASSES[made.__name__] = _CLASSES[stored_name(made)] = made
     return made
+
+
+def stored_name(cls: type[Any]) -> str:
+    """The name of a record in files and digests; it never changes, whatever the class is called."""
+    return STORED_NAMES.get(cls.__name__, cls.__name__)
+
+
+def stored_repr(value: Any) -> str:
+    """The repr of a record with stored names: runs remember its digest, so renaming a class must not change it."""
+    text = repr(value)
+    for name, stored in STORED_NAMES.items():
+        text = re.sub(rf"\b{name}\(", f"{stored}(", text)
+    return text
 
 
 def validated(function: Callable[P, T]) -> Callable[P, T]:
@@ -89,7 +104,7 @@ def to_table(value: Any) -> Any:
         if _CLASSES.get(type(value).__name__) is not type(value):
             raise RecordError(f"{type(value).__name__} is not a record: decorate it with @record")
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {"type": type(value).__name__} | {k: to_table(v) for k, v in fields.items() if v is not None}
+        return {"type": stored_name(type(value))} | {k: to_table(v) for k, v in fields.items() if v is not None}
     if isinstance(value, tuple | list):
         return [to_table(each) for each in value]
     if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ class Part(NamedTuple):
     y: Array
 
 
-def join(
+def join_parts(
     parts: Sequence[Part], classes: int | None, dtype: torch.dtype, pixels: bool = False
 ) -> tuple[Tensor, Tensor, int | None]:
     """All samples and targets concatenated and checked, and the number of classes (`None`: regression).

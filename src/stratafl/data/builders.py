@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, join
+from stratafl.data.arrays import Array, Part, join_parts
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of
 from stratafl.data.outliers import outliers
@@ -57,7 +57,7 @@ def federate(
     assignment says who tests on what, only the validation part is split off from the training samples.
     """
     where = "" if name == ARRAYS else f" of '{name}'"
-    x, y, classes = join([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
+    x, y, classes = join_parts([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment), overlap=overlap)
     splitter = Splitter(_labels(y), _group(group, len(y)), validation, test, minimum_test, seed, client_names, split)
     return Federation(x, y, classes, _ragged(splitter.split_assignment(whole)), name, scaling, client_names)
@@ -81,7 +81,7 @@ def from_clients(
         _check_pair(pair, f"client {client}")
         check_some_samples(len(pair[0]), f"client {client}")
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
-    x, y, classes = join(parts, classes, dtype)
+    x, y, classes = join_parts(parts, classes, dtype)
     held = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), None, validation, test, minimum_test, seed, split=split)
     return Federation(x, y, classes, _ragged(splitter.split_clients(held)), name)
@@ -102,7 +102,7 @@ def from_splits(
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
     parts = [Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present]
-    x, y, classes = join(parts, classes, dtype)
+    x, y, classes = join_parts(parts, classes, dtype)
     held = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(clients)
     splits = {split: Ragged.from_lists(held[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}

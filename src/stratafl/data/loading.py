@@ -14,7 +14,7 @@ from typing import Any
 from stratafl.data import cache, formats
 from stratafl.data.catalogue import DATASETS, Dataset
 from stratafl.data.digits import digits_arrays
-from stratafl.data.formats.columns import needed
+from stratafl.data.formats.columns import import_extra
 from stratafl.data.published_files import published_samples
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
@@ -132,7 +132,7 @@ def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
 
 
 def _download(hub: str, files: str) -> Path:
-    package = needed("huggingface_hub", "from the hub")
+    package = import_extra("huggingface_hub", "from the hub")
     try:
         return Path(package.snapshot_download(hub, repo_type="dataset", allow_patterns=[files, f"**/{files}"]))
     except Exception as error:  # no network, no such name, a full disk: all raise errors of their own

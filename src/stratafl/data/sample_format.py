@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.data.arrays import Array, Part, join, plain_tensor
+from stratafl.data.arrays import Array, Part, join_parts, plain_tensor
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.preprocessing import Preprocessing, preprocessing_from
 from stratafl.data.scaling import PIXELS, dtype_name
@@ -131,7 +131,7 @@ class SampleFormat:
     def _joined(self, given: Splits, name: str) -> tuple[Tensor, Tensor]:
         parts = [Part(f" of '{name}' ({split})", self._raw(x), y) for split, (x, y) in given.items()]
         pixels = self.preprocessing.scaling is not None
-        x, y, _ = join(parts, self.classes, self.dtype, pixels=pixels)
+        x, y, _ = join_parts(parts, self.classes, self.dtype, pixels=pixels)
         if tuple(y.shape[1:]) != self.target:
             raise DataError(f"the targets of '{name}' have shape {tuple(y.shape[1:])}: give {self.target}")
         if self.classes is None and not y.is_floating_point():

@@ -11,7 +11,7 @@ from stratafl.data import formats
 from stratafl.data.formats.columns import Column, Columns, Request, joined_splits
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
-from stratafl.data.images import Content, are_elsewhere, are_images, stacked
+from stratafl.data.images import Content, are_elsewhere, are_images, stack_images
 from stratafl.data.labels import targets
 from stratafl.data.reading import Reading, check_group, half
 from stratafl.data.samples import Samples
@@ -148,7 +148,7 @@ def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Co
         raise DataError(f"'{place}' has images in '{images[0]}', so remove the other columns: {', '.join(others)}")
     if images:
         cells = columns[images[0]]
-        return stacked(cells, channels=None, size=reading.size, where=str(place), limit=reading.limit)
+        return stack_images(cells, channels=None, size=reading.size, where=str(place), limit=reading.limit)
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
             hint = "" if owned else _perhaps_clients(name, cells)

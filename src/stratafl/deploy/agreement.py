@@ -153,7 +153,7 @@ def _kind_of_targets(format: SampleFormat) -> str:
     return "numbers" if format.classes is None else "classes"
 
 
-def described(own: SampleFormat) -> SampleFormat:
+def shareable_format(own: SampleFormat) -> SampleFormat:
     """A site's format without what its samples are like: means and deviations of columns stay with it."""
     if own.preprocessing.targets is not None:
         raise DataError(

@@ -24,7 +24,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from stratafl.deploy.certificates import MOST_BYTES
 from stratafl.deploy.processes import log_to_stderr
-from stratafl.deploy.tasks import Runtime, tokens
+from stratafl.deploy.tasks import RuntimeApi, task_tokens
 from stratafl.errors import first_line, told_to_others
 from stratafl.files import read_plain
 
@@ -42,9 +42,9 @@ def main() -> None:
     log_to_stderr()
     app = load_app(given.app)
     log.info(READY)
-    runtime = Runtime(given.runtime)
-    for token in tokens(runtime, TaskType.CLIENT_APP, read_plain(given.secret, MOST_BYTES)):
-        answer(runtime, token, app)
+    runtime = RuntimeApi(given.runtime)
+    for token in task_tokens(runtime, TaskType.CLIENT_APP, read_plain(given.secret, MOST_BYTES)):
+        answer_message(runtime, token, app)
 
 
 def load_app(name: str) -> ClientApp:
@@ -55,7 +55,7 @@ def load_app(name: str) -> ClientApp:
     return found
 
 
-def answer(runtime: Runtime, token: str, app: ClientApp) -> None:
+def answer_message(runtime: RuntimeApi, token: str, app: ClientApp) -> None:
     """One message: fetch it, let the app answer, send the reply; an exception of the app is a reply too."""
     client = runtime.client(token=token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))

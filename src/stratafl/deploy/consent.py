@@ -13,8 +13,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.composition import composition, is_composition
+from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
@@ -50,7 +50,7 @@ def _welcomed(file: FederationFile) -> str:
     return composition(name).new_client if is_composition(name) else "what the method gives to a new client"
 
 
-def doubts(file: FederationFile, place: str) -> list[str]:
+def data_doubts(file: FederationFile, place: str) -> list[str]:
     """What is doubtful in training on this site's samples with the settings of the federation."""
     x = site_samples(file.experiment, place).x
     if not columns_differ_in_size(x):

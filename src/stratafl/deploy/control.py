@@ -74,7 +74,7 @@ def write_app(folder: Path, server_app: str, client_app: str, settings: Mapping[
     return folder
 
 
-class Control:
+class ControlClient:
     """A client of the control API; every failure is a `DeployError` of one line."""
 
     def __init__(self, address: str, root_certificates: bytes, token: str) -> None:

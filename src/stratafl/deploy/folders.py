@@ -32,7 +32,7 @@ from stratafl.deploy.certificates import (
     restore_public_key,
     write_once,
 )
-from stratafl.deploy.host import Address
+from stratafl.deploy.host import ListenAddress
 from stratafl.errors import DeployError, RecordError, shown, unknown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
@@ -42,26 +42,26 @@ PORT = 9443
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAddress:
     """How sites reach a host, such as `server.example.org:9443`."""
 
     host: str
     port: int
 
     @staticmethod
-    def parse(text: str) -> "Place":
+    def parse(text: str) -> "HostAddress":
         host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
         if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
             raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
-        return Place(host, int(port))
+        return HostAddress(host, int(port))
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     @property
-    def listens(self) -> Address:
+    def listens(self) -> ListenAddress:
         """What the gate listens on: loopback alone if sites are on this machine, else all of its addresses."""
-        return Address(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
+        return ListenAddress(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class HostFolder:
     def keys(self) -> Path:
         return self.path / KEYS
 
-    def invite(self, place: Place) -> Path:
+    def invite(self, place: HostAddress) -> Path:
         """Write what sites are given, with the address that they are to use."""
         told = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
         path = self.path / INVITATION
@@ -98,7 +98,7 @@ class HostFolder:
         return (*self.file.deploy.sites, *self.file.deploy.predict)
 
 
-def prepare_host(path: Path, file: FederationFile, place: Place) -> HostFolder:
+def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFolder:
     """The folder of this federation, new or as it was left."""
     make_private(path)
     make_private(path / KEYS)
@@ -173,7 +173,7 @@ def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
     file = federation_from(rest)
     if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
         raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
-    return str(Place.parse(told["server"])), told["authority"], file
+    return str(HostAddress.parse(told["server"])), told["authority"], file
 
 
 def _keep_file(folder: Path, file: FederationFile) -> None:

@@ -24,17 +24,20 @@ import h11
 
 from stratafl.deploy.admission import FORWARDED, KeyRing, Quota, RefusedError, admit
 from stratafl.deploy.processes import log_to_stderr
-from stratafl.deploy.side import MOST_HEAD, PIECE, Side
 from stratafl.errors import shown
 from stratafl.files import write_atomically
 
 log = logging.getLogger("stratafl.deploy.gate")
 COUNTS_EVERY = 2.0  # seconds between two writings of the counts
 LOGGED_PER_MINUTE = 60  # refusals; the rest is counted
+MOST_HEAD = 16 * 1024  # bytes of request line and headers
+PIECE = 64 * 1024  # bytes that are read at a time; a connection buffers a few of them
+REUSED = 3.0  # seconds for which a connection to the SuperLink is kept
+MOST_DRAINED = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """How much strangers can take: connections in all and from one address, and seconds for each thing to happen."""
 
     connections: int = 256
@@ -83,6 +86,45 @@ class _Refusals:
             self.silent += 1
 
 
+class Side:
+    """A connection, what h11 has understood of it, and how many bytes went through."""
+
+    def __init__(
+        self, role: type[h11.CLIENT] | type[h11.SERVER], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.http = h11.Connection(role, max_incomplete_event_size=MOST_HEAD)
+        self.reader, self.writer, self.received, self.sent = reader, writer, 0, 0
+        self.link: Side | None = None  # of a site: its connection to the SuperLink
+        self.used = time.monotonic()
+
+    def is_fresh(self) -> bool:
+        """Whether it can carry another request; uvicorn hangs up after 5 seconds."""
+        done = self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+        return done and not self.reader.at_eof() and time.monotonic() - self.used < REUSED
+
+    def leave_link(self) -> None:
+        if self.link is not None:
+            self.link.writer.transport.abort()
+            self.link = None
+
+    async def event(self, seconds: float) -> object:
+        """What h11 reads next: a request, a response, a piece of a body, its end, the end of the connection."""
+        async with asyncio.timeout(seconds):
+            while (event := self.http.next_event()) is h11.NEED_DATA:
+                data = await self.reader.read(PIECE)
+                self.received += len(data)
+                self.http.receive_data(data)
+        return event
+
+    async def send(self, event: h11.Event, seconds: float) -> None:
+        data = self.http.send(event)
+        if data:
+            self.sent += len(data)
+            self.writer.write(data)
+            async with asyncio.timeout(seconds):
+                await self.writer.drain()
+
+
 @dataclass
 class Gate:
     """Passes requests of registered sites on to a SuperLink on loopback."""
@@ -90,7 +132,7 @@ class Gate:
     keys: KeyRing
     upstream: tuple[str, int]
     upstream_tls: ssl.SSLContext
-    limits: Limits = field(default_factory=Limits)
+    limits: GateLimits = field(default_factory=GateLimits)
     quota: Quota = field(default_factory=Quota)
     counts: dict[str, Counts] = field(default_factory=dict)
 
@@ -287,9 +329,6 @@ class Gate:
                 for _ in range(MOST_DRAINED // PIECE):
                     if not await site.reader.read(PIECE):
                         return
-
-
-MOST_DRAINED = 4 * 1024 * 1024
 
 
 async def _write_counts(gate: Gate, path: Path) -> None:

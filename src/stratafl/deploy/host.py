@@ -19,7 +19,7 @@ import httpx
 
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.certificates import MOST_BYTES, Pair, check_site_name, read_public_key, write_once
-from stratafl.deploy.control import Control, RunState, SiteState, write_app
+from stratafl.deploy.control import ControlClient, RunState, SiteState, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain
@@ -30,14 +30,14 @@ FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """What the gate listens on, such as 0.0.0.0 or 192.168.1.5; port 0 is any that is free."""
 
     host: str
     port: int
 
 
-class Kept:
+class RestartedProcess:
     """A process that is started again when it ends, and given up when it ends too often."""
 
     def __init__(self, start: Callable[[], Process]) -> None:
@@ -64,7 +64,7 @@ class Host:
     """Starts everything, keeps it running while `tend` is called, and ends it with this process."""
 
     def __init__(
-        self, folder: Path, address: Address, certificate: Pair, authority: Path, quota: Quota | None = None
+        self, folder: Path, address: ListenAddress, certificate: Pair, authority: Path, quota: Quota | None = None
     ) -> None:
         require_flower()
         self._quota = quota or Quota()
@@ -73,11 +73,11 @@ class Host:
             with explained("create", part):
                 part.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(folder)
-        self._kept = list[Kept]()
+        self._kept = list[RestartedProcess]()
         self._port = free_port()
         self._roots = read_plain(authority, MOST_BYTES)
         try:
-            self.control = Control(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
+            self.control = ControlClient(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
             self._secret("secret")
             self._start()
         except BaseException:
@@ -147,12 +147,12 @@ class Host:
             os.close(self._lock)
 
     def _start(self) -> None:
-        self._kept.append(Kept(self._start_superlink))
+        self._kept.append(RestartedProcess(self._start_superlink))
         self._check_token()
         for public_key in sorted((self.folder / "sites").glob("*.pub")):
             self.control.register(public_key.stem, read_public_key(public_key))
-        self._kept.append(Kept(self._start_server_tasks))
-        self._kept.append(Kept(self._start_gate))
+        self._kept.append(RestartedProcess(self._start_server_tasks))
+        self._kept.append(RestartedProcess(self._start_gate))
 
     def _start_superlink(self) -> Process:
         files = {"ssl-certfile": self._certificate.public, "ssl-keyfile": self._certificate.key}
@@ -172,7 +172,7 @@ class Host:
 
     def _start_gate(self) -> Process:
         if not self.address.port:
-            self.address = Address(self.address.host, free_port(self.address.host))
+            self.address = ListenAddress(self.address.host, free_port(self.address.host))
         place = ["--host", self.address.host, "--port", self.address.port, "--superlink-port", self._port]
         tls = ["--certificate", self._certificate.public, "--key", self._certificate.key]
         files = [
@@ -213,7 +213,7 @@ class Host:
 
     def _check_token(self) -> None:
         """Without the token nothing may be asked; this would fail with a flwr that takes its accounts elsewhere."""
-        stranger = Control(f"127.0.0.1:{self._port}", self._roots, "wrong")
+        stranger = ControlClient(f"127.0.0.1:{self._port}", self._roots, "wrong")
         try:
             stranger.sites()
         except DeployError:

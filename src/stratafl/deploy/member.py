@@ -21,7 +21,7 @@ from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
-from stratafl.deploy.agreement import MOST, Introduction, Offer, check_digests, check_names, described
+from stratafl.deploy.agreement import MOST, Introduction, Offer, check_digests, check_names, shareable_format
 from stratafl.errors import DamagedError, DataError, WireError, shown
 from stratafl.execute.exchange import SiteExchange, open_site, state_form
 from stratafl.execute.site import Site
@@ -56,7 +56,7 @@ class Working:
 
 
 @dataclass
-class Member:
+class SiteMember:
     """One site; `place` is where its samples are, which nobody else is told."""
 
     folder: Path
@@ -175,7 +175,7 @@ def own_format(experiment: Experiment, place: str) -> SampleFormat:
     """The format of a site's own samples, without what they are like."""
     if experiment.data.normalise == "channel":  # its numbers would be part of the format, and leave the site
         raise DataError("data.normalise = 'channel' would need means over all sites: use 'half' or 'unit'")
-    return check_names(described(SampleFormat.of(site_samples(experiment, place))))
+    return check_names(shareable_format(SampleFormat.of(site_samples(experiment, place))))
 
 
 def site_samples(experiment: Experiment, place: str) -> Federation:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from stratafl.deploy import guardian
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained
 
@@ -20,6 +19,7 @@ GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperNo
 SILENT = ("httpx", "httpcore")  # loggers with a line for every request
 PATIENCE = 300.0  # seconds for a process to answer; on a busy machine Flower takes half a minute to import
 RETRY = 5  # seconds, at most, after which a SuperNode tries again to reach its server; flwr takes 20
+GUARDIAN = Path(__file__).with_name("guardian.py")  # run by file name: it imports nothing of ours
 _PAUSE = 0.05
 
 
@@ -33,7 +33,7 @@ class Process:
         self._start = os.fstat(handle).st_size
         try:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, str(GRACE), *command],
+                [sys.executable, "-I", "-S", str(GUARDIAN), str(GRACE), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,

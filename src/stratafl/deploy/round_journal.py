@@ -62,12 +62,12 @@ class RoundJournal:
         """Write the line of a round that was absorbed: `cohort`, `uploads`, `left_out`, and privacy."""
         line: Line = {"round": number, **counts, "bytes.down": traffic.down, "bytes.up": traffic.up}
         line |= {"seconds.train": round_to(closed - begin), "seconds.server": round_to(self._clock() - closed)}
-        line |= score_line(traffic.scores, self._classes)
+        line |= site_score_line(traffic.scores, self._classes)
         self._journal.append([line])
         self._loggers.log(line)
 
 
-def score_line(scores: Mapping[str, float], classes: int | None) -> Line:
+def site_score_line(scores: Mapping[str, float], classes: int | None) -> Line:
     """Mean, deviation and worst tenth over the sites that said how good the model is that they received."""
     if not scores:
         return {}

@@ -16,7 +16,7 @@ from flwr.supercore.constant import TaskType
 
 from stratafl.deploy.certificates import MOST_BYTES, write_once
 from stratafl.deploy.processes import flower_command, log_to_stderr
-from stratafl.deploy.tasks import Runtime, kept_alive, report_end, tokens
+from stratafl.deploy.tasks import RuntimeApi, kept_alive, report_end, task_tokens
 from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
@@ -29,12 +29,12 @@ def main() -> None:
     parser.add_argument("--secret", type=Path, required=True)
     given = parser.parse_args()
     log_to_stderr()
-    runtime = Runtime(given.runtime, given.root_certificates)
-    for token in tokens(runtime, TaskType.SERVER_APP, read_plain(given.secret, MOST_BYTES)):
+    runtime = RuntimeApi(given.runtime, given.root_certificates)
+    for token in task_tokens(runtime, TaskType.SERVER_APP, read_plain(given.secret, MOST_BYTES)):
         _run(runtime, token)
 
 
-def _run(runtime: Runtime, token: str) -> None:
+def _run(runtime: RuntimeApi, token: str) -> None:
     log.info("a ServerApp starts")
     with TemporaryDirectory(prefix="stratafl-") as folder:  # only we can look into it; a command line is public
         write_once(Path(folder) / "token", token.encode())

@@ -18,7 +18,7 @@ from torch import Tensor
 from stratafl.config.deployment import new_samples_of
 from stratafl.core.reprs import short_repr
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.deploy.member import AGREED, FILE, STATE, Member
+from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
 from stratafl.errors import DeployError, RunError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
@@ -32,7 +32,7 @@ AT_ONCE = 4096  # samples that are predicted together
 FORMATS = (".csv", ".npz")
 
 
-def member_in(folder: Path, *, trust: bool = False) -> Member:
+def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
     """The site that has this folder, with the samples that it joined with."""
     path = folder / NODE
     if not path.exists() or not (folder / FILE).exists():
@@ -40,12 +40,12 @@ def member_in(folder: Path, *, trust: bool = False) -> Member:
     try:
         with explained("read", path):
             known = tomllib.loads(read_plain(path, MOST).decode())
-        return Member(folder, str(known["site"]), str(known["data"]), trust)
+        return SiteMember(folder, str(known["site"]), str(known["data"]), trust)
     except (ValueError, KeyError) as error:
         raise DeployError(f"'{path}' is damaged: 'strata join' writes it anew") from error
 
 
-def final_model(member: Member) -> Predictor:
+def final_model(member: SiteMember) -> Predictor:
     """The model that a site ends with, which takes raw samples."""
     root, federation = member.folder / STATE, member.file.deploy.name
     if not (member.folder / AGREED).exists() or not (site_folder(root, federation, member.name) / DELIVERED).exists():
@@ -59,7 +59,7 @@ def final_model(member: Member) -> Predictor:
     return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
 
 
-def check_table(path: Path) -> None:
+def check_prediction_file(path: Path) -> None:
     """Refuse a file for predictions that exists, or that is of no format that we write."""
     check_new([path])
     if path.suffix not in FORMATS:
@@ -82,7 +82,7 @@ class Predicted:
 
     def write(self, path: Path) -> None:
         """Write a CSV file or an npz file; one that exists is not overwritten."""
-        check_table(path)
+        check_prediction_file(path)
         if path.suffix == ".csv":
             write_atomically(path, self.csv().encode())
         else:
@@ -114,7 +114,7 @@ class Predicted:
         return {**named, "probabilities": probabilities}
 
 
-def predicted(member: Member, place: Path) -> Predicted:
+def predicted(member: SiteMember, place: Path) -> Predicted:
     """What a site's final model says of the samples in a file or folder."""
     model = final_model(member)
     agreed = member.agreed_format()

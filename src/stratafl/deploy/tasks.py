@@ -34,7 +34,7 @@ _PROTECTED = ("/flwr.proto.Runtime/AcquireTask",)
 
 
 @dataclass(frozen=True)
-class Runtime:
+class RuntimeApi:
     """Where a Runtime API is; without root certificates the connection is plain, which only loopback may be."""
 
     address: str
@@ -57,7 +57,7 @@ class Runtime:
         )
 
 
-def tokens(runtime: Runtime, kind: TaskType, secret: bytes) -> Iterator[str]:
+def task_tokens(runtime: RuntimeApi, kind: TaskType, secret: bytes) -> Iterator[str]:
     """The tokens of tasks of this kind, one after the other, for ever."""
     client = runtime.client(secret=secret)
     request = AcquireTaskRequest(supported_task_types=[kind])
@@ -70,7 +70,7 @@ def tokens(runtime: Runtime, kind: TaskType, secret: bytes) -> Iterator[str]:
 
 
 @contextmanager
-def kept_alive(runtime: Runtime, token: str) -> Iterator[None]:
+def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
     """Send heartbeats for a task while its process starts and runs.
 
     Flower takes a task back that is silent for 30 s, and a ServerApp that imports torch on a busy machine is: it would
@@ -101,7 +101,7 @@ def _until_refused(beat: Callable[[], None]) -> None:
         beat()
 
 
-def report_end(runtime: Runtime, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
+def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
     """Say how a task ended, once more where its process may not have been heard; whether the SuperLink knows it now.
 
     A task whose end is known is refused. An outage of the SuperLink is waited out: by itself it would notice after half

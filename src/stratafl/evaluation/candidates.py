@@ -26,12 +26,12 @@ from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
 from stratafl.evaluation.guard import SAFE, Choice, choose
 from stratafl.evaluation.metrics import Metric
-from stratafl.evaluation.predictions import Predictions, joined, predictions_of_rows
+from stratafl.evaluation.predictions import Predictions, join_predictions, predictions_of_rows
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
 from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import choose_store, limit_left
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.train import tuning
 
 TUNED, HEAD_TUNED = "fine-tuned", "head fine-tuned"
@@ -49,7 +49,7 @@ class GuardCandidates:
     progress: Progress
     alone: Simulation | None = None
     alone_progress: Progress | None = None
-    train: SGD = SGD()
+    train: LocalTraining = LocalTraining()
     stage: str = "deployed"
     epochs: int = EPOCHS
 
@@ -62,7 +62,7 @@ class GuardCandidates:
                 for split in splits:
                     given = predictions_of_rows(sim, progress, rows, some.ids, split)
                     parts[split].setdefault(name, []).append(given)
-        return {split: {name: joined(each) for name, each in found.items()} for split, found in parts.items()}
+        return {split: {name: join_predictions(each) for name, each in found.items()} for split, found in parts.items()}
 
     def _each(self, some: ClientModels) -> Iterator[tuple[str, Rows]]:
         """One candidate after the other, so that memory holds two models of a client and not all of them."""
@@ -103,15 +103,15 @@ class GuardCandidates:
         return self.alone, self.alone_progress
 
 
-def local_descent(algorithm: Algorithm) -> SGD:
+def local_descent(algorithm: Algorithm) -> LocalTraining:
     """The learning rate, batches and so on with which clients train; without what a method adds to a descent."""
     records = getattr(algorithm, "records", (algorithm,))
-    steps = (step for each in records for step in getattr(each, "train", ()) if isinstance(step, SGD))
-    own = next(steps, SGD())
-    return replace(from_settings("train", SGD, to_settings(own)), epochs=max(1, own.epochs))
+    steps = (step for each in records for step in getattr(each, "train", ()) if isinstance(step, LocalTraining))
+    own = next(steps, LocalTraining())
+    return replace(from_settings("train", LocalTraining, to_settings(own)), epochs=max(1, own.epochs))
 
 
-def alone_like(sim: Simulation, train: SGD) -> Simulation:
+def alone_like(sim: Simulation, train: LocalTraining) -> Simulation:
     """Local training of the same model from the same start, on the same data and device."""
     algorithm, device = local(train=train), sim.runtime.device
     needed = client_state_format(algorithm, sim.setup).size * sim.setup.clients
@@ -135,7 +135,7 @@ class GuardedModels:
         for name, given in self.found[split].items():
             taken = torch.tensor(self.clients(name), dtype=torch.int64)
             parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
-        return joined(parts)
+        return join_predictions(parts)
 
     def clients(self, name: str) -> list[int]:
         """The clients that take this candidate."""

@@ -93,12 +93,12 @@ class DiagnosticsCollector:
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
         """Mean CKA over pairs of clients, after local training, on common samples."""
         assert self._sim.template is not None  # every assembled simulation has one
-        seen = grams(self._sim.template, trained, common(self._sim, self._lab.samples), self._rnd.layout)
+        seen = grams(self._sim.template, trained, common_samples(self._sim, self._lab.samples), self._rnd.layout)
         names = self._rnd.layout.names
         return {"cka": [mean_similarity(similarities(seen[name])) if name in seen else None for name in names]}
 
 
-def common(sim: Simulation, count: int) -> Tensor:
+def common_samples(sim: Simulation, count: int) -> Tensor:
     """The samples that all models get, the same in every round: from all clients' test splits, if there are any."""
     federation = sim.runtime.federation
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]

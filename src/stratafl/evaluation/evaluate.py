@@ -80,7 +80,7 @@ def global_field(sim: Simulation, server: State) -> str | None:
     return row if all(name in held and held[name].shape == specs[name].shape for name in trained) else None
 
 
-def received(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
+def received_models(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
     """The model that each of these clients would start its next round from."""
     return _models(sim, progress, ids, "received")
 

@@ -114,7 +114,7 @@ def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
     return {f"{purpose}.loss": _finite(float((losses * steps).sum() / steps.sum())), **line}
 
 
-def steps_of(line: Line) -> int:
+def local_steps(line: Line) -> int:
     """The local steps of all clients in a round, whatever they were for."""
     return sum(int(value) for key, value in line.items() if key.endswith(".steps"))
 

@@ -168,7 +168,7 @@ class Predictions:
 sendable(Predictions)
 
 
-def joined(parts: Sequence[Predictions]) -> Predictions:
+def join_predictions(parts: Sequence[Predictions]) -> Predictions:
     """All samples of several, in the order of clients."""
     loss = [part.loss for part in parts if part.loss is not None]
     columns = [torch.cat([getattr(part, name) for part in parts]) for name in ("client", "y", "scores")]
@@ -240,7 +240,7 @@ def join_stages(parts: Sequence[StagePredictions]) -> StagePredictions:
     for key in parts[0] if parts else ():
         same = tuple(id(part[key]) for part in parts)
         if same not in known:
-            known[same] = joined([part[key] for part in parts])
+            known[same] = join_predictions([part[key] for part in parts])
         found[key] = known[same]
     return found
 

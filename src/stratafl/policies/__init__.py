@@ -8,10 +8,9 @@ from stratafl.policies.robust import ClippedMean, Median, TrimmedMean
 from stratafl.policies.schedules import Constant, Cosine, Exponential, Stepped, Warmup
 from stratafl.policies.send import Upload
 from stratafl.policies.serve import Broadcast, Deliver, MeanOfRows
-from stratafl.policies.train import SGD, Accuracy, Clamp, Copy, Pull
+from stratafl.policies.train import Accuracy, Clamp, Copy, LocalTraining, Pull
 
 __all__ = [
-    "SGD",
     "Accuracy",
     "Adopt",
     "Broadcast",
@@ -25,6 +24,7 @@ __all__ = [
     "Fresh",
     "Increment",
     "Krum",
+    "LocalTraining",
     "Mean",
     "MeanOfRows",
     "Median",

@@ -2,7 +2,7 @@
 
 `Descent` is all that a step closes over. So it is also the name under which a step is captured and kept for later
 rounds; what changes from round to round, such as the learning rate, enters as a constant of the scan. The protocols
-here are what a method shapes a descent with; `stratafl.policies.train:SGD` puts them together.
+here are what a method shapes a descent with; `stratafl.policies.train:LocalTraining` puts them together.
 """
 
 from collections.abc import Callable, Mapping, Sequence

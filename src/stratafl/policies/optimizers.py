@@ -1,7 +1,8 @@
 """Optimisers: from edited gradients to the direction of a step, for all clients at once.
 
 Each is that of `torch.optim` with its order of things: weight decay (L2) enters the gradient, except for AdamW, where
-it is added to the direction; momentum and Adam's moments are state, which `SGD` drops or keeps between rounds.
+it is added to the direction. Momentum and Adam's moments are state, which `LocalTraining` drops or keeps between
+rounds.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Train: minibatch descent of all clients, on some layers of one row.
 
-`SGD` says what a descent does, `stratafl.policies.descent` does it. The part of `SGD` that says what it means
-is the `[train]` table of a configuration. Methods shape a descent by records:
+`LocalTraining` is the record of a descent, `stratafl.policies.descent` performs it. Its fields with a description are
+the `[train]` table of a configuration. Methods shape a descent by records:
 
     edits       change the gradients (a pull towards an anchor, a control variate)
     rates       factors on the learning rate, layer by layer or column by column
@@ -82,7 +82,7 @@ Share = Annotated[float, Range(least=0, below=1)]
 
 
 @record
-class SGD(Train):
+class LocalTraining(Train):
     """Minibatch descent on some layers of one row, the others frozen.
 
     `purpose` keys its shuffles: two descents of one round need two purposes. What a descent counts are the fields
@@ -226,7 +226,7 @@ class SGD(Train):
         return dict(zip(self.counts, (steps, loss, like.new_full((len(steps),), rate)), strict=True))
 
 
-def tuning(train: SGD, epochs: int, layers: Select = select("all"), purpose: str = "tune") -> SGD:
+def tuning(train: LocalTraining, epochs: int, layers: Select = select("all"), purpose: str = "tune") -> LocalTraining:
     """A descent before use, like training but for its epochs: at the full rate, and nothing is kept of it."""
     full = replace(train, schedule=Constant(), decay=1.0, optimizer_state="dropped")
     return replace(full, epochs=epochs, steps=None, layers=layers, purpose=purpose)

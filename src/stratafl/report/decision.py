@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from stratafl.algorithms.catalogue import KINDS, METHODS
+from stratafl.algorithms.methods import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric

@@ -15,7 +15,7 @@ import tomli_w
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, seeds_of, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
-from stratafl.config.metrics import AUTO, PLAIN, with_metric
+from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
@@ -23,7 +23,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown, unknown
 from stratafl.evaluation.guard import SAFE
 from stratafl.files import is_plain, is_plain_folder, write_atomically
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
@@ -47,7 +47,9 @@ class Member:
     experiment: Experiment
     folder: Path
     trust: Trust = NOTHING
-    alone: SGD | None = None  # how local training is set in this comparison, which a guard takes as the safe choice
+    alone: LocalTraining | None = (
+        None  # how local training is set in this comparison, which a guard takes as the safe choice
+    )
 
     def run(self) -> Run:
         """Its run, new or resumed."""

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, to_tables
-from stratafl.config.metrics import metric_for
+from stratafl.config.metric_choice import metric_for
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RecordError, RunError

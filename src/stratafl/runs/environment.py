@@ -17,6 +17,7 @@ import torch
 
 from stratafl.config.experiment import Experiment
 from stratafl.core.layout import Rows
+from stratafl.core.records import stored_repr
 from stratafl.data.federation import Federation
 from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
@@ -105,7 +106,7 @@ def differences(then: Mapping[str, Any], today: Mapping[str, Any]) -> list[str]:
 
 def identity(sim: Simulation) -> dict[str, str]:
     """Digests of what must not change before a run is resumed."""
-    method = hashlib.sha256(repr(sim.algorithm).encode()).hexdigest()
+    method = hashlib.sha256(stored_repr(sim.algorithm).encode()).hexdigest()
     return {"algorithm": method, "data": data_digest(sim), "model": model_digest(sim)}
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.tables import AlgorithmTable, EvaluateTable, StopTable
+from stratafl.config.setting_tables import AlgorithmTable, EvaluateTable, StopTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError, shown
@@ -36,7 +36,7 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
 from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained, is_plain, read_plain, write_atomically
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs import checkpoint, directory
 from stratafl.runs.class_counts import CLASS_COUNTS, stored_class_counts
 from stratafl.runs.journal import Journal, read_lines
@@ -136,7 +136,7 @@ def guarding(
     progress: Progress,
     trust: Trust | bool = NOTHING,
     local: Path | None = None,
-    train: SGD | None = None,
+    train: LocalTraining | None = None,
 ) -> Generator[int, None, GuardedModels]:
     """Train local models beside a run, and let each client choose; yields after each round of local training.
 
@@ -174,7 +174,7 @@ def trained_alone(folder: Path, experiment: Experiment, alone: Simulation) -> Pr
         return None
 
 
-def _train_of(folder: Path | None, experiment: Experiment) -> SGD | None:
+def _train_of(folder: Path | None, experiment: Experiment) -> LocalTraining | None:
     """How a run of local training was set that differs from this experiment in nothing that the two could share."""
     if folder is None or not directory.is_run(folder):
         return None

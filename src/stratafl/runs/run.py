@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,8 +21,8 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.metrics import with_metric
-from stratafl.config.migrations import numbered
+from stratafl.config.metric_choice import with_metric
+from stratafl.config.migrations import with_format
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
@@ -30,7 +30,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import check_lockable, clear_partial, lock, write_atomically
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
@@ -41,7 +41,6 @@ from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predic
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
-from stratafl.runtime.joining import this_run
 
 SAVING = 0.05  # at most this share of the time goes into checkpoints, if their number is not fixed
 
@@ -69,7 +68,9 @@ class Run:
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place, self._trust = folder.absolute(), trust
-        self.alone: SGD | None = None  # how the guard trains alone; None: as a `local` beside it was, or as this run
+        self.alone: LocalTraining | None = (
+            None  # how the guard trains alone; None: as a `local` beside it was, or as this run
+        )
         if guards(experiment) and process_group.world_size > 1:
             raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
         self.trial = trial_of(experiment, sim, process_group, trust)
@@ -118,7 +119,7 @@ class Run:
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
         with directory.new_folder(folder) as partial:
-            write_atomically(partial / directory.CONFIG, tomli_w.dumps(numbered(tables)).encode())
+            write_atomically(partial / directory.CONFIG, tomli_w.dumps(with_format(tables)).encode())
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / directory.PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
@@ -311,10 +312,8 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Put off Ctrl-C and SIGTERM until the block is done."""
-    run = this_run()
-    if threading.current_thread() is not threading.main_thread():
-        with nullcontext() if run is None else run.shielded():
-            yield
+    if threading.current_thread() is not threading.main_thread():  # a joined run only stops between two steps
+        yield
         return
     waiting: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.algorithms.catalogue import GIVEN, Hyperparameter, hyperparameter
+from stratafl.algorithms.methods import GIVEN, Hyperparameter, hyperparameter
 from stratafl.config.assemble import builder_of, completed
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.setting_tables import TABLES
 from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.tables import TABLES
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import Range, Tune
 from stratafl.errors import RecordError, shown
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runs.comparison import METHOD_TABLES
 
 LR = "train.lr"
@@ -59,7 +59,7 @@ def search_space(
     wanted = {_path(path, name) for path in only}
     tables = to_tables(completed(experiment, trust))
     flat = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
-    rate = hyperparameter("lr", typing.get_type_hints(SGD, include_extras=True)["lr"], None)
+    rate = hyperparameter("lr", typing.get_type_hints(LocalTraining, include_extras=True)["lr"], None)
     declared = {LR: rate, **{f"{OWN}{each.name}": each for each in hyperparameters(name, trust)}}
     found = [path for path, each in declared.items() if each.tune is not None or path in given]
     found += [path for path in given if path not in declared and not _of_another(path)]

@@ -18,9 +18,9 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
-from stratafl.config.metrics import with_metric
+from stratafl.config.metric_choice import with_metric
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.settings import Settings
-from stratafl.config.tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown

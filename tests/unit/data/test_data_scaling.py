@@ -11,7 +11,7 @@ from stratafl.data.scaling import numbers
 from stratafl.errors import DataError
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.testing import difference
 
 OWNERS = [np.arange(0, 14), np.arange(14, 30)]
@@ -55,7 +55,9 @@ def test_training_on_pixels_is_training_on_their_numbers(engine, maximum):
         federate(x, y, OWNERS, classes=3, scaling=scaling, dtype=torch.float64),
         federate(ready, y, OWNERS, classes=3, dtype=torch.float64),
     ):
-        sim = simulation(fedper(train=SGD(lr=0.1)), federation, model(), rounds=3, engine=engine, dtype=torch.float64)
+        sim = simulation(
+            fedper(train=LocalTraining(lr=0.1)), federation, model(), rounds=3, engine=engine, dtype=torch.float64
+        )
         assert sim.runtime.federation.x.dtype == federation.x.dtype
         found.append(sim.run(Matrix()).tensors())
     assert difference(*found) < 1e-12
@@ -73,9 +75,9 @@ def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_and_the_bare_one
 
 def test_what_does_not_fit_is_refused():
     x, y = images()
-    with pytest.raises(DataError, match="3 means for samples of shape"):
+    with pytest.raises(DataError, match=r"3 .*\("):
         federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,) * 3, (0.5,) * 3))
-    with pytest.raises(DataError, match="this scaling is for bytes"):
+    with pytest.raises(DataError, match="float32"):
         federate(x.astype(np.float32), y, OWNERS, classes=3, scaling=Scaling())
     with pytest.raises(DataError, match="positive deviations"):
         Scaling((0.5,), (0.0,))
@@ -85,8 +87,8 @@ def test_pixels_of_another_type_are_not_predicted_from():
     x, y = images()
     wide = x.astype(np.uint16) * 257
     federation = federate(wide, y, OWNERS, classes=3, scaling=Scaling((0.5,), (0.5,), 65535))
-    fitted = fit(fedper(train=SGD(lr=0.1)), federation, model(), rounds=1)
+    fitted = fit(fedper(train=LocalTraining(lr=0.1)), federation, model(), rounds=1)
     ready = torch.from_numpy(((wide / 65535 - 0.5) / 0.5).astype(np.float32))
     torch.testing.assert_close(fitted.outputs(0, wide), fitted.model(0)(ready), atol=1e-5, rtol=1e-5)
-    with pytest.raises(DataError, match="x is uint8, but the clients' samples are uint16"):
+    with pytest.raises(DataError, match=r"uint8.*uint16"):
         fitted.predict(0, x)

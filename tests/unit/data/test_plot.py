@@ -87,15 +87,15 @@ def test_short_names_lie_beside_each_other():
 
 def test_clients_and_classes_are_called_by_their_names():
     made = federation([0, 1, 1, 1], [[0, 1], [2, 3]], test=0.5)
-    named = replace(made, client_names=("ann", "<bob> of the very long name"), class_names=("cat", "dog"))
+    named = replace(made, client_names=("ann", "<bob> of the Very-Long-Name"), class_names=("cat", "dog"))
     drawn = plot_class_counts(named)
     assert [said(each) for each in found(drawn, "circle")] == [
         "client ann, class cat: 1 sample",
         "client ann, class dog: 1 sample",
-        "client <bob> of the very long name, class dog: 2 samples",
+        "client <bob> of the Very-Long-Name, class dog: 2 samples",
     ]
     words = [each.text for each in found(drawn, "text")]
-    assert {"ann", "<bob> of the very…", "cat", "dog"} <= set(words)
+    assert {"ann", "<bob> of the Very…", "cat", "dog"} <= set(words)
     assert (
         int(found(drawn, "svg")[0].get("height"))
         == int(found(plot_class_counts(made), "svg")[0].get("height")) + 18 * 7

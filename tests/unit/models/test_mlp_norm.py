@@ -6,10 +6,10 @@ from torch import nn
 
 from stratafl.algorithms import fedavg, fedbn
 from stratafl.core.describe import describe
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import MLP
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine, StackedEngine
 from stratafl.testing import tiny_federation
 
@@ -91,7 +91,7 @@ def test_the_stacked_engine_equals_the_loop(buffers: str) -> None:
     rows = []
     for engine, kind in (("stacked", StackedEngine), ("loop", LoopEngine)):
         sim = simulation(
-            fedavg(train=SGD(lr=0.1, batch=5, momentum=0.9)),
+            fedavg(train=LocalTraining(lr=0.1, batch=5, momentum=0.9)),
             tiny_federation((21, 12, 11)),
             normed(),
             rounds=2,
@@ -100,7 +100,7 @@ def test_the_stacked_engine_equals_the_loop(buffers: str) -> None:
             dtype=torch.float64,
         )
         assert type(sim.runtime.engine) is kind
-        rows.append(received(sim, sim.run(Matrix()), torch.arange(3)))
+        rows.append(received_models(sim, sim.run(Matrix()), torch.arange(3)))
     for name, x in rows[0].items():
         torch.testing.assert_close(x, rows[1][name], rtol=0, atol=1e-11)
     moved = rows[0]["bn1.running_mean"]

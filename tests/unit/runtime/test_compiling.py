@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from stratafl.errors import ModelError
-from stratafl.runtime import compiler_process, compiling, imports
+from stratafl.runtime import compiler_process, compiling
 from stratafl.runtime.compiled_step import DONE, MODULE, REQUEST, load_step, read_done
 from stratafl.runtime.compiling import Compiler
 
@@ -58,8 +58,8 @@ def hand_written(monkeypatch):
         return lambda *given: names["call"](list(given))
 
     monkeypatch.setattr(compiling, "load_step", load)
-    monkeypatch.setattr(imports, "NEEDED", ("json",))
-    monkeypatch.setattr(imports, "_thread", None)
+    monkeypatch.setattr(compiling, "GENERATED_IMPORTS", ("json",))
+    monkeypatch.setattr(compiling, "_import_thread", None)
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_torchs_compiler_is_imported_beside_the_rounds(made, monkeypatch):
         seen.append((name, sys.getswitchinterval()))
         assert go.wait(60)
 
-    monkeypatch.setattr(imports, "NEEDED", ("large", "larger"))
-    monkeypatch.setattr(imports, "import_module", slow)
+    monkeypatch.setattr(compiling, "GENERATED_IMPORTS", ("large", "larger"))
+    monkeypatch.setattr(compiling, "import_module", slow)
     again = Compiler(made.parent)
     again.start("a", step, tensors())
     assert again.ready("a") is None

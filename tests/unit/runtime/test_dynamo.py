@@ -7,11 +7,11 @@ SCRIPT = """
 import sys, torch
 from stratafl.algorithms import fedavg
 from stratafl.execute import Matrix, simulation
-from stratafl.runtime import tracing
+from stratafl.runtime import engine
 from stratafl.testing import tiny_federation, tiny_model
 
 sim = simulation(fedavg(), tiny_federation(), tiny_model(), rounds=2)
-tracing.PATIENCE = 1
+engine.PATIENCE = 1
 sim.run(Matrix())
 assert sim.runtime.engine.traces
 assert "torch._dynamo" not in sys.modules, "a run imported it"

@@ -9,10 +9,10 @@ from torch import nn
 from stratafl.algorithms import fedavg, fedper, fedprox, flayer, moon, perfedavg, pfedme
 from stratafl.core.task import Stack
 from stratafl.data import from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import EmbeddingClassifier, build
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.descent import Descent
 from stratafl.policies.optimizers import Direction
 from stratafl.runtime.tables import Table, table_of, with_short_table
@@ -44,7 +44,7 @@ def ended(algorithm, executor=None, *, short=True, engine="stacked", padding=0):
     sim = simulation(algorithm, federation(), model(padding), rounds=3, participation=1.0, engine=engine)
     if not short:
         sim = replace(sim, runtime=replace(sim.runtime, table=None))
-    return received(sim, sim.run(executor or Matrix()), torch.arange(3))
+    return received_models(sim, sim.run(executor or Matrix()), torch.arange(3))
 
 
 def assert_same(a, b):
@@ -56,9 +56,11 @@ def assert_same(a, b):
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("executor", [Matrix(), Matrix(chunk=2), Messages()], ids=["matrix", "chunks", "messages"])
 def test_the_bits_are_those_of_the_whole_table(executor, engine, padding, steps_taken):
-    short = ended(fedper(train=SGD(epochs=2)), executor, engine=engine, padding=padding)
+    short = ended(fedper(train=LocalTraining(epochs=2)), executor, engine=engine, padding=padding)
     assert steps_taken, "no step took the short table"
-    assert_same(short, ended(fedper(train=SGD(epochs=2)), executor, short=False, engine=engine, padding=padding))
+    assert_same(
+        short, ended(fedper(train=LocalTraining(epochs=2)), executor, short=False, engine=engine, padding=padding)
+    )
 
 
 @pytest.fixture
@@ -78,10 +80,10 @@ def steps_taken(monkeypatch):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fedavg(train=SGD(momentum=0.9)),
-        fedavg(train=SGD(weight_decay=0.1)),
-        fedavg(train=SGD(optimizer="adam")),
-        fedavg(train=SGD(clip=1.0)),
+        fedavg(train=LocalTraining(momentum=0.9)),
+        fedavg(train=LocalTraining(weight_decay=0.1)),
+        fedavg(train=LocalTraining(optimizer="adam")),
+        fedavg(train=LocalTraining(clip=1.0)),
         fedprox(strength=0.1),
         flayer(),
         perfedavg(),

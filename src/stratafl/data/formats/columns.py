@@ -38,7 +38,7 @@ class Request(NamedTuple):
         return [name for name in (self.content, self.label, self.owner) if name is not None]
 
 
-def needed(module: str, reads: str) -> Any:
+def import_extra(module: str, reads: str) -> Any:
     """A module of the extra `data`, imported when it is needed."""
     try:
         return importlib.import_module(module)

@@ -26,7 +26,7 @@ def block_digest(data: bytes | memoryview) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-class Packed(NamedTuple):
+class PackedDownload(NamedTuple):
     """A parcel as the pieces of a download, and how many bytes of it are left out."""
 
     pieces: tuple[Piece, ...]
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     saved: int
 
 
-def packed(parcel: bytes, have: Container[str]) -> Packed:
+def pack_download(parcel: bytes, have: Container[str]) -> PackedDownload:
     """An encoded parcel without the blocks that the site has."""
     pieces, parts = list[Piece](), list[memoryview]()
     for part, is_block in _stretches(parcel):
@@ -43,7 +43,7 @@ def packed(parcel: bytes, have: Container[str]) -> Packed:
         parts.append(part)
     sent = [part for part, piece in zip(parts, pieces, strict=True) if piece.sent]
     body = b"".join(sent)
-    return Packed(tuple(pieces), body, len(parcel) - len(body))
+    return PackedDownload(tuple(pieces), body, len(parcel) - len(body))
 
 
 def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
@@ -60,7 +60,7 @@ def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
         yield view[loose:end], False
 
 
-def unpacked(request: Request, kept: Callable[[Piece], bytes | None]) -> bytes | None:
+def unpack_download(request: Request, kept: Callable[[Piece], bytes | None]) -> bytes | None:
     """The parcel of a message, with the blocks that were left out; None if one of them is not there."""
     parts, view, begin = list[bytes | memoryview](), memoryview(request.body), 0
     for piece in request.pieces:

@@ -1,9 +1,9 @@
 """The messages of an exchange, and their one byte form.
 
-The server sends a `Download` or, after the last round, a `Commit`; a site replies with an `Upload`, a `Committed`, with
-`SendAll` if it lacks a block that was left out, or with a `Refusal` that says why. A message is `MAGIC`, a checksum of
-everything else, a header in JSON and a body. It has exactly one encoding, and no other bytes are accepted. Like that of
-a parcel, the checksum notices damage and is no signature: who the sender is must be known from elsewhere.
+The server sends a `DownloadMessage` or, after the last round, a `Commit`. A site replies with an `UploadMessage`, with
+`Committed`, with `SendAll` if it lacks a block that was left out, or with a `Refusal` that says why. A message is
+`MAGIC`, a checksum of everything else, a header in JSON and a body. It has exactly one encoding; all other bytes are
+refused. Like the checksum of a parcel, this one notices damage and is no signature: the caller must know the sender.
 """
 
 import json
@@ -50,7 +50,7 @@ class Piece:
 
 @short_repr
 @dataclass(frozen=True)
-class Download:
+class DownloadMessage:
     """Server: the parcel for one site, in pieces; `absorbed` is the digest of the site's last absorbed upload."""
 
     address: Address
@@ -72,7 +72,7 @@ class Commit:
 
 @short_repr
 @dataclass(frozen=True)
-class Upload:
+class UploadMessage:
     """Site: an encoded parcel, its digest, and the blocks that need not be sent again."""
 
     address: Address
@@ -108,11 +108,11 @@ class Refusal:
     lost: bool = False
 
 
-Request = Download | Commit
-Reply = Upload | SendAll | Committed | Refusal
-_REQUESTS: dict[str, type[Any]] = {"download": Download, "commit": Commit}
+Request = DownloadMessage | Commit
+Reply = UploadMessage | SendAll | Committed | Refusal
+_REQUESTS: dict[str, type[Any]] = {"download": DownloadMessage, "commit": Commit}
 _REPLIES: dict[str, type[Any]] = {
-    "upload": Upload,
+    "upload": UploadMessage,
     "send all": SendAll,
     "committed": Committed,
     "refusal": Refusal,
@@ -127,7 +127,7 @@ def upload_digest(federation: str, site: str, round: int, upload: bytes) -> str:
     return hashed.hexdigest()
 
 
-def check_name(what: str, name: str) -> str:
+def check_exchange_name(what: str, name: str) -> str:
     """The name of a federation or of a site, which becomes the name of a folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         allowed = "up to 64 letters a-z, digits, '.', '_' and '-', of which a letter or a digit comes first"
@@ -135,7 +135,7 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode_message(message: Request | Reply) -> bytes:
     plain = {f.name: getattr(message, f.name) for f in fields(message) if f.name not in ("address", "body")}
     if "pieces" in plain:
         plain["pieces"] = [[piece.size, piece.digest, piece.sent] for piece in plain["pieces"]]
@@ -173,12 +173,12 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
         if not _CHECKS[name](header[name]):
             raise _not_a_message(f"its {name} is {shown(header[name])}")
     values = {name: _READ.get(name, _same)(header[name]) for name in names}
-    if made in (Download, Commit):
+    if made in (DownloadMessage, Commit):
         _check_sizes(values["pieces"], len(body), most)
-    elif body and made is not Upload:
+    elif body and made is not UploadMessage:
         raise _not_a_message(f"{len(body):,} bytes follow its header")
     address = Address(*(header[f.name] for f in fields(Address)))
-    return made(address, **values, **({"body": body} if made in (Download, Commit, Upload) else {}))
+    return made(address, **values, **({"body": body} if made in (DownloadMessage, Commit, UploadMessage) else {}))
 
 
 def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:

@@ -25,7 +25,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.state import Kind, State, bytes_of, difference, flatten, kind, unflatten
 from stratafl.errors import DamagedError, LostStateError, RunError
 from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
-from stratafl.execute.exchange.protocol import MOST, NOTHING, Download, check_name, upload_digest
+from stratafl.execute.exchange.protocol import MOST, NOTHING, DownloadMessage, check_exchange_name, upload_digest
 from stratafl.execute.exchange.state_file import DiskFullError, explained_full, read_state, write_state
 from stratafl.files import explained, private_folder, sync_folder
 
@@ -47,12 +47,12 @@ def state_form(state: State) -> dict[str, Kind]:
 
 
 def site_folder(root: Path, federation: str, site: str) -> Path:
-    return root / check_name("a federation", federation) / check_name("a site", site)
+    return root / check_exchange_name("a federation", federation) / check_exchange_name("a site", site)
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class Kept:
+class RoundResult:
     """The state after an upload, with the upload; `base` is the digest of the upload whose state it grew from."""
 
     round: int
@@ -62,7 +62,7 @@ class Kept:
     state: State
     upload: bytes
 
-    def answers(self, request: Download) -> bool:
+    def answers(self, request: DownloadMessage) -> bool:
         """Whether the upload is that of the round that is asked for, from the state that the server knows."""
         return (self.round, self.base) == (request.address.round, request.absorbed)
 
@@ -112,14 +112,14 @@ class SiteStore:
         self._form = dict(form)
         self._most = most + _ROOM + sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
 
-    def current(self) -> Kept | None:
+    def current(self) -> RoundResult | None:
         """The state that the server knows of; a damaged one is an error, never a reason to start anew."""
         try:
             return self._read(self.folder / CURRENT)
         except DamagedError as error:
             raise LostStateError(f"{error}; the personal state of '{self.site}' is lost: {_REMEDY}") from error
 
-    def pending(self) -> Kept | None:
+    def pending(self) -> RoundResult | None:
         """The state that the server may not know of; if it is damaged, and the current one is not, it is dropped."""
         path = self.folder / PENDING
         try:
@@ -132,7 +132,7 @@ class SiteStore:
                 sync_folder(self.folder)
             return None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: RoundResult) -> None:
         """Make this the pending state; when it returns, the state survives a power cut."""
         flat = flatten(kept.state)
         wrong = difference(self._form, flat)
@@ -207,7 +207,7 @@ class SiteStore:
                 return f"it is that of {key} {str(record.get(key))[:80]!r}"
         return None
 
-    def _read(self, path: Path) -> Kept | None:
+    def _read(self, path: Path) -> RoundResult | None:
         if not os.path.lexists(path):
             return None
         record, tensors = read_state(path, self._most)
@@ -217,7 +217,7 @@ class SiteStore:
             raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {wrong}; {todo}")
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
         state = unflatten({name: tensors[_STATE + name] for name in self._form})
-        return Kept(record["round"], record["attempt"], record["base"], record["digest"], state, upload)
+        return RoundResult(record["round"], record["attempt"], record["base"], record["digest"], state, upload)
 
     def _wrong(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
         others = self._others(record)

@@ -7,7 +7,9 @@
         sends="the base",
         new_client="the shared base and the initial head",
     )
-    def fedrep(*, head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1, train: SGD = SGD()) -> Layerwise:
+    def fedrep(
+        *, head_epochs: Annotated[int, Range(least=0), Tune(1, 10)] = 1, train: LocalTraining = LocalTraining()
+    ) -> Layerwise:
 
 The idea is in the docstring of the builder or of its module, whose first paragraph is `FedRep (Collins et al., 2021):
 FedPer that …`. `Tune` says in which range a tuner looks for a number, `Fixed` why it does not look. A method is in the

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.text import Text
 
+from stratafl.cli.command_options import RunOptions, experiment_of, names_in
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings, titled_table
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
-from stratafl.cli.options import RunOptions, experiment_of, names_in
-from stratafl.cli.report import REPORT, pair_lines, ranked_study, write_report_if_possible
-from stratafl.cli.run import new_folder, print_interrupted, resume_command
+from stratafl.cli.report_command import REPORT, pair_lines, ranked_study, write_report_if_possible
+from stratafl.cli.run_command import print_interrupted, resume_command, unused_run_folder
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
 from stratafl.config.trust import NOTHING, Trust
@@ -37,7 +37,7 @@ def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: 
     with show_warnings(note_console()) as release_warnings:
         if options.out is not None:
             refuse_existing(options.out)
-        folder = options.out or new_folder("tune")
+        folder = options.out or unused_run_folder("tune")
         tuning = Tuning.create(folder, base, methods, settings, plan, seeds, trusted)
         release_warnings()
         return drive_tuning(tuning, jobs)

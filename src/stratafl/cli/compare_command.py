@@ -12,13 +12,20 @@ from pathlib import Path
 
 from rich.console import Console
 
+from stratafl.cli.command_options import COMPARED, RunOptions, experiment_of, names_in
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.options import COMPARED, RunOptions, experiment_of, names_in
-from stratafl.cli.report import REPORT, print_ranking, write_report_if_possible
-from stratafl.cli.run import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
-from stratafl.cli.tune import resume_tuning, take_tuning
+from stratafl.cli.report_command import REPORT, print_ranking, write_report_if_possible
+from stratafl.cli.run_command import (
+    advance_run,
+    drive,
+    print_interrupted,
+    resume_command,
+    torchrun_group,
+    unused_run_folder,
+)
+from stratafl.cli.tune_command import resume_tuning, take_tuning
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import names_code, paths_in
 from stratafl.config.trust import NOTHING, Trust
@@ -48,7 +55,7 @@ def start_comparison(
         refuse_torchrun(process_group)
         if options.out is not None:
             refuse_existing(options.out)
-        folder = options.out or new_folder("compare")
+        folder = options.out or unused_run_folder("compare")
         if tuned is None:
             comparison = Comparison.create(folder, base, methods, seeds, typed, trusted, vary)
         else:
@@ -62,7 +69,7 @@ def start_comparison(
         return drive_comparison(comparison, jobs)
 
 
-def resume(folder: Path, jobs: int | None, worker: bool, trust: Trust = NOTHING) -> int:
+def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust = NOTHING) -> int:
     """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
@@ -166,4 +173,4 @@ def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: W
     with joined.opened(member.run) as run, joined.declared(member.folder, run.sim):
         for note in run.notes:
             print_note(f"{member.method}, seed {member.seed}: {note}")
-        return advance(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))
+        return advance_run(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))

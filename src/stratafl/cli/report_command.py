@@ -7,9 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
-from stratafl.cli.gains import gains_parts
-from stratafl.cli.ranking import ranking_table, seeds_differ, target_table
-from stratafl.config.metrics import metric_of
+from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds_differ, target_table
+from stratafl.config.metric_choice import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
@@ -28,7 +27,7 @@ from stratafl.report.study import not_evaluated, only_verdicts, read_study
 REPORT = "report.html"
 
 
-def report(folders: Sequence[Path], out: Path | None, metric: str | None = None, **options: Any) -> None:
+def print_report(folders: Sequence[Path], out: Path | None, metric: str | None = None, **options: Any) -> None:
     """Print the ranking, with the `options` of `print_ranking`, and write the HTML report if a file is given."""
     if out is not None:
         _check_report_file(out)
@@ -66,11 +65,11 @@ def print_ranking(
     if target is not None and target > 1 and outcomes[0].metric.percent:
         raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
     console = result_console()
-    console.print(ranking_table(study, console.width, green=unranked is None))
+    console.print(console_ranking(study, console.width, green=unranked is None))
     notes = [*study.not_started, *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
     for text in (*(Text(said, style="yellow") for said in notes), *_footnotes(study)):
         console.print(text)
-    for part in gains_parts(ranks, study.gains, console.width):
+    for part in gains_renderables(ranks, study.gains, console.width):
         console.print(part)
     for text in pair_lines(study):
         console.print(text)
@@ -87,7 +86,7 @@ def print_ranking(
         write_atomically(pairs, pairs_csv(study.pairs).encode())
         console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
-        drawn = svg_picture("strata compare", ranking_table(study, PIPED_WIDTH), *_footnotes(study))
+        drawn = svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study))
         write_atomically(svg, drawn.encode())
         console.print(Text(f"picture: {svg}"))
     return study

@@ -57,7 +57,7 @@ class SiteStatus(Enum):
     ENDED = "ended"
 
 
-class Site:
+class SiteProcesses:
     """Keeps a site in a federation while `tend` is called; ends with this process."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Site:
 
     _connected_at: float | None
 
-    def __enter__(self) -> "Site":
+    def __enter__(self) -> "SiteProcesses":
         return self
 
     def __exit__(

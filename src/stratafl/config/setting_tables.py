@@ -1,7 +1,8 @@
 """The tables of a configuration: what can be set, its default, what is allowed and what it means.
 
 `docs/settings.md` is made of these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
-the model and the partition. `[train]` is the part of `SGD` that says what it means (`stratafl.policies.train`).
+the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
+mean.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.execute.uploads import DEPLOYED
 from stratafl.models import MODELS
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.policies.krum import Keep, Wrong
 from stratafl.policies.merge import Positive
 from stratafl.policies.robust import Factor, Share
@@ -250,7 +251,12 @@ class LogTable:
     to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
 
 
-TABLES: dict[str, type[Any]] = {"algorithm": AlgorithmTable, "train": SGD, "server": ServerTable, "model": ModelTable}
+TABLES: dict[str, type[Any]] = {
+    "algorithm": AlgorithmTable,
+    "train": LocalTraining,
+    "server": ServerTable,
+    "model": ModelTable,
+}
 TABLES |= {"data": DataTable, "run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
 
 

@@ -63,7 +63,7 @@ def experiment_of(config: Path | None) -> "Experiment":
     """The experiment that settings change: a file's, or the default one."""
     from stratafl.config import experiment
 
-    return experiment.Experiment() if config is None else experiment.load(config)
+    return experiment.Experiment() if config is None else experiment.load_experiment(config)
 
 
 def names_in(text: str) -> list[str]:

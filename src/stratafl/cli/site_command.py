@@ -1,4 +1,4 @@
-"""`strata join`: a site's part in a federation, for as long as it lasts."""
+"""What a site's owner does: `strata join` a federation, then `strata predict` and `strata export` with its model."""
 
 import sys
 import time
@@ -9,20 +9,23 @@ import typer
 from rich.console import Console
 
 from stratafl.cli.console import note_console, print_note, show_warnings
-from stratafl.cli.host import CLIENT_APP
+from stratafl.cli.host_command import CLIENT_APP
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
-from stratafl.deploy.consent import doubts, has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
 from stratafl.deploy.member import STATE
-from stratafl.deploy.site import Site
-from stratafl.errors import DeployError
+from stratafl.deploy.site_model import check_prediction_file, final_model, member_in, predicted
+from stratafl.deploy.site_processes import SiteProcesses
+from stratafl.errors import DeployError, counted
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DELIVERED
+from stratafl.export import export_model
+from stratafl.files import check_new
 
 LOOK = 0.5  # seconds between two looks
 
 
-def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
+def join_federation(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
     """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
     place, folder = Path(data).absolute(), out or Path("sites") / site
     if not place.exists():
@@ -32,7 +35,7 @@ def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, tr
     with show_warnings(console) as release_warnings:
         told = what_leaves_site(file, site, str(place), trust=trust)
         release_warnings()
-    for line in doubts(file, str(place)):
+    for line in data_doubts(file, str(place)):
         print_note(line, console)
     agreed = has_consent(folder, file, told)
     if not agreed:
@@ -65,8 +68,8 @@ def _ask(told: Sequence[str], who: str, yes: bool, console: Console) -> None:
         raise DeployError("this site does not join: nothing was created and nothing was sent")
 
 
-def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
-    return Site(
+def _site(mine: SiteFolder, place: Path, trust: bool) -> SiteProcesses:
+    return SiteProcesses(
         mine.path,
         mine.name,
         server=mine.server,
@@ -75,3 +78,29 @@ def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
         client_app=CLIENT_APP,
         settings={"data": str(place), "trust": trust},
     )
+
+
+def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -> None:
+    """Print predictions as CSV, or write them to a file."""
+    if out is not None:
+        check_prediction_file(out)
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        found = predicted(member_in(folder, trust=trust), data)
+        release_warnings()
+    if out is None:
+        sys.stdout.write(found.csv())
+        return
+    found.write(out)
+    console.print(f"{counted(len(found.samples), 'sample')} predicted, '{out}'", markup=False)
+
+
+def export_site_model(folder: Path, out: Path, trust: bool) -> None:
+    """Write the model with its preprocessing."""
+    check_new([out])
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        model = final_model(member_in(folder, trust=trust))
+        release_warnings()
+    export_model(model, out)
+    console.print(f"exported, '{out}'", markup=False)

@@ -15,8 +15,8 @@ from rich.text import Text
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.report import REPORT, write_report_if_possible
-from stratafl.cli.run import RUNS, advance
+from stratafl.cli.report_command import REPORT, write_report_if_possible
+from stratafl.cli.run_command import RUNS, advance_run
 from stratafl.config.experiment import paths_in
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
@@ -35,7 +35,7 @@ from stratafl.tuning import advance as advance_search
 _STYLES = {True: "green", False: "red", None: "dim"}
 
 
-def reproduce(
+def reproduce_tables(
     name: str,
     scale: str,
     settings: Settings,
@@ -123,7 +123,7 @@ def _advance(
             return
         with run, joined.declared(run.folder, run.sim):
             made.check(run)
-            advance(run, interrupt, watch)
+            advance_run(run, interrupt, watch)
     except BusyError:  # another process runs it; the next call reads its numbers
         return
     except StrataError as error:  # reported at the end, since other cells may still run

@@ -8,7 +8,7 @@ import torch
 
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import imported
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NOTHING, Trust
 from stratafl.data import Federation
 from stratafl.errors import RecordError, shown

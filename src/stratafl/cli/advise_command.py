@@ -9,10 +9,10 @@ from rich.text import Text
 
 from stratafl.advice import Advice, advise, words
 from stratafl.advice.files import CONFIG, write_advice
+from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.cli.interrupt import INTERRUPTED
-from stratafl.cli.options import experiment_of
-from stratafl.cli.run import new_folder
+from stratafl.cli.run_command import unused_run_folder
 from stratafl.config.experiment import paths_in, with_values
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
@@ -48,7 +48,7 @@ def give_advice(
             return INTERRUPTED
         progress.stop()
         release_warnings()
-    folder = out or new_folder(f"advise-{Path(experiment.data.name).stem}")
+    folder = out or unused_run_folder(f"advise-{Path(experiment.data.name).stem}")
     print_advice(found, write_advice(found, folder), result_console())
     return 0
 

@@ -1,8 +1,9 @@
-"""`strata list`: everything that has a name."""
+"""`strata list` shows everything that has a name; `strata check` tells whether a method obeys the contract."""
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -10,22 +11,26 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.algorithms.catalogue import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.composition import PARTS, composition, is_composition
+from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, Stage
+from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
+from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.sent import sent_of
+from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError, StrataError, counted, unknown
 from stratafl.models import MODELS
-from stratafl.policies import SGD
+from stratafl.policies import LocalTraining
 from stratafl.recipes import recipe_names, recipes
+from stratafl.testing import SETTINGS, law_results
 
 Catalogue = Mapping[str, list[dict[str, Any]]]
 _GIVEN = ("shape", "classes")  # not options, since the run gives them
@@ -34,6 +39,7 @@ _WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "
 _WORDS["layers"] = "layers, such as head or last:2"
 
 
+@cache
 def catalogue() -> dict[str, list[dict[str, Any]]]:
     """Everything that has a name, by what it is, with a sentence and its options; methods with all they declare."""
     return {
@@ -159,7 +165,7 @@ def _sent(experiment: Experiment, settings: Mapping[str, Any]) -> Sent:
 
 def _tuned_training() -> list[Hyperparameter]:
     """The keys of [train] that a tuner looks at, whatever the method."""
-    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(SGD).items()]
+    every = [hyperparameter(name, key.hint, key.default) for name, key in keys_of(LocalTraining).items()]
     return [each for each in every if each.tune is not None]
 
 
@@ -281,3 +287,24 @@ def _print_entries(console: Console, title: str, entries: list[dict[str, Any]]) 
     for entry in entries:
         table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
     console.print(table)
+
+
+def check_method(name: str, options: Sequence[str], quick: bool) -> int:
+    """Print a line per law; raise if one is broken."""
+    given = parse_settings(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options)
+    algorithm = algorithm_of(with_values(Experiment(), {"algorithm.name": name, **given}), typed([name]))
+    console, broken, total = result_console(), 0, 0
+    laws = special_cases_of(name) if not options else ()
+    with console.status(f"checking {name}") as status:
+        for result in law_results(algorithm, laws, settings=SETTINGS[:1] if quick else SETTINGS):
+            total += 1
+            mark, style = ("✓", "green") if result.error is None else ("✗", "bold red")
+            console.print(Text.assemble((f" {mark} ", style), result.says))
+            status.update(f"checking {name}: {result.name} done")
+            if result.error is not None:
+                broken += 1
+                console.print(Text(f"   {result.error}", style="red"))
+    if broken:
+        raise StrataError(f"'{name}' breaks {broken} of {counted(total, 'law')} of the contract: see ✗ above")
+    console.print(Text(f"'{name}' obeys the contract", style="bold green"))
+    return 0

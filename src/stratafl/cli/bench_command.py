@@ -24,7 +24,7 @@ TITLES = (
 SPARE = ("C", "first, s", "train, s", "server, s", "MiB", "× loader", "evaluate, s", "B")  # first to go
 
 
-def bench(options: BenchOptions, svg: Path | None) -> None:
+def run_bench(options: BenchOptions, svg: Path | None) -> None:
     """Measure all rows, print each when it is done, then print, write and draw the result."""
     request = request_of(options)
     check_new([options.json, svg])

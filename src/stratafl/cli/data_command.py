@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
-from stratafl.cli.options import experiment_of
 from stratafl.config.assemble import federation_of, samples_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.settings import Settings
