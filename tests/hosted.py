@@ -157,10 +157,11 @@ def replayed(
 
 
 class Local:
-    """Carries messages to members in this process, each made anew for every message, as after a restart."""
+    """Carries messages to members in this process; with `restarts`, each is made again for every message."""
 
-    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
-        self._folder, self.sites = folder, dict(sites)
+    def __init__(self, folder: Path, sites: Mapping[str, Path], *, restarts: bool = False) -> None:
+        self._folder, self.sites, self._restarts = folder, dict(sites), restarts
+        self._members = dict[tuple[str, Path], SiteMember]()
         self.away: Callable[[str], bool] = lambda site: False
         self.carried = list[tuple[str, str]]()
 
@@ -172,12 +173,16 @@ class Local:
         for site, (table, body) in messages.items():
             self.carried.append((kind, site))
             try:
-                replies[site] = self._answer(
-                    SiteMember(self.sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
-                )
+                replies[site] = self._answer(self._member(site), kind, table, body)
             except StrataError as error:
                 failures[site] = str(error)
         return Delivered(replies, failures)
+
+    def _member(self, site: str) -> SiteMember:
+        place = site, self.sites[site]
+        if self._restarts or place not in self._members:
+            self._members[place] = SiteMember(place[1], site, str(self._folder / f"{site}.csv"))
+        return self._members[place]
 
     def _answer(self, member: SiteMember, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
         if kind == "round":

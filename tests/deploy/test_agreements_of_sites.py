@@ -138,7 +138,11 @@ def mutated(value: Any, draw: random.Random) -> Any:
     return draw.choice(odd)
 
 
-@pytest.mark.parametrize("cases", [2000, pytest.param(100_000, marks=pytest.mark.slow)], ids=["quick", "whole"])
+@pytest.mark.parametrize(
+    "cases",
+    [1_000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(100_000, marks=pytest.mark.nightly)],
+    ids=["quick", "more", "whole"],
+)
 def test_tables_that_were_tampered_with_are_refused_or_mean_something(cases):
     draw = random.Random(cases)
     introduction = Introduction(table_format("a", "b"), 12, 3).to_table()

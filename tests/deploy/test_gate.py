@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 from test_admission import PULL, signed
 
 from stratafl.core.machine import resident
-from stratafl.deploy.admission import MOST_BODY, KeyRing, Quota
+from stratafl.deploy.admission import MAX_BODY_BYTES, KeyRing, Quota
 from stratafl.deploy.certificates import create_authority, create_server_certificate, create_site_key
-from stratafl.deploy.gate import LOGGED_PER_MINUTE, MOST_HEAD, Gate, GateLimits, server_tls
+from stratafl.deploy.gate import LOGGED_PER_MINUTE, MAX_HEAD_BYTES, Gate, GateLimits, server_tls
 
 PATIENCE = 120.0  # seconds; only what hangs takes that long
 QUICK = GateLimits(handshake=0.5, head=0.5, idle=0.5, piece=0.5, answer=0.5, farewell=0.5)
@@ -205,8 +205,8 @@ def test_a_request_within_the_body_of_another_stays_a_body(place: Place) -> None
     [
         (lambda data: data.replace(b"content-length: 5", b"content-length: 5\r\ncontent-length: 6"), 400),
         (lambda data: data.replace(b"content-length: 5", b"transfer-encoding: chunked"), 400),
-        (lambda data: data.replace(b"content-length: 5", b"content-length: %d" % (MOST_BODY + 1)), 413),
-        (lambda data: data.replace(b"host: gate", b"host: gate\r\nx: " + b"y" * (2 * MOST_HEAD)), 431),
+        (lambda data: data.replace(b"content-length: 5", b"content-length: %d" % (MAX_BODY_BYTES + 1)), 413),
+        (lambda data: data.replace(b"host: gate", b"host: gate\r\nx: " + b"y" * (2 * MAX_HEAD_BYTES)), 431),
         (lambda data: data.replace(b"host: gate", b"host: gate\nx: y\x00"), 400),
         (lambda data: data.replace(b" HTTP/1.1", b" HTTP/2.0"), 505),
         (lambda data: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),

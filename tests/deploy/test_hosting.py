@@ -75,8 +75,8 @@ def hosted(folder: Path, courier: Local) -> Hosting:
 )
 @pytest.mark.budget(3, "six rounds of four sites, and the simulation")
 def test_host_and_sites_end_where_the_simulation_ends(tmp_path, method):
-    file, courier, sites = prepared_for(tmp_path, acting(method))
-    hosted(tmp_path, courier).run()
+    file, _, sites = prepared_for(tmp_path, acting(method))
+    hosted(tmp_path, Local(tmp_path, sites, restarts=True)).run()
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) <= ROUNDING.get(method, 0)
     assert largest(deployed_models(sites), simulated_models(tmp_path, file)) <= ROUNDING.get(method, 0)
     status = read_status(tmp_path / "host")
@@ -207,9 +207,9 @@ def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
 
 
 def test_a_site_that_comes_back_after_it_was_set_aside_takes_part_again(tmp_path):
-    _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 2})
+    _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 6}, deploy={"failures": 2})
     rounds = lambda: [site for kind, site in courier.carried if kind == "round"]  # noqa: E731
-    courier.away = lambda site: site == "b" and 1 <= rounds().count("a") < 3
+    courier.away = lambda site: site == "b" and 1 <= rounds().count("a") < 4
     hosted(tmp_path, courier).run()
     status = read_status(tmp_path / "host")
     assert (status["state"], status["reason"]) == ("finished", "")
@@ -322,7 +322,7 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
 
 
 def test_a_site_that_is_set_aside_is_asked_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(attendance, "AGAIN", 3)
+    monkeypatch.setattr(attendance, "RETRY_ROUNDS", 3)
     file, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 1})
     refusals = [0]
 

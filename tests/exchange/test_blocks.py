@@ -13,7 +13,7 @@ from stratafl.errors import WireError
 from stratafl.execute.exchange import SiteExchange, open_site, state_form
 from stratafl.execute.exchange.blocks import BlockCache, block_digest, pack_download, unpack_download
 from stratafl.execute.exchange.protocol import (
-    MOST_HAVE,
+    MAX_OFFERED_BLOCKS,
     Address,
     DownloadMessage,
     Piece,
@@ -154,8 +154,8 @@ def test_a_cache_is_bounded_and_forgets_the_oldest(tmp_path):
 
 def test_a_cache_offers_no_more_than_a_message_holds(tmp_path):
     cache = BlockCache(tmp_path / "blocks").prepare()
-    cache.add(((f"{number:032x}", memoryview(b"x")) for number in range(MOST_HAVE + 9)), [])
-    assert len(cache.offered()) == len(os.listdir(cache.folder)) == MOST_HAVE
+    cache.add(((f"{number:032x}", memoryview(b"x")) for number in range(MAX_OFFERED_BLOCKS + 9)), [])
+    assert len(cache.offered()) == len(os.listdir(cache.folder)) == MAX_OFFERED_BLOCKS
 
 
 def test_a_site_without_a_cache_gets_everything(tmp_path):

@@ -18,7 +18,7 @@ from test_refusals import files
 from stratafl.errors import WireError
 from stratafl.execute.exchange.protocol import (
     MAGIC,
-    MOST_HEADER,
+    MAX_HEADER_BYTES,
     Address,
     Commit,
     Committed,
@@ -140,7 +140,13 @@ def outcomes(cases: int, seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(3_000, 1), pytest.param(100_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"),
+    [
+        (3_000, 1),
+        pytest.param(30_000, 2, marks=pytest.mark.slow),
+        pytest.param(100_000, 0, marks=pytest.mark.nightly),
+    ],
+    ids=["quick", "more", "whole"],
 )
 def test_what_is_no_message_is_refused(cases, seed):
     counted = outcomes(cases, seed)
@@ -152,11 +158,11 @@ def test_what_is_no_message_is_refused(cases, seed):
 
 BOMBS = {
     "a length": MAGIC + b"\0" * 32 + b"\xff" * 8,
-    "nested lists": sealed(b"[" * MOST_HEADER, b""),
-    "many lists": sealed(b"[" + b"[]," * (MOST_HEADER // 3 - 2) + b"[]]", b""),
+    "nested lists": sealed(b"[" * MAX_HEADER_BYTES, b""),
+    "many lists": sealed(b"[" + b"[]," * (MAX_HEADER_BYTES // 3 - 2) + b"[]]", b""),
     "a long number": sealed(b'{"round":' + b"9" * 100_000 + b"}", b""),
-    "a long name": sealed(b'{"kind":"' + b"x" * (MOST_HEADER - 20) + b'"}', b""),
-    "a header that is too long": sealed(b" " * (MOST_HEADER + 1), b""),
+    "a long name": sealed(b'{"kind":"' + b"x" * (MAX_HEADER_BYTES - 20) + b'"}', b""),
+    "a header that is too long": sealed(b" " * (MAX_HEADER_BYTES + 1), b""),
     "large pieces": sealed(
         json.dumps(
             parts(MESSAGES[0])[0] | {"pieces": [[2**52, BLOCK, False]] * 9}, sort_keys=True, separators=(",", ":")
@@ -166,7 +172,9 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "many lists" else []) for name in BOMBS]
+)
 def test_memory_is_bounded(name):
     tracemalloc.start()
     try:
@@ -186,7 +194,11 @@ def test_a_receiver_may_allow_less():
             decode_request(message, len(message) - 1)
 
 
-@pytest.mark.parametrize("cases", [150, pytest.param(4_000, marks=pytest.mark.slow)], ids=["quick", "whole"])
+@pytest.mark.parametrize(
+    "cases",
+    [150, pytest.param(1_000, marks=pytest.mark.slow), pytest.param(4_000, marks=pytest.mark.nightly)],
+    ids=["quick", "more", "whole"],
+)
 def test_nothing_changes_by_what_is_refused(tmp_path, cases):
     """Changed messages to a site and replies to a server in the middle of a round, which then goes on."""
     federation, draw, counted = Federation(tmp_path), random.Random(cases), Counter[str]()

@@ -130,8 +130,8 @@ def advise(
     """Say whether to federate, with which method, who gains and what it costs; validation data only."""
     from stratafl.cli.advise_command import give_advice
 
-    given = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
-    return give_advice(config, given, out, budget, caution, trust)
+    typed = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
+    return give_advice(config, typed, out, budget, caution, trust)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")

@@ -110,10 +110,10 @@ def refuse_torchrun(process_group: ProcessGroup) -> None:
 def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
     """Finish all runs, then print the ranking and write the report; the exit code."""
     members, console, runs = list(comparison.members()), note_console(), list[DisplayedRun]()
-    for each in members:
-        done = len(read_lines(each.folder / ROUNDS))
-        label = f"{each.method}, seed {each.seed}: "
-        runs.append(DisplayedRun(each.method, each.experiment.run.rounds, done, label))
+    for member in members:
+        done = len(read_lines(member.folder / ROUNDS))
+        label = f"{member.method}, seed {member.seed}: "
+        runs.append(DisplayedRun(member.method, member.experiment.run.rounds, done, label))
     jobs = jobs or usual_jobs(len(members), members[0].experiment.run.device)
     with Display(console, runs) as display, interruptible(console) as interrupt:
         watches = {member.folder: display.watch(run) for member, run in zip(members, runs, strict=True)}

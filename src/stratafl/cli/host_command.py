@@ -76,22 +76,22 @@ def host_federation(
 def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[SiteProcesses]:
     """Sites of a rehearsal, each in processes of its own."""
     places = divided(prepared.file, prepared.path)
-    found = []
+    sites = []
     for name, samples in places.items():
-        mine = prepare_site(prepared.path / "sites" / name, invitation, name)
-        flower.register(name, mine.key.public)
-        found.append(
+        folder = prepare_site(prepared.path / "sites" / name, invitation, name)
+        flower.register(name, folder.key.public)
+        sites.append(
             SiteProcesses(
-                mine.path,
+                folder.path,
                 name,
-                server=mine.server,
-                key=mine.key.key,
-                authority=mine.authority,
+                server=folder.server,
+                key=folder.key.key,
+                authority=folder.authority,
                 client_app=CLIENT_APP,
                 settings={"data": str(samples.absolute())},
             )
         )
-    return found
+    return sites
 
 
 class _Watch:
@@ -144,9 +144,9 @@ class _Watch:
             return None
 
     def _seen(self, live: Live) -> str | None:
-        told = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
-        told += self._let_in()
-        for line in told:
+        events = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
+        events += self._let_in()
+        for line in events:
             print_note(line, self._console)
         status = read_status(self._prepared.path) or {}
         self._repeat(status)
@@ -165,18 +165,18 @@ class _Watch:
 
     def _let_in(self) -> list[str]:
         """Register keys that were put into the folder; one that cannot be read may still be under way."""
-        told = []
+        events = []
         for site, path in self._prepared.waiting_keys(self._flower.registered).items():
             try:
                 self._flower.register(site, path)
-                told.append(f"site '{site}' may come in")
+                events.append(f"site '{site}' may come in")
             except OutageError:
                 raise
             except DeployError as error:
                 if self._refused.get(site) != str(error):
-                    told.append(f"'{path.name}' is not taken: {error}")
+                    events.append(f"'{path.name}' is not taken: {error}")
                 self._refused[site] = str(error)
-        return told
+        return events
 
     def _repeat(self, status: dict[str, Any]) -> None:
         """What the ServerApp has said since the last look: who is set aside, whose upload is left out."""
@@ -225,15 +225,15 @@ def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:
     title = f"{prepared.file.deploy.name}: {done}"
     table, counts, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), flower.counts(), time.time()
     for name in prepared.sites:
-        known = status.get("sites", {}).get(name, {})
-        passed, seen = counts.get(name, {}), known.get("seen")
+        site = status.get("sites", {}).get(name, {})
+        passed, seen = counts.get(name, {}), site.get("seen")
         table.add_row(
             name,
-            known.get("state", "not connected"),
-            str(known.get("round", "")),
-            _number(known.get("seconds"), 1),
+            site.get("state", "not connected"),
+            str(site.get("round", "")),
+            _number(site.get("seconds"), 1),
             _number(passed.get("received", 0) / 1e6, 1) if passed else "",
-            _number(known.get("score"), 3),
+            _number(site.get("score"), 3),
             "" if seen is None else f"{max(0, now - seen):.0f} s ago",
         )
     return table

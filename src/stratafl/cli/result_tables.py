@@ -65,11 +65,11 @@ def seeds_differ(ranks: Sequence[Rank]) -> bool:
 
 
 def _columns(ranks: Sequence[Rank], metric: Metric) -> list[RankingColumn]:
-    def full(given: Spread) -> str:
-        return _close(spread(given, metric))
+    def full(number: Spread) -> str:
+        return _close(spread(number, metric))
 
-    def mean(given: Spread) -> str:
-        return _close(score(given.mean, metric))
+    def mean(number: Spread) -> str:
+        return _close(score(number.mean, metric))
 
     every = [
         RankingColumn("received", "received", full),
@@ -78,9 +78,9 @@ def _columns(ranks: Sequence[Rank], metric: Metric) -> list[RankingColumn]:
         RankingColumn("spread", "spread", mean),
         RankingColumn("worst10", "worst 10%", mean),
         RankingColumn("new_trained", "new, trained", full),
-        RankingColumn("bytes", "MB", lambda given: f"{given.mean / 1e6:,.1f}"),
-        RankingColumn("seconds", "s", lambda given: f"{given.mean:,.1f}"),
-        RankingColumn("converged_round", "converged", lambda given: f"{given.mean:.0f}"),
+        RankingColumn("bytes", "MB", lambda number: f"{number.mean / 1e6:,.1f}"),
+        RankingColumn("seconds", "s", lambda number: f"{number.mean:,.1f}"),
+        RankingColumn("converged_round", "converged", lambda number: f"{number.mean:.0f}"),
         RankingColumn("best", "best", full),
     ]
     return [column for column in every if has_column(column.name, ranks)]
@@ -100,7 +100,10 @@ def _method_width(ranks: Sequence[Rank]) -> int:
 
 def _title(outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].config
-    tables = [(one.config["data"], one.config["model"], one.config["run"], one.clients) for one in outcomes]
+    tables = [
+        (outcome.config["data"], outcome.config["model"], outcome.config["run"], outcome.clients)
+        for outcome in outcomes
+    ]
     if len({(data["name"], model["name"], run["rounds"], clients) for data, model, run, clients in tables}) > 1:
         return counted(len(outcomes), "run")
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]
@@ -112,39 +115,42 @@ def target_table(outcomes: Sequence[Outcome], target: float) -> Table:
     metric = outcomes[0].metric
     title = f"to {_close(score(target, metric))} test {metric.title}"
     table = titled_table(title, ("run", "rounds", "MB", "s"), text=["run"])
-    for one in outcomes:
-        cost = reached(one.lines, metric.sign * target, one.evaluate)
+    for outcome in outcomes:
+        cost = reached(outcome.lines, metric.sign * target, outcome.evaluate)
         cells = ["never", "", ""]
         if cost is not None:
             cells = [str(cost.round), f"{cost.bytes / 1e6:,.1f}", f"{cost.seconds:,.1f}"]
-        table.add_row(f"{one.folder} {MARK}" if one.leaks else str(one.folder), *cells)
+        table.add_row(f"{outcome.folder} {MARK}" if outcome.leaks else str(outcome.folder), *cells)
     return table
 
 
-def gains_renderables(ranks: Sequence[Rank], found: Sequence[Gains], width: int) -> list[Table | Text]:
+def gains_renderables(ranks: Sequence[Rank], gains: Sequence[Gains], width: int) -> list[Table | Text]:
     """The table and what to know about it; one line if `local` was not run; nothing for a single method."""
-    if not found:
+    if not gains:
         return [Text(how, style="dim")] if (how := how_to_get(ranks)) else []
-    there = [each for each in found if each.clients]
-    notes = [*(Text(said, style="yellow") for said in unpaired(found)), *(Text(s, style="dim") for s in reading(found))]
-    return [*([client_gains_table(there, width)] if there else []), *notes]
+    comparable = [each for each in gains if each.clients]
+    notes = [
+        *(Text(sentence, style="yellow") for sentence in unpaired(gains)),
+        *(Text(s, style="dim") for s in reading(gains)),
+    ]
+    return [*([client_gains_table(comparable, width)] if comparable else []), *notes]
 
 
-def client_gains_table(found: Sequence[Gains], width: int) -> Table:
-    rows = [_row(each) for each in found]
+def client_gains_table(gains: Sequence[Gains], width: int) -> Table:
+    rows = [_row(each) for each in gains]
     widths = {title: max(map(cell_len, (title, *(row[title] for row in rows)))) for title in rows[0]}
     titles = fitting_columns(widths, GAINS_SPARE, width)
-    against = ", ".join(dict.fromkeys(each.alone for each in found))
-    table = titled_table(f"clients against {against}: {unit(found[0].metric)}", titles, text=["method", "worst client"])
+    against = ", ".join(dict.fromkeys(each.alone for each in gains))
+    table = titled_table(f"clients against {against}: {unit(gains[0].metric)}", titles, text=["method", "worst client"])
     for row in rows:
         table.add_row(*(row[title] for title in titles))
     return table
 
 
-def _row(each: Gains) -> dict[str, str]:
-    metric = each.metric
-    row = {"method": each.label, "clients": str(len(each.clients))}
-    row |= {"mean": signed(each.mean, metric), "median": signed(each.median, metric)}
-    row |= {"better": _close(shares(each.better, each.surely_better, each))}
-    row |= {"worse": _close(shares(each.worse, each.surely_worse, each))}
-    return row | {"worst client": f"{each.client_label(each.worst)} {signed(each.worst.difference, metric)}"}
+def _row(gains: Gains) -> dict[str, str]:
+    metric = gains.metric
+    row = {"method": gains.label, "clients": str(len(gains.clients))}
+    row |= {"mean": signed(gains.mean, metric), "median": signed(gains.median, metric)}
+    row |= {"better": _close(shares(gains.better, gains.surely_better, gains))}
+    row |= {"worse": _close(shares(gains.worse, gains.surely_worse, gains))}
+    return row | {"worst client": f"{gains.client_label(gains.worst)} {signed(gains.worst.difference, metric)}"}

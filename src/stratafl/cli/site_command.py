@@ -33,48 +33,48 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     server, _, file = read_invitation(invitation, site)
     console = note_console()
     with show_warnings(console) as release_warnings:
-        told = what_leaves_site(file, site, str(place), trust=trust)
+        leaves = what_leaves_site(file, site, str(place), trust=trust)
         release_warnings()
     for line in data_doubts(file, str(place)):
         print_note(line, console)
-    agreed = has_consent(folder, file, told)
+    agreed = has_consent(folder, file, leaves)
     if not agreed:
-        _ask(told, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
-    mine = prepare_site(folder, invitation, site)
+        _ask(leaves, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
+    prepared = prepare_site(folder, invitation, site)
     if not agreed:
-        keep_consent(folder, file, told)
+        keep_consent(folder, file, leaves)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
-    print_note(f"the host lets this site in when it has '{mine.key.public}'; the other files stay here")
-    delivered, known = site_folder(mine.path / STATE, file.deploy.name, site) / DELIVERED, False
-    with _site(mine, place, trust) as running, interruptible(console, quiet=True) as interrupt:
+    print_note(f"the host lets this site in when it has '{prepared.key.public}'; the other files stay here")
+    delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
+    with _site(prepared, place, trust) as running, interruptible(console, quiet=True) as interrupt:
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
-            if not known and (known := delivered.exists()):
+            if not has_model and (has_model := delivered.exists()):
                 print_note(f"this site has its model: strata predict {folder} --data FILE", console)
             time.sleep(LOOK)
         console.print("leaving; what is personal is kept: join again with the same command")
     return INTERRUPTED
 
 
-def _ask(told: Sequence[str], who: str, yes: bool, console: Console) -> None:
+def _ask(leaves: Sequence[str], who: str, yes: bool, console: Console) -> None:
     """Say what leaves the site; raises unless its owner agrees."""
     if not yes and not sys.stdin.isatty():
         raise DeployError("nobody can be asked whether this site may join, because there is no terminal: add --yes")
     console.print(f"{who}:", markup=False)
-    for line in told:
+    for line in leaves:
         console.print(f"  {line}", markup=False)
     if not yes and not typer.confirm("Join?", err=True):
         raise DeployError("this site does not join: nothing was created and nothing was sent")
 
 
-def _site(mine: SiteFolder, place: Path, trust: bool) -> SiteProcesses:
+def _site(prepared: SiteFolder, place: Path, trust: bool) -> SiteProcesses:
     return SiteProcesses(
-        mine.path,
-        mine.name,
-        server=mine.server,
-        key=mine.key.key,
-        authority=mine.authority,
+        prepared.path,
+        prepared.name,
+        server=prepared.server,
+        key=prepared.key.key,
+        authority=prepared.authority,
         client_app=CLIENT_APP,
         settings={"data": str(place), "trust": trust},
     )
@@ -86,13 +86,13 @@ def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -
         check_prediction_file(out)
     console = note_console()
     with show_warnings(console) as release_warnings:
-        found = predicted(member_in(folder, trust=trust), data)
+        predictions = predicted(member_in(folder, trust=trust), data)
         release_warnings()
     if out is None:
-        sys.stdout.write(found.csv())
+        sys.stdout.write(predictions.csv())
         return
-    found.write(out)
-    console.print(f"{counted(len(found.samples), 'sample')} predicted, '{out}'", markup=False)
+    predictions.write(out)
+    console.print(f"{counted(len(predictions.samples), 'sample')} predicted, '{out}'", markup=False)
 
 
 def export_site_model(folder: Path, out: Path, trust: bool) -> None:

@@ -29,8 +29,8 @@ def _member(folder: str, name: str, place: str, trust: bool) -> SiteMember:
 
 
 def member_of(context: Context) -> SiteMember:
-    known = context.node_config
-    return _member(os.environ[FOLDER], str(known["site"]), str(known["data"]), bool(known.get("trust", False)))
+    config = context.node_config
+    return _member(os.environ[FOLDER], str(config["site"]), str(config["data"]), bool(config.get("trust", False)))
 
 
 def _answered(message: Message, answer: Callable[[Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Message:

@@ -83,15 +83,15 @@ class HostFolder:
 
     def invite(self, place: HostAddress) -> Path:
         """Write what sites are given, with the address that they are to use."""
-        told = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
         path = self.path / INVITATION
-        write_atomically(path, tomli_w.dumps({"invitation": told, **self.file.tables()}).encode())
+        write_atomically(path, tomli_w.dumps({"invitation": invitation, **self.file.tables()}).encode())
         return path
 
-    def waiting_keys(self, known: Sequence[str]) -> dict[str, Path]:
+    def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
         """Keys in the folder `keys` of sites that are not known yet."""
-        found = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
-        return {site: path for site, path in found.items() if site not in known and site in self.sites}
+        keys = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
+        return {site: path for site, path in keys.items() if site not in registered and site in self.sites}
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -166,14 +166,14 @@ def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
     """Address and authority of a host, and its federation, of which a site of this name must be a part."""
     check_site_name(name)
     tables: Mapping[str, Any] = read_toml(path)
-    told = tables.get("invitation")
-    if not isinstance(told, dict) or not all(isinstance(told.get(key), str) for key in ("server", "authority")):
+    invited = tables.get("invitation")
+    if not isinstance(invited, dict) or not all(isinstance(invited.get(key), str) for key in ("server", "authority")):
         raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
     rest = {name: table for name, table in tables.items() if name != "invitation"}
     file = federation_from(rest)
     if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
         raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
-    return str(HostAddress.parse(told["server"])), told["authority"], file
+    return str(HostAddress.parse(invited["server"])), invited["authority"], file
 
 
 def _keep_file(folder: Path, file: FederationFile) -> None:
@@ -181,18 +181,18 @@ def _keep_file(folder: Path, file: FederationFile) -> None:
     if not path.exists():
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(file.tables()).encode())
-    elif (held := read_federation(path, plain=True)).common() != file.common():
-        raise DeployError(f"'{folder}' holds another federation ({_differs(held, file)}): choose another --out")
-    elif held != file:  # only in how patient the host is
+    elif (stored := read_federation(path, plain=True)).common() != file.common():
+        raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
+    elif stored != file:  # only in how patient the host is
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(file.tables()).encode())
 
 
-def _differs(held: FederationFile, given: FederationFile) -> str:
+def _differs(stored: FederationFile, offered: FederationFile) -> str:
     """The first setting in which two federations differ."""
     old, new = (
         {f"{t}.{k}": v for t, table in f.tables().items() for k, v in table.items()}
-        for f in (held.common(), given.common())
+        for f in (stored.common(), offered.common())
     )
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     a, b = (shown(each[name]) if name in each else "the default" for each in (old, new))

@@ -18,14 +18,14 @@ from types import TracebackType
 import httpx
 
 from stratafl.deploy.admission import Quota
-from stratafl.deploy.certificates import MOST_BYTES, Pair, check_site_name, read_public_key, write_once
+from stratafl.deploy.certificates import MAX_KEY_BYTES, Pair, check_site_name, read_public_key, write_once
 from stratafl.deploy.control import ControlClient, RunState, SiteState, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain
 
 RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
-MOST_COUNTS = 10_000_000  # bytes
+MAX_COUNTS_BYTES = 10_000_000  # bytes
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
@@ -75,7 +75,7 @@ class Host:
         self._lock = lock(folder)
         self._kept = list[RestartedProcess]()
         self._port = free_port()
-        self._roots = read_plain(authority, MOST_BYTES)
+        self._roots = read_plain(authority, MAX_KEY_BYTES)
         try:
             self.control = ControlClient(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
             self._secret("secret")
@@ -96,9 +96,9 @@ class Host:
         """Let a site in, now and whenever this folder is hosted again; returns its node id."""
         key = read_public_key(public_key)
         node = self.control.register(check_site_name(site), key)
-        kept = self.folder / "sites" / f"{site}.pub"
-        if not kept.exists():
-            write_once(kept, read_plain(public_key, MOST_BYTES))
+        stored = self.folder / "sites" / f"{site}.pub"
+        if not stored.exists():
+            write_once(stored, read_plain(public_key, MAX_KEY_BYTES))
         return node
 
     @property
@@ -126,22 +126,22 @@ class Host:
     def counts(self) -> dict[str, dict[str, float]]:
         """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
         with suppress(OSError, ValueError):
-            return dict(json.loads(read_plain(self.folder / "counts.json", MOST_COUNTS))["sites"])
+            return dict(json.loads(read_plain(self.folder / "counts.json", MAX_COUNTS_BYTES))["sites"])
         return {}
 
     def tend(self) -> list[str]:
         """Start again what ended; says what it did, and raises a `DeployError` if something ends too often."""
-        told = [kept.tend() for kept in self._kept]
-        return [line for line in told if line is not None]
+        events = [process.tend() for process in self._kept]
+        return [line for line in events if line is not None]
 
     def end(self) -> None:
         """End all processes, and all that they started."""
         if hasattr(self, "control"):
             self.control.close()  # the SuperLink would wait for our connection
-        for kept in reversed(self._kept):
-            kept.process.terminate()
-        for kept in reversed(self._kept):
-            kept.process.end()
+        for restarted in reversed(self._kept):
+            restarted.process.terminate()
+        for restarted in reversed(self._kept):
+            restarted.process.end()
         self._kept.clear()
         with suppress(OSError):
             os.close(self._lock)
@@ -232,4 +232,4 @@ class Host:
         path = self.folder / name
         if not path.exists():
             write_once(path, secrets.token_hex(32).encode())
-        return read_plain(path, MOST_BYTES).decode()
+        return read_plain(path, MAX_KEY_BYTES).decode()

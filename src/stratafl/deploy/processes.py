@@ -44,12 +44,12 @@ class Process:
         finally:
             os.close(handle)
         assert self._guardian.stdout is not None
-        said = self._guardian.stdout.readline()
+        pid = self._guardian.stdout.readline()
         self._guardian.stdout.close()
-        if not said:
+        if not pid:
             self.end()
             raise DeployError(f"cannot start {name}: {self.last_line()} (log: '{log}')")
-        self.pid = int(said)
+        self.pid = int(pid)
 
     def running(self) -> bool:
         return self._guardian.poll() is None
@@ -109,8 +109,8 @@ def wait_until(answers: Callable[[], bool], process: Process, what: str, patienc
 
 def flower_environment(home: Path) -> dict[str, str]:
     """The environment of every Flower process: nothing is reported, looked up or installed, and no proxy is used."""
-    kept = {name: value for name, value in os.environ.items() if not _is_dropped(name)}
-    return kept | {
+    inherited = {name: value for name, value in os.environ.items() if not _is_dropped(name)}
+    return inherited | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

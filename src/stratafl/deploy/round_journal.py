@@ -71,10 +71,10 @@ def site_score_line(scores: Mapping[str, float], classes: int | None) -> Line:
     """Mean, deviation and worst tenth over the sites that said how good the model is that they received."""
     if not scores:
         return {}
-    each = torch.tensor(list(scores.values()), dtype=torch.float64)
+    values = torch.tensor(list(scores.values()), dtype=torch.float64)
     name = "loss" if classes is None else "accuracy"
-    worst = each.sort(descending=classes is None).values[: ceil(WORST * len(each))]
-    numbers = {f"client_{name}": each.mean(), "std": each.std(correction=0), "worst10": worst.mean()}
+    worst = values.sort(descending=classes is None).values[: ceil(WORST * len(values))]
+    numbers = {f"client_{name}": values.mean(), "std": values.std(correction=0), "worst10": worst.mean()}
     return {f"{PLACE}.{key}": float(value) for key, value in numbers.items()}
 
 

@@ -27,8 +27,8 @@ from stratafl.export import Predictor
 from stratafl.files import atomically, check_new, explained, read_plain, write_atomically
 
 NODE = "node.toml"  # the name of the site, and where its samples are, as `strata join` was told
-MOST = 1 << 20  # bytes of that file
-AT_ONCE = 4096  # samples that are predicted together
+MAX_NODE_BYTES = 1 << 20  # bytes of that file
+PREDICTION_BATCH = 4096  # samples that are predicted together
 FORMATS = (".csv", ".npz")
 
 
@@ -39,8 +39,8 @@ def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
         raise DeployError(f"'{folder}' is not the folder of a site: give the one that 'strata join' made, sites/NAME")
     try:
         with explained("read", path):
-            known = tomllib.loads(read_plain(path, MOST).decode())
-        return SiteMember(folder, str(known["site"]), str(known["data"]), trust)
+            node = tomllib.loads(read_plain(path, MAX_NODE_BYTES).decode())
+        return SiteMember(folder, str(node["site"]), str(node["data"]), trust)
     except (ValueError, KeyError) as error:
         raise DeployError(f"'{path}' is damaged: 'strata join' writes it anew") from error
 
@@ -118,16 +118,16 @@ def predicted(member: SiteMember, place: Path) -> Predicted:
     """What a site's final model says of the samples in a file or folder."""
     model = final_model(member)
     agreed = member.agreed_format()
-    found = new_samples_of(member.file.experiment, agreed, place)
-    outputs = _outputs(model, found.x)
+    samples = new_samples_of(member.file.experiment, agreed, place)
+    outputs = _outputs(model, samples.x)
     if agreed.classes is None:
-        return Predicted(found.names, outputs, ())
+        return Predicted(samples.names, outputs, ())
     names = agreed.preprocessing.classes or tuple(map(str, range(agreed.classes)))
-    return Predicted(found.names, torch.softmax(outputs.double(), -1).float(), names)
+    return Predicted(samples.names, torch.softmax(outputs.double(), -1).float(), names)
 
 
 def _outputs(model: Predictor, x: Array) -> Tensor:
     samples = model.preprocessing.raw(plain_tensor(x, "x"))
     check_given(model.module, samples)
     with torch.no_grad():
-        return torch.cat([model(part) for part in samples.split(AT_ONCE)])
+        return torch.cat([model(part) for part in samples.split(PREDICTION_BATCH)])

@@ -23,7 +23,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from stratafl.deploy.certificates import MOST_BYTES
+from stratafl.deploy.certificates import MAX_KEY_BYTES
 from stratafl.files import read_plain
 
 _PAUSE = 0.2  # seconds between two questions; flower-superexec takes 1
@@ -50,7 +50,7 @@ class RuntimeApi:
             interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED))
         if token:
             interceptors.append(RuntimeTokenHttpInterceptor(token))
-        certificates = read_plain(self.root_certificates, MOST_BYTES) if self.root_certificates else None
+        certificates = read_plain(self.root_certificates, MAX_KEY_BYTES) if self.root_certificates else None
         invoker = make_simple_http_retry_invoker() if retries else None
         return RuntimeHttpClient.from_server_address(
             self.address, certificates is None, certificates, interceptors, retry_invoker=invoker
@@ -62,9 +62,9 @@ def task_tokens(runtime: RuntimeApi, kind: TaskType, secret: bytes) -> Iterator[
     client = runtime.client(secret=secret)
     request = AcquireTaskRequest(supported_task_types=[kind])
     while True:
-        found = client.AcquireTask(request)
-        if found.HasField("task") and found.token:
-            yield found.token
+        acquired = client.AcquireTask(request)
+        if acquired.HasField("task") and acquired.token:
+            yield acquired.token
         else:
             time.sleep(_PAUSE)
 

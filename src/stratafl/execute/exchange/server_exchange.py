@@ -12,9 +12,9 @@ from stratafl.errors import DamagedError, RecordError, RunError, WireError, show
 from stratafl.execute.exchange.audit import AuditLog, Line, Mark
 from stratafl.execute.exchange.blocks import pack_download
 from stratafl.execute.exchange.protocol import (
-    LONGEST_REASON,
-    MOST,
-    NOTHING,
+    MAX_MESSAGE_BYTES,
+    MAX_REFUSAL_LETTERS,
+    NONE_ABSORBED,
     Address,
     Commit,
     Committed,
@@ -72,7 +72,7 @@ def open_server(
     sites: Sequence[str],
     work: ServerComputation,
     *,
-    most: int = MOST,
+    most: int = MAX_MESSAGE_BYTES,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator["ServerExchange"]:
     """A federation at its last absorbed round, new or resumed; its folder is locked until the block ends."""
@@ -209,7 +209,7 @@ class ServerExchange:
         uploads = {site: self._arrived[site].body for site in self.arrived}
         state, left_out = self._work.absorb(self.round, self.state, uploads)
         digests = {site: self._arrived[site].digest for site in uploads if site not in left_out}
-        reasons = {site: shown(reason, LONGEST_REASON) for site, reason in left_out.items()}
+        reasons = {site: shown(reason, MAX_REFUSAL_LETTERS) for site, reason in left_out.items()}
         # Before the state, so that its mark covers the line; a crash in between shows as a round that is opened again.
         self._log.append("absorb", round=self.round, absorbed=digests, left_out=reasons)
         saved = Saved(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark)
@@ -238,8 +238,8 @@ class ServerExchange:
         self._store.save(saved)
         self._saved = saved
         self._committed.discard(site)
-        for each in (self._asked, self._arrived, self._have):
-            each.pop(site, None)
+        for by_site in (self._asked, self._arrived, self._have):
+            by_site.pop(site, None)
 
     def _sent(self, event: str, kind: type[DownloadMessage | Commit], site: str, whole: bool) -> bytes:
         have = frozenset[str]() if whole else self._have.get(site, frozenset())
@@ -256,7 +256,7 @@ class ServerExchange:
             raise unknown("site", site, self.sites)
 
     def _absorbed(self, site: str) -> str:
-        return self._saved.absorbed.get(site, NOTHING)
+        return self._saved.absorbed.get(site, NONE_ABSORBED)
 
     def _wrong(self, sender: str, reply: Reply) -> str | None:
         """Why a reply counts for nothing."""
@@ -269,13 +269,13 @@ class ServerExchange:
         if asked is None:
             return f"it answers attempt {address.attempt}, and nothing is asked of '{sender}'"
         if address != asked.address:
-            told = f"round {asked.address.round}, attempt {asked.address.attempt}"
-            return f"it answers round {address.round}, attempt {address.attempt}, and {told} is asked"
+            expected = f"round {asked.address.round}, attempt {asked.address.attempt}"
+            return f"it answers round {address.round}, attempt {address.attempt}, and {expected} is asked"
         if isinstance(reply, Committed if isinstance(asked, DownloadMessage) else UploadMessage):
             return "it answers another kind of message than was sent"
         if isinstance(reply, UploadMessage):
-            given = upload_digest(self.federation, sender, address.round, reply.body)
-            return None if reply.digest == given else "its upload has another digest than it says"
+            digest = upload_digest(self.federation, sender, address.round, reply.body)
+            return None if reply.digest == digest else "its upload has another digest than it says"
         if isinstance(reply, Committed) and reply.absorbed != self._absorbed(sender):
             return "it keeps another state than the one that was absorbed"
         return None
@@ -301,13 +301,13 @@ class ServerExchange:
         return answer
 
     def _refused(self, sender: str, size: int, reason: str, reply: Reply | None = None) -> Answer:
-        known: dict[str, Any] = (
+        about: dict[str, Any] = (
             {} if reply is None else {"round": reply.address.round, "attempt": reply.address.attempt}
         )
-        known |= {"upload": reply.digest} if isinstance(reply, UploadMessage) else {}
-        name, said = shown(sender), shown(reason, LONGEST_REASON)
-        self._log.append("refused", site=name, **known, bytes=size, reason=said)
-        return Answer(name, "refused", said)
+        about |= {"upload": reply.digest} if isinstance(reply, UploadMessage) else {}
+        name, shown_reason = shown(sender), shown(reason, MAX_REFUSAL_LETTERS)
+        self._log.append("refused", site=name, **about, bytes=size, reason=shown_reason)
+        return Answer(name, "refused", shown_reason)
 
     def _note(self, event: str, address: Address, **what: Any) -> None:
         self._log.append(event, site=address.site, round=address.round, attempt=address.attempt, **what)
