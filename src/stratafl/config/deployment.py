@@ -22,7 +22,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import site_federation
 from stratafl.errors import RecordError, StrataError, shown
 from stratafl.execute.blueprint import Blueprint
-from stratafl.execute.exchange.protocol import check_name
+from stratafl.execute.exchange.protocol import check_exchange_name
 from stratafl.execute.roster import Roster
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
@@ -54,10 +54,10 @@ class DeployTable:
     )
 
     def __post_init__(self) -> None:
-        check_name("a federation", self.name)
+        check_exchange_name("a federation", self.name)
         names = (*self.sites, *self.predict)
         for name in names:
-            check_name("a site", name)
+            check_exchange_name("a site", name)
         if not self.sites:
             raise RecordError("deploy.sites is empty: name the sites that train")
         twice = next((name for name in names if names.count(name) > 1), None)

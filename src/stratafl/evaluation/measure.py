@@ -38,10 +38,10 @@ class MetricValues:
     def statistics(self) -> dict[str, float]:
         """Over all samples, mean and deviation over clients, worst clients."""
         values = torch.tensor(list(self.clients.values()), dtype=torch.float64)
-        return {**_spread(self.metric.key, values, self.metric.larger_is_better), self.metric.key: self.pooled}
+        return {**client_spread(self.metric.key, values, self.metric.larger_is_better), self.metric.key: self.pooled}
 
 
-def _spread(name: str, values: Tensor, larger_is_better: bool) -> dict[str, float]:
+def client_spread(name: str, values: Tensor, larger_is_better: bool) -> dict[str, float]:
     """Mean and deviation over clients and the mean of the worst tenth, which is rounded up; NaN without clients."""
     if not len(values):
         return {f"client_{name}": float("nan"), "std": float("nan"), "worst10": float("nan")}
@@ -65,7 +65,7 @@ def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | N
     if len(count) == 0:
         return {}
     name, summed = ("loss", loss) if classes is None else ("accuracy", scores.hits[has_samples].double())
-    numbers = {name: float(summed.sum() / count.sum()), **_spread(name, summed / count, name == "accuracy")}
+    numbers = {name: float(summed.sum() / count.sum()), **client_spread(name, summed / count, name == "accuracy")}
     numbers["loss"] = float(loss.sum() / count.sum())
     return {key: _finite(value) for key, value in numbers.items()}
 
