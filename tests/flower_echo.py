@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.rounds import exchange, failed_sites, wait_for_sites
+from stratafl.deploy.replies import exchange, failed_sites, wait_for_sites
 
 server, client = ServerApp(), ClientApp()
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
-import stratafl.cli.host as command
+import stratafl.cli.host_command as command
 from stratafl.deploy.control import RunState
-from stratafl.deploy.metrics import MetricsFile
+from stratafl.deploy.prometheus import MetricsFile
 from stratafl.deploy.status import Status
 from stratafl.errors import DeployError, OutageError
 

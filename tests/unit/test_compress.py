@@ -9,7 +9,7 @@ import torch
 from stratafl.algorithms import algorithm, fedamp, fedavg, fedper, heurpfedla, ifca, pfedla, scaffold
 from stratafl.algorithms.compress_on import compressed, with_q4, with_q8, with_topk
 from stratafl.algorithms.special_cases import SpecialCase
-from stratafl.cli.list import print_catalogue
+from stratafl.cli.list_command import print_catalogue
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings
 from stratafl.core import wire

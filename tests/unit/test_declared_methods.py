@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import pytest
 
 from stratafl.algorithms import ALGORITHMS, fedavg
-from stratafl.algorithms.catalogue import KINDS, METHODS, method
 from stratafl.algorithms.index_page import index_page
+from stratafl.algorithms.methods import KINDS, METHODS, method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.layers import Select
 from stratafl.core.layerwise import Layerwise
@@ -98,7 +98,7 @@ def test_the_smallest_declaration(empty_again):
     assert all(map(found.is_called, ("nothing", "No-Thing", "NO thing", "n1")))
     assert not found.is_called("thing")
     assert nothing() == fedavg()
-    with pytest.raises(StrataError, match=r"nothing\.share must be at least 0"):
+    with pytest.raises(StrataError, match=r"nothing\.share .*-1"):
         nothing(share=-1)
 
 
@@ -113,7 +113,7 @@ def test_a_method_without_a_paper_names_itself(empty_again):
 
 
 def test_a_declaration_without_an_idea_is_refused(empty_again):
-    with pytest.raises(RecordError, match=r"^silent: begin its docstring, .* with 'Silent \(Nobody et al., 1999\): '"):
+    with pytest.raises(RecordError, match=r"^silent: .*'Silent \(Nobody et al., 1999\): '"):
 
         @method("global", **SAYS)
         def silent() -> Layerwise:
@@ -133,7 +133,7 @@ def test_two_methods_of_one_name_are_refused(empty_again):
         """FedPer (Nobody et al., 1999): another one."""
         return fedavg()
 
-    with pytest.raises(RecordError, match=r"two methods are called 'fedper': in stratafl\.algorithms\.fedper and in "):
+    with pytest.raises(RecordError, match=r"'fedper'.*stratafl\.algorithms\.fedper "):
         method("global", **SAYS)(fedper)
 
 
@@ -207,5 +207,5 @@ def test_a_page_of_the_index_is_the_methods_own_or_the_one_that_names_its_code(t
         "| [FedAvg30+Local](pfedla.md",
         "| [Similarity mixing](pfedla.md",
     ]
-    assert "| Local | `local` | Nothing is sent" in page
-    assert "## Personal parts\n\nSome parts are shared, the others stay with the client.\n\n| method |" in page
+    assert f"| Local | `local` | {METHODS['local'].idea} |" in page
+    assert f"## Personal parts\n\n{KINDS['personal parts'].capitalize()}.\n\n| method |" in page

@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 import tomli_w
 
-from stratafl.cli.ranking import target_table
+from stratafl.cli.result_tables import target_table
 from stratafl.errors import RunError
 from stratafl.report import INCOMPARABLE, Spread, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.formats import span
@@ -133,7 +133,7 @@ def test_the_same_configuration_and_seed_counts_once(tmp_path, caplog):
 
 def test_a_score_that_is_not_a_number_is_damage(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5) | {"test.deployed.accuracy": "high"}])
-    with pytest.raises(RunError, match="rounds.jsonl"):
+    with pytest.raises(RunError, match=r"rounds\.jsonl"):
         read_outcome(folder)
 
 

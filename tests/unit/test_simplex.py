@@ -34,9 +34,9 @@ def drawn(seed: int, n: int, features: int = 6) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("n", [1, 2, 5, 7])
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_minimisers_are_those_of_enumeration(n: int, scale: float) -> None:
-    for seed in range(5):
+    for seed in range(3):
         H, V = drawn(seed, n)
         gram = scale * H @ H.T
         Q = gram + torch.diag(scale * V)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratafl.algorithms.catalogue import GIVEN, METHODS, Method
 from stratafl.algorithms.compress_on import described, with_q4, with_q8, with_topk
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
+from stratafl.algorithms.methods import GIVEN, METHODS, Method
 from stratafl.algorithms.private_on import with_private
 from stratafl.algorithms.robust_on import with_clipped, with_krum, with_median, with_trimmed
 from stratafl.core.algorithm import Algorithm

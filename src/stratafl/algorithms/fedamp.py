@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise

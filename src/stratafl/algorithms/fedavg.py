@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise

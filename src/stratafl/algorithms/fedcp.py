@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.layers import select

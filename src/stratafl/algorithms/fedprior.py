@@ -9,8 +9,8 @@ from typing import Annotated
 
 from torch.nn.functional import pad
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import Select, select

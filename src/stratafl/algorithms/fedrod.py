@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from stratafl.algorithms.catalogue import KINDS, METHODS, Method
+from stratafl.algorithms.methods import KINDS, METHODS, Method
 
 _HEAD = """# Methods
 

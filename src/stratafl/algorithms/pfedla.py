@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Protocol
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork, Width
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint

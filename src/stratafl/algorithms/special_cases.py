@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from stratafl.algorithms.apple import apple
-from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
@@ -35,6 +34,7 @@ from stratafl.algorithms.gpfl import Conditions, gpfl
 from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
+from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.model_generator import BIASES, Part
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from stratafl.algorithms.catalogue import KINDS, METHODS
+from stratafl.algorithms.methods import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 
 from stratafl.errors import counted, shown
-from stratafl.evaluation.flags import MOST, Flag, all_left_out, flags
+from stratafl.evaluation.flags import MAX_NAMED_CLIENTS, Flag, all_left_out, flags
 from stratafl.execute.uploads import FAR
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
@@ -85,5 +85,5 @@ def _in_runs(count: int, outcomes: Sequence[Outcome]) -> str:
 
 
 def _shortened(sentences: Sequence[str], what: str) -> list[str]:
-    more = len(sentences) - MOST
-    return [*sentences[:MOST], *([f"{counted(more, 'more client')} {what}"] if more > 0 else [])]
+    more = len(sentences) - MAX_NAMED_CLIENTS
+    return [*sentences[:MAX_NAMED_CLIENTS], *([f"{counted(more, 'more client')} {what}"] if more > 0 else [])]

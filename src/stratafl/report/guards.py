@@ -28,7 +28,7 @@ def _sentences(rank: Rank) -> list[str]:
     names = _names(rank.members[0], records[0]) if safe and len(records) == 1 else ""
     models = [*(f"{count} {name}" for name, count in taken.most_common()), f"{safe} {SAFE}{names}"]
     clients = counted(len(choices), "client") + (f" of {len(records)} seeds" if len(records) > 1 else "")
-    return [f"{rank.label}: models taken by {clients}: {', '.join(models)}", *_too_few_samples(rank, choices)]
+    return [f"{rank.label}: models chosen by {clients}: {', '.join(models)}", *_too_few_samples(rank, choices)]
 
 
 def _too_few_samples(rank: Rank, choices: Sequence[Choice]) -> list[str]:

@@ -5,7 +5,7 @@ from math import isclose
 from statistics import fmean
 
 from stratafl.errors import counted
-from stratafl.evaluation.measure import steps_of
+from stratafl.evaluation.measure import local_steps
 from stratafl.report import sentences as say
 from stratafl.report.flagged_clients import flag_sentences
 from stratafl.report.formats import differing, listed, minus, score
@@ -92,7 +92,7 @@ def tuned_before_use(rank: Rank) -> bool:
 
 def _steps(rank: Rank) -> float | None:
     """Training steps of all clients in a round, the mean over rounds and seeds; None if they are not recorded."""
-    counts = [steps_of(line) for run in rank.members for line in run.lines]
+    counts = [local_steps(line) for run in rank.members for line in run.lines]
     return fmean(counts) if counts and all(counts) else None
 
 
