@@ -506,9 +506,9 @@ def test_early_on_mixing_the_head_helps_and_all_parts_help_more(examples):
 @pytest.mark.parametrize(
     ("module", "s", "values"),
     [
-        (mlp(4), 2, "1 to 1,"),
-        (mlp(4, 4, 4), 4, "1 to 3,"),
-        (convnorm(), 3, "1 to 2,"),
+        (mlp(4), 2, "1 to 1$"),
+        (mlp(4, 4, 4), 4, "1 to 3$"),
+        (convnorm(), 3, "1 to 2$"),
         (mlp(), 1, "'last:1'"),
         (mlp(4), 5, "2: fc1, fc"),
     ],

@@ -35,7 +35,7 @@ from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
 from stratafl.algorithms.methods import METHODS
-from stratafl.algorithms.model_generator import BIASES, Part
+from stratafl.algorithms.model_generator import BIASES, GeneratorField
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg
 from stratafl.algorithms.pfedhn import pfedhn, pfedhnpc
@@ -59,7 +59,7 @@ class SpecialCase:
     simple: Algorithm
     batchnorm: bool = True
     full_participation_only: bool = False
-    clients: int | None = None  # only so many clients
+    clients: int | None = None  # the number of clients, if the case needs one
     on: str = "all"  # the layers whose tensors are compared
 
 
@@ -70,7 +70,9 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
 
 def _without_inputs(record: Layerwise) -> Layerwise:
     """A method whose hypernetwork has output biases alone: all else is 0, and stays 0."""
-    zero = {name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, Part)}
+    zero = {
+        name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, GeneratorField)
+    }
     return replace(record, server={**zero, BIASES: record.server[BIASES]})
 
 
@@ -149,7 +151,11 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase(
             "HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local(), full_participation_only=True
         ),
-        SpecialCase("HeurFedAMP that looks at nobody is FedAMP that does so", heurfedamp(own=1.0), fedamp(alpha=0.0)),
+        SpecialCase(
+            "HeurFedAMP with all weight on a client's own model is FedAMP without attention",
+            heurfedamp(own=1.0),
+            fedamp(alpha=0.0),
+        ),
     ),
     "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
     "ifca": (SpecialCase("IFCA with one group is FedAvg", ifca(groups=1), fedavg()),),
@@ -310,12 +316,17 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     if not is_composition(name):
         return SPECIAL_CASES.get(name, ())
     host, part = parse_composition(name)
-    made, off = composed(name), PARTS[part].off
+    build, off = composed(name), PARTS[part].off
     if off is None:
         return ()
-    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
+    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", build(**off), METHODS[host].builder())
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:
         return (without,)
-    own = METHODS[paper]
-    return (without, SpecialCase(f"'{name}' is {own.label}", made(**PARTS[part].soon), own.builder(**PARTS[part].soon)))
+    paper_method = METHODS[paper]
+    return (
+        without,
+        SpecialCase(
+            f"'{name}' is {paper_method.label}", build(**PARTS[part].soon), paper_method.builder(**PARTS[part].soon)
+        ),
+    )
