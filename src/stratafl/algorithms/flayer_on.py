@@ -110,9 +110,8 @@ def with_guide(
     uploaded = any(f"up.{row}" in step.writes for step in host.send)
     guide = Guide(head, row, field, "received" if uploaded else "own")
     mix = (*host.mix[:at], guide, *host.mix[at + 1 :])
-    if isinstance(
-        host.mix[at], Adopt
-    ):  # a client that is met for the first time starts from what it receives, whatever A is
+    if isinstance(host.mix[at], Adopt):
+        # A client that is met for the first time starts from what it receives, whatever A is.
         mix = (*host.mix[: at + 1], guide, *host.mix[at + 1 :])
     train, A = measured(host.train, accuracy, accuracy_of, row)
     client = {**host.client, row: keeping(host.client.get(row), head), "accuracy": A}

@@ -78,7 +78,7 @@ class ChooseGroup(Mix):
 
 @record
 class MeanOfGroups(MergeSums):
-    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over the clients that chose it; a group that no client chose keeps its model."""
+    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over the clients that chose m; without any, θ_m stays."""
 
     groups: int
     reads = ("up.theta", "up.group", "up.samples", "groups")
