@@ -137,7 +137,7 @@ class ChildRates(Train):
             fresh = child_rates(out.rows, task.layout, self.middle)
             first = (steps % tensor_of(constants, "per_epoch") == 0)[:, None]
             rates = torch.where(first, fresh, tensor_of(carry, "rates"))
-            spread = _per_child(rates, row, task.layout)
+            spread = _per_tensor(rates, row, task.layout)
             moved = {n: x - self.lr * spread[n] * out.rows[n] if n in out.rows else x for n, x in row.items()}
             watched = {"factors": tensor_of(carry, "factors") + rates} if "factors" in carry else {}
             return {
@@ -178,34 +178,37 @@ def children(layout: Layout) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in layout.trainable()))
 
 
+def _child_of(layout: Layout) -> dict[str, int]:
+    """For each trainable tensor, the place of its child."""
+    places = {child: i for i, child in enumerate(children(layout))}
+    return {name: places[name.partition(".")[0]] for name in layout.trainable()}
+
+
 def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
     """`[C, children]`: 1, then middle·(1 + i/(n−1)·mean over tensors of ln(1 + 1/‖g‖)), and 1/5 for the head."""
-    named = children(layout)
+    child, n = _child_of(layout), len(children(layout))
     rates = []
-    for i, child in enumerate(named):
-        tensors = [g for name, g in gradients.items() if name.partition(".")[0] == child]
+    for i in range(n):
+        tensors = [g for name, g in gradients.items() if child[name] == i]
         logs = torch.stack([torch.log1p(1 / row_dot(g, g).sqrt().clamp(min=FLOOR)) for g in tensors]).mean(0)
-        if i == len(named) - 1:
+        if i == n - 1:
             rates.append(torch.full_like(logs, HEAD_RATE))
         elif i == 0:
             rates.append(torch.ones_like(logs))
         else:
-            rates.append(middle * (1 + i / (len(named) - 1) * logs))
+            rates.append(middle * (1 + i / (n - 1) * logs))
     return torch.stack(rates, 1)
 
 
-def _per_child(rates: Tensor, row: Rows, layout: Layout) -> Rows:
-    place = {child: i for i, child in enumerate(children(layout))}
-    names = layout.trainable()
-    return {n: per_row(rates[:, place[n.partition(".")[0]]], row[n]) for n in names}
+def _per_tensor(rates: Tensor, row: Rows, layout: Layout) -> Rows:
+    return {name: per_row(rates[:, i], row[name]) for name, i in _child_of(layout).items()}
 
 
 def _per_layer(rates: Tensor, layout: Layout) -> Tensor:
     """`[C, L]`: the rate of the child that each layer is in; 0 without trainable columns."""
-    place = {child: i for i, child in enumerate(children(layout))}
     layers = rates.new_zeros(len(rates), len(layout.layers))
-    for name in layout.trainable():
-        layers[:, layout.specs[name].layer] = rates[:, place[name.partition(".")[0]]]
+    for name, i in _child_of(layout).items():
+        layers[:, layout.specs[name].layer] = rates[:, i]
     return layers
 
 

@@ -1,6 +1,7 @@
 """Special cases: for each algorithm, settings in which it must equal a simpler one (a degenerate law)."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stratafl.algorithms.apple import apple
 from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
@@ -77,6 +78,7 @@ def _without_inputs(record: Layerwise) -> Layerwise:
 
 
 BASE = select("base")
+with_all = partial(SpecialCase, full_participation_only=True)
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ONE_STEP = LocalTraining(steps=1)
 ALL_SAMPLES = LocalTraining(batch=100)
@@ -86,22 +88,16 @@ SIXTH = replace(  # of the learning rate on each of six clients, and six times t
 )
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "ditto": (
-        SpecialCase(
-            "Ditto without a pull is Local",
-            ditto(strength=0.0),
-            local(train=LocalTraining(purpose="personal")),
-            full_participation_only=True,
-        ),
+        with_all("Ditto without a pull is Local", ditto(strength=0.0), local(train=LocalTraining(purpose="personal"))),
         SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
     ),
     "apple": (
         SpecialCase("with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
-        SpecialCase(
+        with_all(
             "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
             apple(weights_lr=0.0, own=None),
             SIXTH,
             batchnorm=False,
-            full_participation_only=True,
         ),
     ),
     "fedala": (
@@ -109,11 +105,11 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
-        SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
+        with_all("without a warm-up it is Local", fedavg30local(warmup=0), local()),
         SpecialCase("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
     ),
     "fedamp": (
-        SpecialCase("FedAMP without a pull is Local", fedamp(strength=0.0), local(), full_participation_only=True),
+        with_all("FedAMP without a pull is Local", fedamp(strength=0.0), local()),
         SpecialCase(
             "FedAMP that sees no difference is HeurFedAMP that looks at none",
             fedamp(sigma=1e14),
@@ -122,17 +118,16 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedcac": (
         SpecialCase("FedCAC without critical parameters is FedAvg", fedcac(share=0.0), fedavg()),
-        SpecialCase(
+        with_all(
             "FedCAC in which all parameters are critical is FedAvg with uniform weights",
             fedcac(share=1.0),
             UNIFORM,
             batchnorm=False,
-            full_participation_only=True,
         ),
     ),
     "fedfomo": (
         SpecialCase("with one client, FedFomo is Local", fedfomo(), local(), clients=1),
-        SpecialCase("FedFomo that sends no models is Local", fedfomo(models=0), local(), full_participation_only=True),
+        with_all("FedFomo that sends no models is Local", fedfomo(models=0), local()),
     ),
     "fedlag": (SpecialCase("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
     "flayer": (
@@ -148,9 +143,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
     "heurfedamp": (
-        SpecialCase(
-            "HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local(), full_participation_only=True
-        ),
+        with_all("HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local()),
         SpecialCase(
             "HeurFedAMP with all weight on a client's own model is FedAMP without attention",
             heurfedamp(own=1.0),
@@ -169,28 +162,17 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "pfedhnpc": (
         SpecialCase("pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn()),
-        SpecialCase(
-            "pFedHN-PC with every layer personal is Local",
-            pfedhnpc(personal="all"),
-            local(),
-            full_participation_only=True,
-        ),
+        with_all("pFedHN-PC with every layer personal is Local", pfedhnpc(personal="all"), local()),
     ),
     "pfedla": (
-        SpecialCase(
+        with_all(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
             pfedla(initial="uniform", hyper_lr=0.0),
             UNIFORM,
-            full_participation_only=True,
         ),
     ),
     "simmix": (
-        SpecialCase(
-            "similarity that does not count is FedAvg with uniform weights",
-            simmix(sharpness=0.0),
-            UNIFORM,
-            full_participation_only=True,
-        ),
+        with_all("similarity that does not count is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM),
     ),
     "fedas": (
         SpecialCase(
@@ -249,9 +231,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (
         SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),
-        SpecialCase(
-            "FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True
-        ),
+        with_all("FedPer with every layer personal is Local", fedper(personal="all"), local()),
         SpecialCase("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
     ),
     "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
@@ -274,9 +254,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "lgfedavg": (
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
-        SpecialCase(
-            "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
-        ),
+        with_all("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local()),
     ),
     "moon": (SpecialCase("MOON without contrast is FedAvg", moon(strength=0.0), fedavg()),),
     "perfedavg": (
@@ -296,18 +274,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "scaffold": (
         SpecialCase("with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1),
-        SpecialCase(
+        with_all(
             "SCAFFOLD of one step a round is FedAvg with uniform weights",
             scaffold(train=ONE_STEP),
             replace(UNIFORM, train=(ONE_STEP,)),
-            full_participation_only=True,
         ),
     ),
-    "local": (
-        SpecialCase(
-            "Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True
-        ),
-    ),
+    "local": (with_all("Local is FedPer that shares nothing", local(), fedper(personal="all")),),
 }
 
 
