@@ -67,7 +67,7 @@ def around(kind: type, name: str, call: Callable[..., Any]) -> None:
 # A site
 
 
-def _round(original: Callable[..., Any], self: member.Member, data: bytes) -> Any:
+def _round(original: Callable[..., Any], self: member.SiteMember, data: bytes) -> Any:
     _now.update(site=self.name, round=decode_request(data).address.round)
     _at_site("asked")
     answer = original(self, data)
@@ -106,7 +106,7 @@ def _at_site(done: str) -> None:
     at(f"{_now['site']}.{done}.{_now['round']}")
 
 
-around(member.Member, "round", _round)
+around(member.SiteMember, "round", _round)
 around(member.Working, "work", _work)
 around(SiteStore, "keep", _keep)
 around(SiteStore, "promote", _promote)

@@ -17,7 +17,7 @@ from stratafl.data import digits
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.courier import Content, Delivered, Kind
 from stratafl.deploy.hosting import AGREED, FILE, SERVER
-from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import Serving
 from stratafl.deploy.site_model import final_model
 from stratafl.errors import StrataError
@@ -105,7 +105,7 @@ def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dic
     """The same from the disks of a host and its sites."""
     found: dict[str, Tensor] = {}
     for name, folder in sites.items():
-        member = Member(folder, name, str(folder.parent / f"{name}.csv"))
+        member = SiteMember(folder, name, str(folder.parent / f"{name}.csv"))
         store = read_site(folder / STATE, file.deploy.name, name, state_form(member._ready().enrol()))
         assert store.pending() is None
         current = store.current()
@@ -131,7 +131,7 @@ def simulated_models(folder: Path, file: FederationFile) -> dict[str, Tensor]:
 
 def deployed_models(sites: Mapping[str, Path]) -> dict[str, Tensor]:
     """The same as sites predict with them."""
-    members = {name: Member(folder, name, str(folder.parent / f"{name}.csv")) for name, folder in sites.items()}
+    members = {name: SiteMember(folder, name, str(folder.parent / f"{name}.csv")) for name, folder in sites.items()}
     return flatten({name: final_model(member).module.state_dict() for name, member in members.items()})
 
 
@@ -143,7 +143,7 @@ def replayed(
     assert agreed is not None
     server = Server.of(blueprint_of(file.experiment, agreed.format, len(file.deploy.sites)), agreed.roster)
     serving = Serving(server, file.deploy.sites)
-    working = {name: Member(path, name, str(folder / f"{name}.csv"))._ready() for name, path in sites.items()}
+    working = {name: SiteMember(path, name, str(folder / f"{name}.csv"))._ready() for name, path in sites.items()}
     state, states = serving.start(), {}
     for number, names in enumerate(absorbed):
         uploads = {}
@@ -157,10 +157,11 @@ def replayed(
 
 
 class Local:
-    """Carries messages to members in this process, each made anew for every message, as after a restart."""
+    """Carries messages to members in this process; with `restarts`, each is made again for every message."""
 
-    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
-        self._folder, self.sites = folder, dict(sites)
+    def __init__(self, folder: Path, sites: Mapping[str, Path], *, restarts: bool = False) -> None:
+        self._folder, self.sites, self._restarts = folder, dict(sites), restarts
+        self._members = dict[tuple[str, Path], SiteMember]()
         self.away: Callable[[str], bool] = lambda site: False
         self.carried = list[tuple[str, str]]()
 
@@ -172,14 +173,18 @@ class Local:
         for site, (table, body) in messages.items():
             self.carried.append((kind, site))
             try:
-                replies[site] = self._answer(
-                    Member(self.sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
-                )
+                replies[site] = self._answer(self._member(site), kind, table, body)
             except StrataError as error:
                 failures[site] = str(error)
         return Delivered(replies, failures)
 
-    def _answer(self, member: Member, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
+    def _member(self, site: str) -> SiteMember:
+        place = site, self.sites[site]
+        if self._restarts or place not in self._members:
+            self._members[place] = SiteMember(place[1], site, str(self._folder / f"{site}.csv"))
+        return self._members[place]
+
+    def _answer(self, member: SiteMember, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
         if kind == "round":
             return member.round(body)
         return (member.introduce(table) if kind == "introduce" else member.agree(table)), b""

@@ -17,7 +17,7 @@ from stratafl.advice.files import plain, write_advice
 from stratafl.advice.jackknife import Difference
 from stratafl.advice.look import LayerConflict
 from stratafl.advice.results import Result
-from stratafl.config.experiment import Experiment, load, with_values
+from stratafl.config.experiment import Experiment, load_experiment, with_values
 from stratafl.data import Federation, from_clients
 from stratafl.errors import DataError, RecordError
 from stratafl.evaluation.guard import shrink
@@ -73,7 +73,7 @@ def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
 
 def test_names_are_used_and_the_files_can_be_run(advice: Advice, tmp_path) -> None:
     config = write_advice(advice, tmp_path / "new")
-    assert load(config).algorithm.name == advice.candidate.method
+    assert load_experiment(config).algorithm.name == advice.candidate.method
     page = (tmp_path / "new" / "advice.md").read_text()
     assert all(name in page for name in ("Ulm", "Pisa", "Bern", "Oslo"))
     assert f"strata run --config {config}" in page

@@ -527,10 +527,14 @@ def test_the_table_ranks_by_deployed_accuracy(strata, compared):
         method: [expected(compared / method / f"seed-{seed}")["deployed"] for seed in (0, 1)]
         for method in ("local", "fedper")
     }
-    rows = ranking(strata("report", compared).out)
+    printed = strata("report", compared).out
+    rows, head = ranking(printed), next(line for line in printed.splitlines() if line.startswith("┃"))
+    head = [title.strip() for title in head.split("┃")[1:-1] if title.strip() != "#"]
     assert [row[0] for row in rows] == sorted(each, key=lambda method: -fmean(each[method]))
     for row in rows:
         assert f"{fmean(each[row[0]]):.1%} ± {100 * stdev(each[row[0]]):.1f}" in row
+        worst = fmean(expected(compared / row[0] / f"seed-{seed}")["worst10"] for seed in (0, 1))
+        assert row[head.index("worst 10%")] == f"{worst:.1%}"
 
 
 def test_a_drawn_table_is_a_picture_that_needs_nothing_else(strata, compared, place):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from stratafl.config.experiment import load, with_settings
+from stratafl.config.experiment import load_experiment, with_settings
 from stratafl.data import DATASETS, load_samples
 from stratafl.runs import Run
 
@@ -132,7 +132,7 @@ def test_what_the_partition_does_not_listen_to_is_refused(refused, strata, parti
 def test_another_partition_leaves_behind_what_it_does_not_listen_to(strata, place):
     (place / "own.toml").write_text('[data]\npartition = "dirichlet"\nalpha = 0.5\nminimum = 3\ndraws = 50\n')
     assert strata("data", "show", "--config", "own.toml", "--set", "data.partition=classes").code == 0
-    kept = with_settings(load(place / "own.toml"), ["data.partition=pfllib"]).data
+    kept = with_settings(load_experiment(place / "own.toml"), ["data.partition=pfllib"]).data
     assert (kept.alpha, kept.minimum, kept.options) == (0.5, 3, {})
 
 

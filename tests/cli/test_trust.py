@@ -9,6 +9,8 @@ import pytest
 from cli_helpers import SMALL, TINY, checked_line, snapshot
 
 import stratafl
+from stratafl.cli import workers
+from stratafl.config.trust import typed
 from stratafl.errors import TrustError
 
 CANARY = """
@@ -142,6 +144,17 @@ def test_a_comparison_imports_what_was_typed_and_resumes_with_trust(strata, plac
 
 def test_a_comparison_of_a_configuration_imports_nothing(strata, place, canary):
     refused_line(strata, place, canary, "compare", "--config", "sent.toml", "--algorithms", "local", "--seeds", 1)
+
+
+def test_the_processes_of_a_comparison_are_trusted_with_what_was_typed_alone(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr("stratafl.cli.workers.subprocess.Popen", lambda command, **_: commands.append(command))
+    for trust in (typed(["canary:method"]), typed([], True)):
+        workers._worker(workers.Crew(tmp_path, trust, "", 2), tmp_path / "log")
+    narrow, wide = commands
+    assert "--typed=canary:method" in narrow
+    assert "--trust" not in narrow
+    assert "--trust" in wide
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from stratafl.deploy.admission import FORWARDED, MOST_BODY, PATHS, KeyRing, Quota, RefusedError, admit
+from stratafl.deploy.admission import FORWARDED, MAX_BODY_BYTES, PATHS, KeyRing, Quota, RefusedError, admit
 from stratafl.deploy.certificates import Pair, create_site_key, read_public_key
 
 PULL = "/v1/fleet/pull-messages"
@@ -96,8 +96,11 @@ def test_the_length_of_a_body_is_a_number(site: Pair, length: str) -> None:
 
 
 def test_a_long_body_is_refused_before_it_is_read(site: Pair) -> None:
-    assert admit("POST", PULL, signed(site, length=MOST_BODY).items(), KeyRing(site.public.parent))[1] == MOST_BODY
-    assert refusal(site, signed(site, length=MOST_BODY + 1)).status == 413
+    assert (
+        admit("POST", PULL, signed(site, length=MAX_BODY_BYTES).items(), KeyRing(site.public.parent))[1]
+        == MAX_BODY_BYTES
+    )
+    assert refusal(site, signed(site, length=MAX_BODY_BYTES + 1)).status == 413
 
 
 @pytest.mark.parametrize("header", ["transfer-encoding", "upgrade", "expect"])

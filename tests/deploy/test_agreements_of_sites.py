@@ -10,7 +10,15 @@ import torch
 
 from stratafl.data.preprocessing import Preprocessing, Standardisation
 from stratafl.data.sample_format import SampleFormat
-from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement, check_digests, common_format, described
+from stratafl.deploy.agreement import (
+    Agreement,
+    Introduction,
+    Offer,
+    agreement,
+    check_digests,
+    common_format,
+    shareable_format,
+)
 from stratafl.errors import DamagedError, DataError, WireError
 
 
@@ -51,12 +59,12 @@ def test_columns_may_come_in_another_order():
 def test_means_and_deviations_stay_with_the_site():
     own = replace(table_format("a"), preprocessing=replace(table_format("a").preprocessing,
                   columns=Standardisation((1.5, 2.5), (3.5, 4.5))))  # fmt: skip
-    told = json.dumps(Introduction(described(own), 7, 1).to_table())
-    assert described(own).own_columns
+    told = json.dumps(Introduction(shareable_format(own), 7, 1).to_table())
+    assert shareable_format(own).own_columns
     assert not any(number in told for number in ("1.5", "2.5", "3.5", "4.5"))
     scaled = replace(table_format("a"), preprocessing=replace(own.preprocessing, targets=Standardisation((0,), (1,))))
     with pytest.raises(DataError, match="'scaled'"):
-        described(scaled)
+        shareable_format(scaled)
 
 
 def agreed() -> Agreement:
@@ -130,7 +138,11 @@ def mutated(value: Any, draw: random.Random) -> Any:
     return draw.choice(odd)
 
 
-@pytest.mark.parametrize("cases", [2000, pytest.param(100_000, marks=pytest.mark.slow)], ids=["quick", "whole"])
+@pytest.mark.parametrize(
+    "cases",
+    [1_000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(100_000, marks=pytest.mark.nightly)],
+    ids=["quick", "more", "whole"],
+)
 def test_tables_that_were_tampered_with_are_refused_or_mean_something(cases):
     draw = random.Random(cases)
     introduction = Introduction(table_format("a", "b"), 12, 3).to_table()

@@ -18,6 +18,7 @@ from stratafl.deploy.certificates import (
     create_server_certificate,
     create_site_key,
     read_public_key,
+    write_once,
 )
 from stratafl.errors import DeployError
 
@@ -91,6 +92,14 @@ def test_nothing_is_overwritten(tmp_path: Path, taken: str) -> None:
     with pytest.raises(DeployError, match=f"{taken}'"):
         create_site_key(tmp_path, "north")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "mine")]
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    """Of a secret, too, such as that of a host's noise: the name is taken in the same step in which it is checked."""
+    (tmp_path / "noise.key").write_text("mine")
+    with pytest.raises(DeployError, match=r"noise\.key'"):
+        write_once(tmp_path / "noise.key", b"other")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("noise.key", "mine")]
 
 
 def test_a_site_key_is_what_flower_reads(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hosted import with_tables, write_file, write_samples
 from stratafl.algorithms.methods import METHODS
 from stratafl.cli import main as strata
-from stratafl.deploy.consent import CONSENT, doubts, has_consent, keep_consent, what_leaves_site
-from stratafl.deploy.folders import Place, prepare_host
-from stratafl.deploy.member import Member
+from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.folders import HostAddress, prepare_host
+from stratafl.deploy.member import SiteMember
 from stratafl.errors import DataError
 
 
@@ -38,9 +38,9 @@ class Joined:
 def join(tmp_path, monkeypatch, capsys):
     """`strata join` of site a; the answer to its question, or no terminal; its exit code and what it said."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stratafl.cli.site_command.Site", Joined)
+    monkeypatch.setattr("stratafl.cli.site_command.SiteProcesses", Joined)
     write_samples(tmp_path)
-    place = Place("127.0.0.1", 9443)
+    place = HostAddress("127.0.0.1", 9443)
     invitation = prepare_host(tmp_path / "host", with_tables(), place).invite(place)
 
     def called(*options, answer=None):
@@ -113,18 +113,18 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
 def test_columns_that_differ_much_in_size_are_doubted(tmp_path):
     write_samples(tmp_path)
     place = tmp_path / "a.csv"
-    assert doubts(with_tables(), str(place)) == []
+    assert data_doubts(with_tables(), str(place)) == []
     head, *rows = place.read_text().splitlines()
     place.write_text("\n".join([head, *(f"{1000 * i}{row[row.index(',') :]}" for i, row in enumerate(rows)), ""]))
-    (line,) = doubts(with_tables(), str(place))
+    (line,) = data_doubts(with_tables(), str(place))
     assert "data.normalise = 'columns'" in line
-    assert doubts(with_tables(data={"normalise": "columns"}), str(place)) == []
+    assert data_doubts(with_tables(data={"normalise": "columns"}), str(place)) == []
 
 
 def introduced(tmp_path, file):
     """How its samples are preprocessed, as site a says."""
     write_file(tmp_path / "site", file)
-    member = Member(tmp_path / "site", "a", str(tmp_path / "a.npz"))
+    member = SiteMember(tmp_path / "site", "a", str(tmp_path / "a.npz"))
     return member.introduce({"federation": "test"})["format"]["preprocessing"]
 
 

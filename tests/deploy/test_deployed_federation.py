@@ -18,9 +18,9 @@ from test_guardian import is_gone, soon
 
 from flower_federation import CLIENT_APP, PATIENCE, SERVER_APP, Federation, kill, lines
 from stratafl.deploy.certificates import create_authority, create_site_key
-from stratafl.deploy.control import Control, write_app
+from stratafl.deploy.control import ControlClient, write_app
 from stratafl.deploy.processes import flower_command, flower_environment, free_port, python_module
-from stratafl.deploy.site_processes import Site, SiteStatus
+from stratafl.deploy.site_processes import SiteProcesses, SiteStatus
 from stratafl.errors import BusyError, DeployError
 
 
@@ -39,7 +39,7 @@ def test_a_site_does_two_rounds_over_tls_with_its_key(tmp_path: Path) -> None:
         assert federation.notes == ["site 'north' is connected"]
         federation.until(lambda: federation.host.counts().get("north", {}).get("received", 0) > 1000, "the count")
         with pytest.raises(BusyError):  # a second process with this key would drive out the first
-            Site(
+            SiteProcesses(
                 tmp_path / "north",
                 "north",
                 server="a:1",
@@ -299,7 +299,7 @@ def test_nothing_is_left_of_an_owner_that_is_killed_and_its_folder_can_be_hosted
     with Federation(tmp_path) as federation:
         assert federation.host.control.unfinished_runs() == []
         assert [site.site for site in federation.host.sites()] == ["a"]
-        site = Site(
+        site = SiteProcesses(
             tmp_path / "a",
             "a",
             server=federation.address,
@@ -313,7 +313,7 @@ def test_nothing_is_left_of_an_owner_that_is_killed_and_its_folder_can_be_hosted
 
 def test_a_control_client_says_that_nobody_answers(tmp_path: Path) -> None:
     authority = create_authority(tmp_path)
-    control = Control(f"127.0.0.1:{free_port()}", authority.public.read_bytes(), "token")
+    control = ControlClient(f"127.0.0.1:{free_port()}", authority.public.read_bytes(), "token")
     with pytest.raises(DeployError, match="cannot list the sites: the SuperLink does not answer"):
         control.sites()
     control.close()

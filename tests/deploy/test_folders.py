@@ -7,11 +7,11 @@ from hosted import with_tables, write_file
 from stratafl.cli import main as strata
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.certificates import read_public_key
-from stratafl.deploy.folders import Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
 
-PLACE = Place("127.0.0.1", 9443)
+PLACE = HostAddress("127.0.0.1", 9443)
 
 
 def test_an_authority_whose_certificate_was_never_written_is_made_anew(tmp_path):
@@ -55,7 +55,7 @@ def test_a_certificate_is_replaced_only_by_one_that_could_be_made(tmp_path, monk
     old, offline = host.certificate.public.read_bytes(), (host.path / "ca.key").rename(tmp_path / "ca.key")
     assert prepare_host(tmp_path / "host", with_tables(), PLACE).certificate.public.read_bytes() == old
     with pytest.raises(StrataError, match=r"ca\.key"):
-        prepare_host(tmp_path / "host", with_tables(), Place("example.org", 1))
+        prepare_host(tmp_path / "host", with_tables(), HostAddress("example.org", 1))
     assert host.certificate.public.read_bytes() == old
     offline.rename(host.path / "ca.key")
     assert prepare_host(tmp_path / "host", with_tables(), PLACE).certificate.public.read_bytes() != old

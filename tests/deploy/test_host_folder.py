@@ -9,12 +9,12 @@ import stratafl.deploy.certificates as certificates
 from hosted import SITES, Local, with_tables, write_file, write_samples
 from stratafl.cli import main as strata
 from stratafl.config.deployment import federation_from
-from stratafl.deploy.folders import Place, prepare_host
+from stratafl.deploy.folders import HostAddress, prepare_host
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.local_federation import divided
 from stratafl.deploy.member import STATE
-from stratafl.deploy.round_journal import ROUNDS, score_line
+from stratafl.deploy.round_journal import ROUNDS, site_score_line
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
 from stratafl.runs.journal import read_lines
@@ -67,6 +67,11 @@ def test_every_round_has_a_line_as_a_run_has(federation):
     sites = read_status(federation / "host")["sites"]
     mean = sum(site["score"] for site in sites.values()) / 4
     assert lines[-1]["test.received.client_accuracy"] == pytest.approx(mean)
+    sizes = {"accepted": 0, "asked": 0}
+    for line in checked_log(federation / "host"):
+        if line["event"] in sizes and line["round"] == 2:
+            sizes[line["event"]] += line["bytes"]
+    assert (lines[-1]["bytes.up"], lines[-1]["bytes.down"]) == (sizes["accepted"], sizes["asked"])
 
 
 def test_tensorboard_has_every_round_once(federation):
@@ -80,10 +85,10 @@ def test_tensorboard_has_every_round_once(federation):
 
 def test_worst_sites_have_the_lowest_accuracy_and_the_largest_loss():
     scores = {"a": 0.2, "b": 0.6}
-    assert score_line(scores, 2)["test.received.worst10"] == 0.2
-    assert score_line(scores, None)["test.received.worst10"] == 0.6
-    assert score_line(scores, None)["test.received.client_loss"] == pytest.approx(0.4)
-    assert score_line({}, 2) == {}
+    assert site_score_line(scores, 2)["test.received.worst10"] == 0.2
+    assert site_score_line(scores, None)["test.received.worst10"] == 0.6
+    assert site_score_line(scores, None)["test.received.client_loss"] == pytest.approx(0.4)
+    assert site_score_line({}, 2) == {}
 
 
 def test_the_audit_log_is_checked_and_printed(federation, capsys):
@@ -151,7 +156,7 @@ def test_a_forgotten_site_starts_anew(tmp_path):
 
 @pytest.mark.parametrize(("days", "kept"), [(0, False), (20, False), (60, True)])
 def test_a_certificate_that_has_ended_or_ends_soon_is_made_anew(tmp_path, monkeypatch, days, kept):
-    place, host = Place("127.0.0.1", 9443), tmp_path / "host"
+    place, host = HostAddress("127.0.0.1", 9443), tmp_path / "host"
     monkeypatch.setattr(certificates, "SERVER_DAYS", days)
     before = prepare_host(host, with_tables(), place)
     old, authority = before.certificate.public.read_bytes(), before.authority.read_bytes()

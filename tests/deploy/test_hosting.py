@@ -30,13 +30,13 @@ from stratafl.deploy.agreement import Agreement, Offer
 from stratafl.deploy.courier import REFUSED, Delivered
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.hosting import AGREED, SERVER, Hosting, _score
-from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.messages import content_of, read_content
 from stratafl.deploy.site_processes import FOLDER
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, WireError
 from stratafl.execute.exchange import read_site, site_folder, state_form
-from stratafl.execute.exchange.protocol import SendAll, Upload, decode_reply, encode, upload_digest
+from stratafl.execute.exchange.protocol import SendAll, UploadMessage, decode_reply, encode_message, upload_digest
 from stratafl.policies.accountant import epsilon_of
 
 
@@ -75,8 +75,8 @@ def hosted(folder: Path, courier: Local) -> Hosting:
 )
 @pytest.mark.budget(3, "six rounds of four sites, and the simulation")
 def test_host_and_sites_end_where_the_simulation_ends(tmp_path, method):
-    file, courier, sites = prepared_for(tmp_path, acting(method))
-    hosted(tmp_path, courier).run()
+    file, _, sites = prepared_for(tmp_path, acting(method))
+    hosted(tmp_path, Local(tmp_path, sites, restarts=True)).run()
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) <= ROUNDING.get(method, 0)
     assert largest(deployed_models(sites), simulated_models(tmp_path, file)) <= ROUNDING.get(method, 0)
     status = read_status(tmp_path / "host")
@@ -197,7 +197,7 @@ def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
     status = read_status(tmp_path / "host")
     assert status["sites"]["e"]["state"] == "has its model"
     assert [kind for kind, site in courier.carried if site == "e"] == ["introduce", "agree", "round"]
-    member = Member(tmp_path / "e", "e", str(tmp_path / "e.csv"))
+    member = SiteMember(tmp_path / "e", "e", str(tmp_path / "e.csv"))
     store = read_site(tmp_path / "e" / "state", "test", "e", state_form(member._ready().enrol()))
     assert store.current() is None
     site = member._ready().site
@@ -207,9 +207,9 @@ def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
 
 
 def test_a_site_that_comes_back_after_it_was_set_aside_takes_part_again(tmp_path):
-    _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 2})
+    _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 6}, deploy={"failures": 2})
     rounds = lambda: [site for kind, site in courier.carried if kind == "round"]  # noqa: E731
-    courier.away = lambda site: site == "b" and 1 <= rounds().count("a") < 3
+    courier.away = lambda site: site == "b" and 1 <= rounds().count("a") < 4
     hosted(tmp_path, courier).run()
     status = read_status(tmp_path / "host")
     assert (status["state"], status["reason"]) == ("finished", "")
@@ -293,7 +293,9 @@ def test_a_site_that_always_asks_for_everything_has_missed_the_round(tmp_path, c
 
     def lacks(site, table, body):
         reply = decode_reply(body)
-        return table, encode(SendAll(reply.address)) if site == "b" and isinstance(reply, Upload) else body
+        return table, encode_message(SendAll(reply.address)) if site == "b" and isinstance(
+            reply, UploadMessage
+        ) else body
 
     changed(courier, "round", lacks)
     hosted(tmp_path, courier).run()
@@ -307,10 +309,10 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
 
     def forged(site, table, body):
         reply = decode_reply(body)
-        if site != "b" or not isinstance(reply, Upload):
+        if site != "b" or not isinstance(reply, UploadMessage):
             return table, body
         digest = upload_digest(file.deploy.name, "b", reply.address.round, b"nothing")
-        return table, encode(replace(reply, digest=digest, body=b"nothing"))
+        return table, encode_message(replace(reply, digest=digest, body=b"nothing"))
 
     changed(courier, "round", forged)
     hosted(tmp_path, courier).run()
@@ -320,15 +322,15 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
 
 
 def test_a_site_that_is_set_aside_is_asked_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(attendance, "AGAIN", 3)
+    monkeypatch.setattr(attendance, "RETRY_ROUNDS", 3)
     file, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 1})
     refusals = [0]
 
     def once(site, table, body):
-        if site == "b" and isinstance(decode_reply(body), Upload) and not refusals[0]:
+        if site == "b" and isinstance(decode_reply(body), UploadMessage) and not refusals[0]:
             refusals[0] += 1
             digest = upload_digest(file.deploy.name, "b", 0, b"nothing")
-            body = encode(replace(decode_reply(body), digest=digest, body=b"nothing"))
+            body = encode_message(replace(decode_reply(body), digest=digest, body=b"nothing"))
         return table, body
 
     changed(courier, "round", once)
@@ -376,7 +378,7 @@ def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
     table.write_text(table.read_text().replace("\n", "\nJane Roe HIV+,1,1,1,1,1,1,1,3\n", 1))
     monkeypatch.setenv(FOLDER, str(sites["b"]))
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    member = Member(sites["b"], "b", str(table))
+    member = SiteMember(sites["b"], "b", str(table))
     asked = SimpleNamespace(content=content_of({"federation": file.deploy.name}, b""))
     reply, _ = read_content(client_app._answered(asked, lambda about, _: (member.introduce(about), b"")))
     assert list(reply) == [REFUSED]
@@ -397,7 +399,7 @@ def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
 )
 def test_a_site_reads_its_samples_in_no_way_that_others_chose(tmp_path, change):
     file, _, sites = prepared(tmp_path)
-    member = Member(sites["b"], "b", str(tmp_path / "b.csv"))
+    member = SiteMember(sites["b"], "b", str(tmp_path / "b.csv"))
     table = member.introduce({"federation": "test"})
     entries = [[name, number, *(table[key] for key in ("samples", "validation"))] for number, name in enumerate(SITES)]
     told = json.loads(json.dumps(table["format"]))

@@ -23,21 +23,21 @@ from hosted import (
     write_samples,
 )
 from stratafl.cli.host_command import CLIENT_APP, SERVER_APP
-from stratafl.deploy.folders import Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site_processes import Site
+from stratafl.deploy.site_processes import SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 
 
 @contextmanager
-def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, Site]]:
+def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, SiteProcesses]]:
     with ExitStack() as stack:
         found = {}
         for name in SITES:
             mine = prepare_site(folder / name, invitation, name)
             host.register(name, mine.key.public)
-            made = Site(
+            made = SiteProcesses(
                 mine.path,
                 name,
                 server=mine.server,
@@ -50,7 +50,7 @@ def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, S
         yield found
 
 
-def finished(host: Host, sites: dict[str, Site], run: int) -> None:
+def finished(host: Host, sites: dict[str, SiteProcesses], run: int) -> None:
     latest = time.monotonic() + PATIENCE
     while time.monotonic() < latest:
         for each in (host, *sites.values()):
@@ -69,10 +69,10 @@ def finished(host: Host, sites: dict[str, Site], run: int) -> None:
 def check(folder: Path, method: str) -> None:
     file = acting(method)
     write_samples(folder)
-    place = Place("127.0.0.1", 0)
+    place = HostAddress("127.0.0.1", 0)
     prepared = prepare_host(folder / "host", file, place)
     with Host(folder / "host" / "flower", place.listens, prepared.certificate, prepared.authority) as host:
-        invitation = prepared.invite(Place(place.host, host.address.port))
+        invitation = prepared.invite(HostAddress(place.host, host.address.port))
         with sites_of(folder, host, invitation) as sites:
             run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
             finished(host, sites, run)

@@ -161,7 +161,7 @@ def test_a_message_that_is_not_taken_is_a_failure(clock: Clock) -> None:
 def test_an_outage_is_said_and_waited_out(clock: Clock) -> None:
     said: list[str] = []
     grid = FakeGrid(clock, {7: (1.0, None)}, outage=(0.5, 20.0))
-    done = exchange(grid, messages(7), deadline=60, enough=1, told=said.append)
+    done = exchange(grid, messages(7), deadline=60, enough=1, report=said.append)
     assert done.enough
     assert 19.0 < done.seconds < 30.0
     assert any(line.endswith("ConnectError: connection refused") for line in said)
@@ -170,7 +170,7 @@ def test_an_outage_is_said_and_waited_out(clock: Clock) -> None:
 def test_an_outage_does_not_outlast_the_deadline(clock: Clock) -> None:
     """By itself the grid retries for ever."""
     grid = FakeGrid(clock, {7: (1.0, None)}, outage=(0.5, 1e9))
-    done = exchange(grid, messages(7), deadline=60, enough=1, told=lambda line: None)
+    done = exchange(grid, messages(7), deadline=60, enough=1, report=lambda line: None)
     assert done.enough is False
     assert done.seconds < 66.0
     assert all(1.0 <= limit <= 60.0 for limit in grid.limits)
@@ -179,7 +179,7 @@ def test_an_outage_does_not_outlast_the_deadline(clock: Clock) -> None:
 
 def test_it_is_said_for_whom_we_wait(clock: Clock) -> None:
     said: list[str] = []
-    exchange(FakeGrid(clock, {7: (1.0, None)}), messages(7, 8), deadline=100, enough=1, told=said.append)
+    exchange(FakeGrid(clock, {7: (1.0, None)}), messages(7, 8), deadline=100, enough=1, report=said.append)
     assert len(said) == 3
     assert re.search(r"\b1 of 2 nodes .*\b3\d s", said[0])
 

@@ -17,7 +17,7 @@ from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import with_values
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.site_model import final_model, member_in, predicted
 from stratafl.errors import DamagedError, DataError, DeployError, RunError, WireError
 from stratafl.execute import Matrix
@@ -92,10 +92,8 @@ def copied(federation, tmp_path):
     return tmp_path, file
 
 
-@pytest.mark.parametrize(
-    "method", ["fedbabu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedper", "flayer"))]
-)  # fedbabu tunes the head before deployment
-@pytest.mark.budget(2, "three rounds of four sites, and the simulation")
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedper", "fedbabu", "flayer"])  # fedbabu tunes the head before deployment
 def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     file = hosted(tmp_path, algorithm={"name": method}, run={"rounds": 3})
     theirs, (path, x) = fitted(tmp_path, file), new_table(tmp_path)
@@ -143,25 +141,31 @@ def test_what_is_written_reads_back(federation, tmp_path):
 
 
 def test_the_commands_predict_and_export(federation, tmp_path, capsys):
+    folder, _ = federation
+    path, _ = new_table(tmp_path)
+    assert strata(["predict", str(folder / "c"), "--data", str(path)]) == 0
+    assert capsys.readouterr().out == predicted(member_in(folder / "c"), path).csv()
+    exported = ["export", str(folder / "c"), "-o", str(tmp_path / "c.safetensors")]
+    assert strata(exported) == 0
+    capsys.readouterr()
+    assert strata(exported) == 2
+    assert strata(["predict", str(tmp_path), "--data", str(path)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "c.safetensors'" in first
+    assert f"'{tmp_path}'" in second
+
+
+@pytest.mark.slow
+def test_an_exported_onnx_model_predicts_as_the_site_does(federation, tmp_path):
     import onnxruntime
 
     folder, _ = federation
     path, x = new_table(tmp_path)
-    assert strata(["predict", str(folder / "c"), "--data", str(path)]) == 0
-    printed = capsys.readouterr().out
-    found = predicted(member_in(folder / "c"), path)
-    assert printed == found.csv()
     assert strata(["export", str(folder / "c"), "-o", str(tmp_path / "c.onnx")]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "c.onnx")
-    given = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-    assert np.allclose(torch.softmax(torch.tensor(given), -1), found.values, atol=1e-5)
-    assert strata(["export", str(folder / "c"), "-o", str(tmp_path / "c.safetensors")]) == 0
-    capsys.readouterr()
-    assert strata(["export", str(folder / "c"), "-o", str(tmp_path / "c.onnx")]) == 2
-    assert strata(["predict", str(tmp_path), "--data", str(path)]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "c.onnx'" in first
-    assert f"'{tmp_path}'" in second
+    outputs = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    expected = predicted(member_in(folder / "c"), path).values
+    assert np.allclose(torch.softmax(torch.tensor(outputs), -1), expected, atol=1e-5)
 
 
 def test_before_the_commit_there_is_no_final_model(tmp_path):
@@ -169,7 +173,7 @@ def test_before_the_commit_there_is_no_final_model(tmp_path):
     write_samples(tmp_path)
     write_file(tmp_path / "a", file)
     with pytest.raises(DeployError, match="site 'a'"):
-        predicted(Member(tmp_path / "a", "a", str(tmp_path / "a.csv")), new_table(tmp_path)[0])
+        predicted(SiteMember(tmp_path / "a", "a", str(tmp_path / "a.csv")), new_table(tmp_path)[0])
 
 
 def test_a_lost_state_is_an_error_and_never_a_model_without_what_is_personal(copied):

@@ -11,7 +11,7 @@ import pytest
 from crashes import Disk
 
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.exchange.audit import LONGEST, START, AuditLog, Mark, lines, verify
+from stratafl.execute.exchange.audit import MAX_LINE_BYTES, START, AuditLog, Mark, lines, verify
 from stratafl.execute.exchange.state_file import DiskFullError
 
 EVENTS = 12
@@ -156,10 +156,10 @@ def test_a_failed_line_is_not_there_and_the_next_one_is(log):
 
 
 def test_lines_are_bounded(log):
-    with pytest.raises(RunError, match=f"{LONGEST:,}"):
-        log.append("refused", reason="x" * LONGEST)
-    log.path.write_bytes(log.path.read_bytes() + b"x" * (LONGEST + 10))
-    with pytest.raises(DamagedError, match=f"{LONGEST:,}"):
+    with pytest.raises(RunError, match=f"{MAX_LINE_BYTES:,}"):
+        log.append("refused", reason="x" * MAX_LINE_BYTES)
+    log.path.write_bytes(log.path.read_bytes() + b"x" * (MAX_LINE_BYTES + 10))
+    with pytest.raises(DamagedError, match=f"{MAX_LINE_BYTES:,}"):
         verify(log.path)
 
 

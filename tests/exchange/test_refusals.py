@@ -12,13 +12,13 @@ from stratafl.execute.exchange import open_server, open_site, protocol
 from stratafl.execute.exchange.protocol import (
     Commit,
     Committed,
-    Download,
+    DownloadMessage,
     Refusal,
     SendAll,
-    Upload,
+    UploadMessage,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
     upload_digest,
 )
 
@@ -88,28 +88,28 @@ def test_replies_that_do_not_count_are_refused_and_logged(federation):
         again = server.ask(ANNA)
         refused(ANNA, first, "attempt 4", "attempt 5")  # of an old attempt
         reply = decode_reply(federation.answer(ANNA, again))
-        assert isinstance(reply, Upload)
-        assert encode(reply) != first
+        assert isinstance(reply, UploadMessage)
+        assert encode_message(reply) != first
         assert reply.body == decode_reply(first).body
-        refused(BELA, encode(reply), "'anna'", "'bela'")
-        refused("mallory", encode(reply), "'anna'", "'mallory'")
-        refused(CARL, encode(replace(reply, address=replace(reply.address, site=CARL))), "'carl'")
+        refused(BELA, encode_message(reply), "'anna'", "'bela'")
+        refused("mallory", encode_message(reply), "'anna'", "'mallory'")
+        refused(CARL, encode_message(replace(reply, address=replace(reply.address, site=CARL))), "'carl'")
         refused(
             ANNA,
-            encode(replace(reply, address=replace(reply.address, federation="other"))),
+            encode_message(replace(reply, address=replace(reply.address, federation="other"))),
             "'other'",
             f"'{FEDERATION}'",
         )
-        refused(ANNA, encode(replace(reply, address=replace(reply.address, round=0))), "round 0", "round 1")
-        refused(ANNA, encode(replace(reply, address=replace(reply.address, attempt=6))), "attempt 6")
-        refused(ANNA, encode(replace(reply, body=reply.body + b"x")))
-        refused(ANNA, encode(replace(reply, digest="0" * 64)))
-        refused(ANNA, encode(Committed(reply.address, "0" * 64)))
+        refused(ANNA, encode_message(replace(reply, address=replace(reply.address, round=0))), "round 0", "round 1")
+        refused(ANNA, encode_message(replace(reply, address=replace(reply.address, attempt=6))), "attempt 6")
+        refused(ANNA, encode_message(replace(reply, body=reply.body + b"x")))
+        refused(ANNA, encode_message(replace(reply, digest="0" * 64)))
+        refused(ANNA, encode_message(Committed(reply.address, "0" * 64)))
         refused(ANNA, old, "'download'")
-        assert server.take(ANNA, encode(reply)).kind == "accepted"
-        refused(ANNA, encode(reply), "attempt 5", "'anna'")  # replayed
+        assert server.take(ANNA, encode_message(reply)).kind == "accepted"
+        refused(ANNA, encode_message(reply), "attempt 5", "'anna'")  # replayed
         server.absorb()
-        refused(ANNA, encode(reply), "attempt 5", "'anna'")  # late
+        refused(ANNA, encode_message(reply), "attempt 5", "'anna'")  # late
 
 
 def test_a_reply_counts_for_the_round_that_asked(federation):
@@ -127,8 +127,8 @@ def test_what_a_site_kept_is_checked(federation):
         one_round(federation, server)
         reply = decode_reply(federation.answer(ANNA, server.commit(ANNA)))
         wrong = replace(reply, absorbed="0" * 64)
-        Unchanged(federation, server)(ANNA, encode(wrong))
-        assert server.take(ANNA, encode(reply)).kind == "committed"
+        Unchanged(federation, server)(ANNA, encode_message(wrong))
+        assert server.take(ANNA, encode_message(reply)).kind == "committed"
         assert federation.log()[-1]["upload"] == server.absorbed[ANNA]
 
 
@@ -171,7 +171,7 @@ def test_a_reply_of_another_session_is_old(federation):
 def test_the_reason_of_a_site_is_passed_on(federation):
     with federation.server() as server:
         address = decode_request(server.ask(ANNA)).address
-        answer = server.take(ANNA, encode(Refusal(address, "its disk is full\n\x1b[2J")))
+        answer = server.take(ANNA, encode_message(Refusal(address, "its disk is full\n\x1b[2J")))
         assert (answer.kind, answer.reason, answer.lost) == ("declined", "its disk is full\\x0a\\x1b[2J", False)
         assert federation.log()[-1]["event"] == "declined"
         with pytest.raises(RunError, match="round 0"):
@@ -194,13 +194,13 @@ def test_messages_for_others_and_of_others_are_refused(federation):
     with federation.server() as server:
         messages = one_round(federation, server)
         message = decode_request(server.ask(ANNA))
-    refused_by_site(federation, BELA, encode(message), "'anna'", "'bela'")
+    refused_by_site(federation, BELA, encode_message(message), "'anna'", "'bela'")
     other = replace(message, address=replace(message.address, federation="other"))
-    refused_by_site(federation, ANNA, encode(other), "'other'", f"'{FEDERATION}'")
-    federation.answer(ANNA, encode(message))
+    refused_by_site(federation, ANNA, encode_message(other), "'other'", f"'{FEDERATION}'")
+    federation.answer(ANNA, encode_message(message))
     refused_by_site(federation, ANNA, messages[ANNA], "round 0, attempt 1")  # replayed
     with pytest.raises(WireError):
-        federation.answer(ANNA, encode(message)[:-1])
+        federation.answer(ANNA, encode_message(message)[:-1])
 
 
 def test_old_messages_do_not_replace_what_may_have_been_absorbed(federation):
@@ -226,7 +226,7 @@ def test_a_round_that_was_absorbed_is_not_asked_for_again(federation, round):
         one_round(federation, server)
         message = decode_request(server.ask(ANNA))
     again = replace(message, address=replace(message.address, round=round))
-    refused_by_site(federation, ANNA, encode(again), f"round {round}, ")
+    refused_by_site(federation, ANNA, encode_message(again), f"round {round}, ")
 
 
 def test_an_attempt_that_was_absorbed_is_not_answered_again(federation):
@@ -235,9 +235,11 @@ def test_an_attempt_that_was_absorbed_is_not_answered_again(federation):
         absorbed = decode_request(one_round(federation, server)[ANNA]).address.attempt
         message = decode_request(server.ask(ANNA))
         again = replace(message, address=replace(message.address, attempt=absorbed))
-        refused_by_site(federation, ANNA, encode(again), f"round 1, attempt {absorbed}")
-        assert server.take(ANNA, federation.answer(ANNA, encode(message))).kind == "accepted"
-        refused_by_site(federation, ANNA, encode(again), f"round 1, attempt {absorbed}")  # now of a pending state
+        refused_by_site(federation, ANNA, encode_message(again), f"round 1, attempt {absorbed}")
+        assert server.take(ANNA, federation.answer(ANNA, encode_message(message))).kind == "accepted"
+        refused_by_site(
+            federation, ANNA, encode_message(again), f"round 1, attempt {absorbed}"
+        )  # now of a pending state
     assert federation.trained.count((ANNA, 1)) == 1
 
 
@@ -253,13 +255,13 @@ def test_a_server_that_was_put_back_is_refused(federation):
     with federation.server() as server:
         one_round(federation, server)
         message = decode_request(server.ask(ANNA))
-        assert isinstance(message, Download)
-        federation.answer(ANNA, encode(message))
+        assert isinstance(message, DownloadMessage)
+        federation.answer(ANNA, encode_message(message))
         later = replace(message.address, attempt=99, round=5)
     for absorbed in ("", "0" * 64):
         commit = Commit(later, absorbed, message.pieces, message.body)
         for request in (commit, replace(message, address=later, absorbed=absorbed)):
-            refused_by_site(federation, ANNA, encode(request), server.absorbed[ANNA][:12])
+            refused_by_site(federation, ANNA, encode_message(request), server.absorbed[ANNA][:12])
 
 
 # A method that leaves uploads out, and sites that are forgotten
@@ -288,7 +290,7 @@ def test_a_site_that_lost_its_folder_starts_anew_only_if_the_host_says_so(federa
         (tmp_path / "sites" / FEDERATION / CARL).rename(tmp_path / "lost")
         refused_by_site_without_folder = decode_reply(federation.answer(CARL, server.ask(CARL)))
         assert server.absorbed[CARL][:12] in refused_by_site_without_folder.reason
-        answer = server.take(CARL, encode(refused_by_site_without_folder))
+        answer = server.take(CARL, encode_message(refused_by_site_without_folder))
         assert (answer.kind, answer.lost, federation.log()[-1]["lost"]) == ("declined", True, True)
         server.forget(CARL)
         assert CARL not in server.absorbed
@@ -323,12 +325,12 @@ def test_messages_have_one_encoding():
     address = protocol.Address(FEDERATION, ANNA, 3, 7)
     piece = protocol.Piece(3, "a" * 32)
     pieces = (piece, replace(piece, sent=False))
-    for request in (Download(address, "", pieces, b"abc"), Commit(address, "0" * 64, pieces, b"abc")):
-        assert decode_request(encode(request)) == request
+    for request in (DownloadMessage(address, "", pieces, b"abc"), Commit(address, "0" * 64, pieces, b"abc")):
+        assert decode_request(encode_message(request)) == request
     for reply in (
-        Upload(address, "1" * 64, ("b" * 32,), b"data"),
+        UploadMessage(address, "1" * 64, ("b" * 32,), b"data"),
         SendAll(address),
         Committed(address, ""),
         Refusal(address, "why"),
     ):
-        assert decode_reply(encode(reply)) == reply
+        assert decode_reply(encode_message(reply)) == reply

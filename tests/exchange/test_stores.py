@@ -16,7 +16,7 @@ from small_federation import FEDERATION, SITES, Federation, bits
 
 from stratafl.errors import BusyError, DamagedError, RunError
 from stratafl.execute.exchange import open_server, open_site, read_site, state_form
-from stratafl.execute.exchange.protocol import Refusal, SendAll, Upload, decode_reply, upload_digest
+from stratafl.execute.exchange.protocol import Refusal, SendAll, UploadMessage, decode_reply, upload_digest
 from stratafl.execute.exchange.site_store import CURRENT, DAMAGED, DELIVERED, PENDING
 from stratafl.execute.exchange.state_file import DiskFullError, read_state, write_state
 
@@ -330,7 +330,7 @@ def test_a_full_disk_at_a_site_loses_nothing(federation):
             reply = decode_reply(federation.answer(ANNA, message))
             if isinstance(reply, SendAll):  # the blocks made room
                 reply = decode_reply(federation.answer(ANNA, server.ask(ANNA, whole=True)))
-            assert isinstance(reply, Upload)
+            assert isinstance(reply, UploadMessage)
             assert (reply.digest, reply.body) == (expected.digest, expected.body)
             assert states(federation) == kept
         assert refusals > 3
@@ -356,7 +356,7 @@ def test_blocks_make_room_for_a_state(federation):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", sync)
-            assert isinstance(decode_reply(federation.answer(ANNA, message)), Upload)
+            assert isinstance(decode_reply(federation.answer(ANNA, message)), UploadMessage)
         assert list(blocks.iterdir()) == []
 
 

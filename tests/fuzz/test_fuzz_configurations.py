@@ -17,7 +17,7 @@ import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import algorithm_of, completed
-from stratafl.config.experiment import TABLES, Experiment, from_tables, load, to_tables, with_settings
+from stratafl.config.experiment import TABLES, Experiment, from_tables, load_experiment, to_tables, with_settings
 from stratafl.errors import StrataError, printable
 
 SEED = 13
@@ -124,7 +124,7 @@ class Cases:
             else:
                 text[at : at + 1] = chr(draw.choice((draw.randrange(128), draw.randrange(0x3000))))
         self.path.write_bytes("".join(text).encode("utf-8", "surrogateescape" if draw.random() < 0.9 else "replace"))
-        return load(self.path)
+        return load_experiment(self.path)
 
     def settings(self):
         """An experiment from changed settings of a command."""

@@ -12,7 +12,7 @@ from torch.nn.functional import relu
 from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg, local
 from stratafl.core.algorithm import Algorithm
 from stratafl.errors import ModelError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 from tiers import slow_except
@@ -199,7 +199,7 @@ def test_a_client_that_can_never_train_keeps_what_it_received() -> None:
     sim = simulation(fedavg(train=TRAIN), federation, module, rounds=1, dtype=torch.float64)
     alone, report = sim.round(sim.start(), Matrix(), torch.tensor([0]))
     assert report.notes["train/dropped"].tolist() == [1]
-    rows = received(sim, alone, torch.arange(2))
+    rows = received_models(sim, alone, torch.arange(2))
     assert all(torch.equal(rows[name][0], x) for name, x in state(module).items())
 
 

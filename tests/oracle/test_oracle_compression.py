@@ -7,7 +7,7 @@ from plain_compression import Compressed, CompressedPFedLA
 from plain_pfedla import TRAIN as WHOLE
 
 from stratafl.algorithms import algorithm
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -60,7 +60,7 @@ def test_heurpfedla_mixes_what_is_compressed(how, feedback, k, retained):
     plain = CompressedPFedLA(sim, lr=0.5, k=k or 0, retained=retained).compressing(how, feedback, MIN_SIZE)
     for t in range(5):
         plain.round(t)
-    rows = received(sim, progress, torch.arange(4))
+    rows = received_models(sim, progress, torch.arange(4))
     for i in range(4):
         expected = {n: x for n, x in plain.received(i).state_dict().items() if x.is_floating_point()}
         assert difference({n: x[i] for n, x in rows.items()}, expected) < 1e-10

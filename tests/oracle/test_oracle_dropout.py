@@ -12,7 +12,7 @@ from torch import Size, Tensor, nn
 from stratafl.algorithms import fedavg, fedper
 from stratafl.core.records import record
 from stratafl.core.task import Stack
-from stratafl.evaluation.evaluate import received, score
+from stratafl.evaluation.evaluate import received_models, score
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 
@@ -60,7 +60,7 @@ def _left(drop: nn.Module, shape: tuple[int, ...], engine: str = "stacked") -> T
         sim.at(0).keys(ids, "some purpose"),
         (20,) * 5,
     )
-    out = sim.task(ids, sim.at(0)).gradients(received(sim, sim.start(), ids), stack, objective=OracleWatch())
+    out = sim.task(ids, sim.at(0)).gradients(received_models(sim, sim.start(), ids), stack, objective=OracleWatch())
     return out.metrics["features"].reshape(5, 20, *shape)
 
 
@@ -94,7 +94,7 @@ def _rounds(sim: Simulation) -> Iterator[Tensor]:
     progress = sim.start()
     for _ in range(2):
         progress, _ = sim.round(progress, Matrix())
-        yield received(sim, progress, torch.tensor([0]))["fc.weight"]
+        yield received_models(sim, progress, torch.tensor([0]))["fc.weight"]
 
 
 def test_evaluation_drops_nothing() -> None:
@@ -103,7 +103,7 @@ def test_evaluation_drops_nothing() -> None:
     sim = simulation(fedavg(), federation, module, rounds=1, dtype=torch.float64)
     ids = torch.arange(2)
     progress = sim.start()
-    scores = score(sim, progress, received(sim, progress, ids), ids, "test")
+    scores = score(sim, progress, received_models(sim, progress, ids), ids, "test")
     plain = convnorm(0.0)
     plain.load_state_dict(state(module), strict=False)
     held = federation.split("test").of(0)

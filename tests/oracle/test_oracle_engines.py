@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stratafl.algorithms import fedavg
 from stratafl.errors import ModelError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine, StackedEngine
@@ -60,7 +60,7 @@ def test_the_pad_token_is_never_trained() -> None:
     module, federation = made("embedding")
     assert (federation.x == 0).any()
     sim = simulation(fedavg(train=TRAIN), federation, module, rounds=1, engine="stacked", dtype=torch.float64)
-    rows = received(sim, sim.run(Matrix()), torch.arange(3))
+    rows = received_models(sim, sim.run(Matrix()), torch.arange(3))
     assert torch.equal(rows["embedding.weight"][:, 0], torch.zeros(3, 5, dtype=torch.float64))
 
 
@@ -123,7 +123,7 @@ def test_precision_is_the_one_asked_for(engine: str) -> None:
     """In single precision the engine stays as near to the oracle as single precision allows, and not nearer."""
     module, federation = made("groupnorm")
     sim = simulation(fedavg(train=TRAIN), federation, module, rounds=1, engine=engine)
-    rows = received(sim, sim.run(Matrix()), torch.arange(3))
+    rows = received_models(sim, sim.run(Matrix()), torch.arange(3))
     oracle = Federated(federation, module, (Phase(TRAIN),), rounds=1).run()
     assert all(x.dtype == torch.float32 for x in rows.values())
     assert 1e-12 < gap(rows, 0, oracle.received(0)) < 1e-5

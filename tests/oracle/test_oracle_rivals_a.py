@@ -24,7 +24,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.state import rows_of
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import Staged
 from stratafl.policies import Exponential, LocalTraining, Mean
@@ -113,7 +113,7 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
     """Every client's model as received and deployed, whether it ever took part or not, and the server's."""
     sim, progress = found
     ids = torch.tensor(plain.clients.everybody)
-    assert_rows(received(sim, progress, ids), map(plain.received, plain.clients.everybody), tolerance)
+    assert_rows(received_models(sim, progress, ids), map(plain.received, plain.clients.everybody), tolerance)
     assert_rows(deployed(sim, progress, ids), map(plain.deployed, plain.clients.everybody), tolerance)
     served = rows_of(progress.server, sim.algorithm.global_model or "theta")
     assert set(served) >= set(plain.sent)
@@ -344,7 +344,7 @@ def test_ditto_of_strength_0_is_local_training_beside_fedavg() -> None:
     plain = PlainDitto(clients(train=HEAVY), strength=0.0).run(ROUNDS)
     sim, progress = simulated(local(train=replace(HEAVY, purpose="personal")), plain.clients)
     everybody = plain.clients.everybody
-    assert_rows(received(sim, progress, torch.tensor(everybody)), map(plain.received, everybody))
+    assert_rows(received_models(sim, progress, torch.tensor(everybody)), map(plain.received, everybody))
     sim, progress = simulated(fedavg(train=HEAVY), plain.clients)
     assert furthest(rows_of(progress.server, "theta"), plain.global_model) < 1e-8
 

@@ -40,7 +40,7 @@ from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.data import Federation
-from stratafl.evaluation.evaluate import deployed, received, score_stages
+from stratafl.evaluation.evaluate import deployed, received_models, score_stages
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -134,7 +134,7 @@ def logits(sim: Simulation, rows: Rows, client: int) -> Tensor:
 def assert_same_predictions(sim: Simulation, progress: Progress, plain: Plain) -> None:
     everybody = torch.arange(sim.setup.clients)
     for stage, rows in (
-        ("received", received(sim, progress, everybody)),
+        ("received", received_models(sim, progress, everybody)),
         ("deployed", deployed(sim, progress, everybody)),
     ):
         gaps = [float((logits(sim, rows, k) - plain.predictions(k)).abs().max()) for k in plain.clients.everybody]
@@ -271,7 +271,7 @@ def against(name: str, plain: Plain, t: int = 0, **options: object) -> float:
     for round_ in range(t, ROUNDS):
         progress, _ = sim.round(progress, Matrix())
         plain.round(round_)
-    rows = received(sim, progress, torch.arange(sim.setup.clients))
+    rows = received_models(sim, progress, torch.arange(sim.setup.clients))
     same = [
         float((log_softmax(logits(sim, rows, k), 1) - log_softmax(plain.predictions(k), 1)).abs().max())
         for k in plain.clients.everybody

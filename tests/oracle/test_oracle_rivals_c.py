@@ -51,7 +51,7 @@ from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.state import State
 from stratafl.errors import UnknownNameError
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 from tiers import slow_except
@@ -300,7 +300,7 @@ def test_method_is_its_plain_loop(name: str, participation: float) -> None:
     progress = sim.run(Matrix())
     assert_same(sim, progress, models, TOLERANCE)
     everybody = torch.arange(sim.setup.clients)
-    rows, used = (stage(sim, progress, everybody) for stage in (received, deployed))
+    rows, used = (stage(sim, progress, everybody) for stage in (received_models, deployed))
     assert all(torch.equal(rows[n], used[n]) for n in rows)  # none of them tunes
 
 
@@ -372,7 +372,7 @@ def test_choices_are_clear(participation: float) -> None:
 def library(name: str, some: Clients, **options: Any) -> list[Model]:
     """What every client has after three rounds of a method that exists."""
     sim = simulated(algorithm(name, **options, train=some.train), some)
-    rows = received(sim, sim.run(Matrix()), torch.arange(sim.setup.clients))
+    rows = received_models(sim, sim.run(Matrix()), torch.arange(sim.setup.clients))
     return [{n: x[k] for n, x in rows.items()} for k in some.everybody]
 
 

@@ -19,7 +19,7 @@ from stratafl.core.objectives import MeanSquaredError
 from stratafl.core.records import record
 from stratafl.core.state import Value, rows_of, tensor_of
 from stratafl.data import Federation, from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import Broadcast, Cosine, Deliver, Exponential, LocalTraining, Mean, Remember, Take, Upload
@@ -88,7 +88,7 @@ def test_a_client_below_a_batch_does_nothing_if_the_last_batch_is_dropped() -> N
     assert batches(federation, 0, 0, 1, Phase(train), 1) == []
     sim = simulation(fedavg(train=train), federation, module, rounds=1, dtype=torch.float64)
     progress, _ = sim.round(sim.start(), Matrix(), torch.tensor([1]))
-    rows = received(sim, progress, torch.tensor([0]))
+    rows = received_models(sim, progress, torch.tensor([0]))
     assert all(torch.equal(rows[name][0], x) for name, x in state(module).items())
 
 
@@ -262,7 +262,7 @@ def test_an_edit_that_reads_a_number_of_each_client() -> None:
     oracle.before_batch = pace
     for _ in range(2):
         progress, _ = sim.round(progress, Matrix(), torch.arange(3))
-    rows = received(sim, progress, torch.arange(3))
+    rows = received_models(sim, progress, torch.arange(3))
     oracle.run()
     for name, x in state(oracle.server).items():
         torch.testing.assert_close(rows[name][0], x, rtol=0, atol=1e-10)

@@ -12,8 +12,8 @@ from rich.console import Console
 from seen import options, series
 from written_runs import rewrite, write_run
 
-from stratafl.cli.gains import gains_parts
 from stratafl.cli.report_command import print_ranking
+from stratafl.cli.result_tables import gains_renderables
 from stratafl.core.keys import Seeds
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
@@ -364,7 +364,7 @@ def test_older_runs_have_differences_without_intervals(tmp_path):
 def shown(place, width=80):
     study = gather([place])
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    for part in gains_parts(study.ranks, client_gains(study), width):
+    for part in gains_renderables(study.ranks, client_gains(study), width):
         console.print(part)
     return console.file.getvalue()
 

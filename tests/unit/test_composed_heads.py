@@ -18,7 +18,7 @@ from stratafl.core.layers import select
 from stratafl.core.records import from_toml, record, to_toml
 from stratafl.core.state import rows_of
 from stratafl.errors import ModelError, UnknownNameError
-from stratafl.evaluation.evaluate import deployed, received, score_stages
+from stratafl.evaluation.evaluate import deployed, received_models, score_stages
 from stratafl.execute import Matrix, simulation
 from stratafl.models import HeadExtension, build, save_weights
 from stratafl.policies import LocalTraining
@@ -194,7 +194,7 @@ def test_an_objective_calls_a_part_of_the_head_by_name(model, path, names, engin
     sim, plain = (made(kept_head("two", train=t), model, engine=engine) for t in (train, LocalTraining(lr=0.1)))
     assert sim.runtime.engine.model.head_name == path
     ids = torch.arange(6)
-    ours, theirs = (received(s, s.run(Matrix()), ids) for s in (sim, plain))
+    ours, theirs = (received_models(s, s.run(Matrix()), ids) for s in (sim, plain))
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-12
 
 

@@ -12,7 +12,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.state import clone, flatten, rows_of
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -64,7 +64,7 @@ def test_the_global_model_is_what_a_client_without_a_past_receives(name, persona
     for tensor in sim.setup.layout.trainable(personal):
         assert float(model[tensor].abs().max()) == 0
     without_a_past = replace(progress, clients=sim.start().clients)
-    rows = received(sim, without_a_past, EVERYBODY)
+    rows = received_models(sim, without_a_past, EVERYBODY)
     assert difference(rows, {n: x.expand(6, *x.shape) for n, x in model.items()}) == 0
 
 
@@ -104,13 +104,13 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("name", METHODS)
 def test_they_train_any_model(name) -> None:
     sim = simulated(METHODS[name], model=Scaled())
-    assert all(bool(torch.isfinite(x).all()) for x in received(sim, sim.run(Matrix()), EVERYBODY).values())
+    assert all(bool(torch.isfinite(x).all()) for x in received_models(sim, sim.run(Matrix()), EVERYBODY).values())
 
 
 @pytest.mark.parametrize("name", slow_except(["fedrod"], METHODS))
 def test_they_train_a_model_with_more_outputs_than_classes(name) -> None:
     sim = simulated(METHODS[name], model=build("mlp", shape=SHAPE, classes=CLASSES + 2, hidden=(8,)))
-    assert all(bool(torch.isfinite(x).all()) for x in received(sim, sim.run(Matrix()), EVERYBODY).values())
+    assert all(bool(torch.isfinite(x).all()) for x in received_models(sim, sim.run(Matrix()), EVERYBODY).values())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -19,7 +19,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import cosines
 from stratafl.core.round import Round, Setup
 from stratafl.errors import ContractError, RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
@@ -424,7 +424,7 @@ def test_where_it_acts_models_differ_between_groups_and_from_fedavg():
     for method in (fedalp(groups=2, warmup=1, train=train), fedavg(train=train)):
         sim = simulation(method, data, module, rounds=3, dtype=D)
         progress = sim.run(Matrix())
-        runs.append((sim, progress, received(sim, progress, torch.arange(6))))
+        runs.append((sim, progress, received_models(sim, progress, torch.arange(6))))
     (sim, progress, own), (_, _, common) = runs
     assert progress.server["member"].unique().tolist() == [0, 1]
     assert difference(own, common) > 1e-3

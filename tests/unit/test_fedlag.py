@@ -17,7 +17,7 @@ from stratafl.core.phased import Phased
 from stratafl.core.reduce import conflicting_pairs, cosines
 from stratafl.core.round import Round, Setup
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -298,7 +298,7 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
     personal = {names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
     assert personal
     assert personal != set(names)
-    rows = received(sim, progress, torch.tensor([2, 5]))
+    rows = received_models(sim, progress, torch.tensor([2, 5]))
     for name, spec in layout.specs.items():
         mine = names[spec.layer] in personal
         assert torch.equal(rows[name][0], away[name] if mine else progress.server["theta"][name])
@@ -360,7 +360,7 @@ def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
     for method in (fedlag(k=1, xi=0.0, warmup=1, train=LocalTraining(lr=0.2)), fedavg(train=LocalTraining(lr=0.2))):
         sim = simulation(method, tiny_federation(), tiny_model(), rounds=4, dtype=D)
         progress = sim.run(Matrix())
-        models.append(received(sim, progress, IDS))
+        models.append(received_models(sim, progress, IDS))
         if method != fedavg(train=LocalTraining(lr=0.2)):
             told = sim.algorithm.tell(sim.at(4), progress.server)
             assert 0 < int(told["personal"].sum()) < len(sim.setup.layout.layers)

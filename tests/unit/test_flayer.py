@@ -22,7 +22,7 @@ from stratafl.core.layers import select
 from stratafl.core.parcel import ColumnMask, Field, Parcel, count_bytes
 from stratafl.data import from_splits
 from stratafl.errors import DataError, RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import Accuracy, LocalTraining, Mean, Pull, Remember, Take
@@ -62,7 +62,7 @@ def made(alg, module, federation=None, **options):
 
 
 def everybody(sim, progress):
-    return received(sim, progress, torch.arange(sim.setup.clients))
+    return received_models(sim, progress, torch.arange(sim.setup.clients))
 
 
 def close(a, b):

@@ -11,7 +11,7 @@ from stratafl.algorithms import fedala, fedavg, fedavgft, fedbabu, fedopt, fedpr
 from stratafl.algorithms.fedamp import CosineAttention
 from stratafl.core.layout import Layout
 from stratafl.errors import MemoryLimitError, RecordError
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Constant, Cosine, LocalTraining
 from stratafl.policies.robust import ClippedMean, robust
@@ -44,7 +44,7 @@ def test_moon_compares_whole_features(batch):
     model = ImageHead().double()
     sim = built(moon(train=LocalTraining(batch=batch)), lambda: model, head="head")
     loop = built(moon(train=LocalTraining(batch=batch)), lambda: model, head="head", engine="loop")
-    rows, plain = (received(s, s.run(Matrix()), torch.arange(6))["body.weight"] for s in (sim, loop))
+    rows, plain = (received_models(s, s.run(Matrix()), torch.arange(6))["body.weight"] for s in (sim, loop))
     torch.testing.assert_close(rows, plain)
 
 
@@ -59,7 +59,7 @@ class MoreOutputs(nn.Module):
 
 def test_fedprior_knows_outputs_without_a_class():
     sim = built(fedprior(smoothing=2.0), MoreOutputs)
-    prior = received(sim, sim.start(), torch.arange(6))["fc.prior.value"].exp()
+    prior = received_models(sim, sim.start(), torch.arange(6))["fc.prior.value"].exp()
     torch.testing.assert_close(prior.sum(1), torch.ones(6, dtype=D))
     torch.testing.assert_close(prior[0, CLASSES:], torch.full((4,), 2 / (31 + 2 * (CLASSES + 4)), dtype=D))
 
@@ -72,7 +72,8 @@ def test_tuning_is_at_the_full_rate_and_keeps_nothing(method):
     sim = built(method(train=train))
     progress = sim.run(Matrix())
     moved = (
-        deployed(sim, progress, torch.arange(6))["fc.weight"] - received(sim, progress, torch.arange(6))["fc.weight"]
+        deployed(sim, progress, torch.arange(6))["fc.weight"]
+        - received_models(sim, progress, torch.arange(6))["fc.weight"]
     )
     assert float(moved.abs().max()) > 1e-2
 
@@ -89,7 +90,7 @@ def test_fedopt_has_a_rate_for_each_optimiser():
 
 def test_fedala_without_layers_is_fedavg():
     plain, other = (built(method, rounds=1) for method in (fedavg(), fedala(layers="none")))
-    rows, same = (received(s, s.run(Matrix()), torch.arange(6))["fc.weight"] for s in (plain, other))
+    rows, same = (received_models(s, s.run(Matrix()), torch.arange(6))["fc.weight"] for s in (plain, other))
     torch.testing.assert_close(rows, same)
 
 

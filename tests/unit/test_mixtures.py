@@ -16,7 +16,7 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.state import pick, rows_of, tensor_of
 from stratafl.data import from_clients
 from stratafl.errors import DataError
-from stratafl.evaluation.evaluate import received, score_new_clients
+from stratafl.evaluation.evaluate import received_models, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Adopt, LocalTraining
 from stratafl.runtime import engine
@@ -242,7 +242,7 @@ def test_fedfomo_says_that_it_needs_validation_data():
 @pytest.mark.parametrize("method", [fedala(), apple(), fedamp(), fedcac(), fedfomo()], ids=lambda m: m.row)
 def test_clients_have_models_of_their_own_after_some_rounds(method):
     sim = made(method, batchnorm=False)
-    rows = received(sim, sim.run(Matrix()), IDS)
+    rows = received_models(sim, sim.run(Matrix()), IDS)
     pairs = [difference(*({n: x[k] for n, x in rows.items()} for k in pair)) for pair in ((0, 1), (2, 3), (4, 5))]
     assert min(pairs) > 1e-5
 

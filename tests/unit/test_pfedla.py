@@ -17,7 +17,7 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received, score_new_clients
+from stratafl.evaluation.evaluate import received_models, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -181,7 +181,7 @@ def test_three_rounds_are_those_of_a_plain_loop(name):
     plain = PlainPFedLA(sim, **{"lr": 0.5, **options})
     for t in range(3):
         plain.round(t)
-    rows = received(sim, progress, IDS)
+    rows = received_models(sim, progress, IDS)
     for i in range(4):
         expected = {n: x for n, x in plain.received(i).state_dict().items() if x.is_floating_point()}
         assert difference({n: x[i] for n, x in rows.items()}, expected) < 1e-10
@@ -327,7 +327,10 @@ def test_after_some_rounds_weights_are_not_uniform_and_models_not_those_of_fedav
     moved = alpha - method.tell(sim.at(0), method.init(sim.setup))["alpha"]
     assert float((alpha - 0.25).abs().max()) > 0.05
     assert float(moved.abs().max()) > 0.01  # learned, not drawn
-    assert difference(received(sim, progress, IDS), received(*run_of(fedavg(train=TRAIN), rounds=5), IDS)) > 1e-2
+    assert (
+        difference(received_models(sim, progress, IDS), received_models(*run_of(fedavg(train=TRAIN), rounds=5), IDS))
+        > 1e-2
+    )
 
 
 def test_new_clients_are_admitted_with_the_mean_of_all_rows():
@@ -350,7 +353,7 @@ def test_retained_layers_are_the_clients_own_and_others_the_mixture():
     rnd, layout = sim.at(3), sim.setup.layout
     alpha = method.tell(rnd, progress.server)["alpha"].transpose(0, 1)
     blend = mixed(alpha, progress.server["rows"], layout)
-    rows, kept = received(sim, progress, IDS), Retain(1)(alpha, IDS, layout)
+    rows, kept = received_models(sim, progress, IDS), Retain(1)(alpha, IDS, layout)
     assert kept.sum(1).tolist() == [1] * 4
     for i in range(4):
         for name, x in rows.items():
@@ -480,7 +483,7 @@ def test_three_rounds_by_similarity_are_those_of_a_plain_loop(unit):
     plain = Similar(sim, lr=0.0)
     for t in range(3):
         plain.round(t)
-    rows = received(sim, progress, IDS)
+    rows = received_models(sim, progress, IDS)
     for i in range(4):
         expected = {n: x for n, x in plain.received(i).state_dict().items() if x.is_floating_point()}
         assert difference({n: x[i] for n, x in rows.items()}, expected) < 1e-10

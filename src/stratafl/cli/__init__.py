@@ -14,7 +14,7 @@ from typing import NoReturn
 from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
-LONGEST = 4000  # letters of an error, whatever it names
+MAX_ERROR_LETTERS = 4000  # letters of an error, whatever it names
 # `list`, `run` … are modules of this package: here they are not the functions of these names.
 
 
@@ -79,5 +79,5 @@ def _reader_gone() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"strata: {shown(' '.join(message.split()), LONGEST)}", file=sys.stderr)
+    print(f"strata: {shown(' '.join(message.split()), MAX_ERROR_LETTERS)}", file=sys.stderr)
     return code

@@ -12,7 +12,7 @@ from stratafl.advice.files import CONFIG, write_advice
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.cli.interrupt import INTERRUPTED
-from stratafl.cli.run_command import new_folder
+from stratafl.cli.run_command import unused_run_folder
 from stratafl.config.experiment import paths_in, with_values
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
@@ -41,15 +41,15 @@ def give_advice(
             progress.update(task, description=f"trying {name}", completed=min(spent, allowed), total=allowed)
 
         try:
-            found = advise(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
+            advice = advise(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
         except KeyboardInterrupt:
             progress.stop()
             console.print("stopped before there was an answer: nothing was written")
             return INTERRUPTED
         progress.stop()
         release_warnings()
-    folder = out or new_folder(f"advise-{Path(experiment.data.name).stem}")
-    print_advice(found, write_advice(found, folder), result_console())
+    folder = out or unused_run_folder(f"advise-{Path(experiment.data.name).stem}")
+    print_advice(advice, write_advice(advice, folder), result_console())
     return 0
 
 
@@ -70,8 +70,8 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
         say(text)
     console.print()
     facts = titled_table("what was seen", ("fact", "value"), names=["fact"], text=["value"])
-    for name, said in words.seen(advice):
-        facts.add_row(name, Text(said))
+    for name, value in words.seen(advice):
+        facts.add_row(name, Text(value))
     console.print(facts)
     tried = titled_table(
         "what was tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"]
@@ -93,8 +93,8 @@ def _print_clients(advice: Advice, console: Console) -> None:
     title = words.clients_title(advice)
     title = title[0].lower() + title[1:]
     table = titled_table(title, ("client", "train", "validation", "gain", "verdict"), names=["client", "verdict"])
-    for each in advice.clients[:ROWS]:
-        table.add_row(*map(Text, words.client_row(each, advice)))
+    for client in advice.clients[:ROWS]:
+        table.add_row(*map(Text, words.client_row(client, advice)))
     if len(advice.clients) > ROWS:
         table.add_row(f"… {len(advice.clients) - ROWS:,} more in advice.md", "", "", "", "")
     console.print(table)

@@ -130,8 +130,8 @@ def advise(
     """Say whether to federate, with which method, who gains and what it costs; validation data only."""
     from stratafl.cli.advise_command import give_advice
 
-    given = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
-    return give_advice(config, given, out, budget, caution, trust)
+    typed = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
+    return give_advice(config, typed, out, budget, caution, trust)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
@@ -143,10 +143,10 @@ def resume(
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
     """Continue a run, comparison or tuning where it stopped; the result is the same."""
-    from stratafl.cli.compare_command import resume
+    from stratafl.cli.compare_command import resume_directory
     from stratafl.config.trust import typed as trust_in
 
-    return resume(folder, jobs, worker, trust_in(typed or [], trust))
+    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust))
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
@@ -161,9 +161,9 @@ def report(
     metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
-    from stratafl.cli.report_command import report
+    from stratafl.cli.report_command import print_report
 
-    report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
+    print_report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
@@ -180,9 +180,9 @@ def reproduce(
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
-    from stratafl.cli.reproduce_command import reproduce
+    from stratafl.cli.reproduce_command import reproduce_tables
 
-    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
+    return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
@@ -192,9 +192,9 @@ def check(
     quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,
 ) -> int:
     """Check that an algorithm, ours or yours, obeys the contract."""
-    from stratafl.cli.check import check
+    from stratafl.cli.list_command import check_method
 
-    return check(name, settings or [], quick)
+    return check_method(name, settings or [], quick)
 
 
 @app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")
@@ -203,9 +203,9 @@ def bench(
     *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.")] = None
 ) -> None:
     """Compare the speed of the engine with plain PyTorch loops on this machine."""
-    from stratafl.cli.bench_command import bench
+    from stratafl.cli.bench_command import run_bench
 
-    bench(options, svg)
+    run_bench(options, svg)
 
 
 @data_app.command("list", epilog="Example: [bold]strata data list[/]")

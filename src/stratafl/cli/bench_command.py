@@ -24,25 +24,25 @@ TITLES = (
 SPARE = ("C", "first, s", "train, s", "server, s", "MiB", "× loader", "evaluate, s", "B")  # first to go
 
 
-def bench(options: BenchOptions, svg: Path | None) -> None:
+def run_bench(options: BenchOptions, svg: Path | None) -> None:
     """Measure all rows, print each when it is done, then print, write and draw the result."""
     request = request_of(options)
     check_new([options.json, svg])
-    found, notes, console = machine(request), note_console(), result_console()
-    file, all_rows = ResultFile(options.json, found), list[Row]()
+    here, notes, console = machine(request), note_console(), result_console()
+    file, all_rows = ResultFile(options.json, here), list[Row]()
     notes.print(Text(f"rows to measure: {len(request.cells)}", style="dim"))
     for row in rows(request):
         file.add(row)
         all_rows.append(row)
         notes.print(Text(describe_row(row), style="dim"))
-    console.print(_page(all_rows, found, console.width))
+    console.print(_page(all_rows, here, console.width))
     if svg is not None:
-        write_atomically(svg, svg_picture("strata bench", _page(all_rows, found, PIPED_WIDTH)).encode())
+        write_atomically(svg, svg_picture("strata bench", _page(all_rows, here, PIPED_WIDTH)).encode())
 
 
-def _page(all_rows: Sequence[Row], found: Row, width: int) -> RenderableType:
+def _page(all_rows: Sequence[Row], machine: Row, width: int) -> RenderableType:
     measured = [row for row in all_rows if "refused" not in row]
-    return Group(_table(all_rows, width), *_bars(measured, width), Text(_caption(found, measured), style="dim"))
+    return Group(_table(all_rows, width), *_bars(measured, width), Text(_caption(machine, measured), style="dim"))
 
 
 def _table(all_rows: Sequence[Row], width: int) -> Table:
@@ -86,10 +86,10 @@ def _bars(measured: Sequence[Row], width: int) -> list[Text]:
     return [*lines, Text(f"bars: {unit}", style="dim")]
 
 
-def _caption(found: Row, measured: Sequence[Row]) -> str:
+def _caption(machine: Row, measured: Sequence[Row]) -> str:
     rounds = len(measured[0]["engine"]["rounds"]) if measured else 0
     return (
         "N clients, C of them in a round, B samples in a batch; × loop, × loader: plain PyTorch's time over the "
         "engine's; loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches; "
-        f"medians of {counted(rounds, 'round')}, ratios best against best; {describe_machine(found)}"
+        f"medians of {counted(rounds, 'round')}, ratios best against best; {describe_machine(machine)}"
     )

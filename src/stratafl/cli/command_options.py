@@ -48,22 +48,22 @@ def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
     from stratafl.config.settings import parse_settings
     from stratafl.errors import RecordError, shown
 
-    given = {name: value for name, value in shortcuts.items() if value is not None}
+    chosen = {name: value for name, value in shortcuts.items() if value is not None}
     settings = parse_settings(typed or [])
-    for name, value in given.items():
+    for name, value in chosen.items():
         path = SHORT_FOR[name]
         if settings.get(path, value) != value:
             option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown(value)}")
             other = next(each for each in typed or [] if each.partition("=")[0].strip() == path)
             raise RecordError(f"{option} and --set {shown(other)} contradict each other: leave out one of them")
-    return {**{SHORT_FOR[name]: value for name, value in given.items()}, **settings}
+    return {**{SHORT_FOR[name]: value for name, value in chosen.items()}, **settings}
 
 
 def experiment_of(config: Path | None) -> "Experiment":
     """The experiment that settings change: a file's, or the default one."""
     from stratafl.config import experiment
 
-    return experiment.Experiment() if config is None else experiment.load(config)
+    return experiment.Experiment() if config is None else experiment.load_experiment(config)
 
 
 def names_in(text: str) -> list[str]:
@@ -94,9 +94,9 @@ class RunOptions:
 
     def settings(self, **more: str | None) -> dict[str, Any]:
         """The settings that these options and `more` of them amount to."""
-        given = {name: value for name, value in vars(self).items() if name in SHORT_FOR}
-        given |= {} if self.log is None else {"log": names_in(self.log)}
-        return settings_of(self.set, **given, **more)
+        shortcuts = {name: value for name, value in vars(self).items() if name in SHORT_FOR}
+        shortcuts |= {} if self.log is None else {"log": names_in(self.log)}
+        return settings_of(self.set, **shortcuts, **more)
 
     def trusted(self, names: Iterable[str]) -> "TrustRecord":
         """Trust in the code that was typed as an option, or with `--trust` in all that the configuration names."""
@@ -130,9 +130,9 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     shared = _RECORDS[record]
 
     @wraps(function)
-    def command(**given: Any) -> Any:
-        return function(options=record(**{each.name: given.pop(each.name) for each in shared}), **given)
+    def command(**arguments: Any) -> Any:
+        return function(options=record(**{each.name: arguments.pop(each.name) for each in shared}), **arguments)
 
-    flat = [each for name, own in parameters.items() for each in (shared if name == "options" else [own])]
+    flat = [each for name, parameter in parameters.items() for each in (shared if name == "options" else [parameter])]
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     return command

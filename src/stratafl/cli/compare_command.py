@@ -17,11 +17,18 @@ from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.report_command import REPORT, print_ranking, write_report_if_possible
-from stratafl.cli.run_command import advance, drive, new_folder, print_interrupted, resume_command, torchrun_group
+from stratafl.cli.run_command import (
+    advance_run,
+    drive,
+    print_interrupted,
+    resume_command,
+    torchrun_group,
+    unused_run_folder,
+)
 from stratafl.cli.tune_command import resume_tuning, take_tuning
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import names_code, paths_in
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import BusyError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
@@ -48,7 +55,7 @@ def start_comparison(
         refuse_torchrun(process_group)
         if options.out is not None:
             refuse_existing(options.out)
-        folder = options.out or new_folder("compare")
+        folder = options.out or unused_run_folder("compare")
         if tuned is None:
             comparison = Comparison.create(folder, base, methods, seeds, typed, trusted, vary)
         else:
@@ -62,7 +69,7 @@ def start_comparison(
         return drive_comparison(comparison, jobs)
 
 
-def resume(folder: Path, jobs: int | None, worker: bool, trust: Trust = NOTHING) -> int:
+def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST) -> int:
     """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
@@ -103,10 +110,10 @@ def refuse_torchrun(process_group: ProcessGroup) -> None:
 def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
     """Finish all runs, then print the ranking and write the report; the exit code."""
     members, console, runs = list(comparison.members()), note_console(), list[DisplayedRun]()
-    for each in members:
-        done = len(read_lines(each.folder / ROUNDS))
-        label = f"{each.method}, seed {each.seed}: "
-        runs.append(DisplayedRun(each.method, each.experiment.run.rounds, done, label))
+    for member in members:
+        done = len(read_lines(member.folder / ROUNDS))
+        label = f"{member.method}, seed {member.seed}: "
+        runs.append(DisplayedRun(member.method, member.experiment.run.rounds, done, label))
     jobs = jobs or usual_jobs(len(members), members[0].experiment.run.device)
     with Display(console, runs) as display, interruptible(console) as interrupt:
         watches = {member.folder: display.watch(run) for member, run in zip(members, runs, strict=True)}
@@ -166,4 +173,4 @@ def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: W
     with joined.opened(member.run) as run, joined.declared(member.folder, run.sim):
         for note in run.notes:
             print_note(f"{member.method}, seed {member.seed}: {note}")
-        return advance(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))
+        return advance_run(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))

@@ -33,22 +33,22 @@ _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
 
 def data_sets() -> list[dict[str, Any]]:
     """Every data set with its size, its shape, and whether it is on this machine."""
-    found = []
+    rows = []
     for name, record in DATASETS.items():
         size = {"samples": record.samples, "classes": record.classes, "shape": list(record.shape)}
         source = "the package" if record.bundled else record.hub or "a folder (data.path)"
         here = "yes" if is_fetched(name) else "from data.path" if any(entries(name)) else "no"
-        found.append({"name": name, **size, "from": source, "here": here})
-    return found
+        rows.append({"name": name, **size, "from": source, "here": here})
+    return rows
 
 
 def print_data_sets(as_json: bool) -> None:
-    found = data_sets()
+    rows = data_sets()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(rows, indent=2))
         return
-    table = titled_table("data sets", found[0], names=["name"], text=("shape", "from", "here"))
-    for entry in found:
+    table = titled_table("data sets", rows[0], names=["name"], text=("shape", "from", "here"))
+    for entry in rows:
         size = f"{entry['samples']:,}", str(entry["classes"]), " × ".join(map(str, entry["shape"]))
         table.add_row(entry["name"], *size, entry["from"], entry["here"])
     result_console().print(table)
@@ -116,9 +116,9 @@ def _classes(federation: Federation, counts: list[int]) -> str:
     """The most frequent classes of a client, and how many others."""
     if federation.classes is None:
         return "–"
-    found = sorted((label for label, count in enumerate(counts) if count), key=lambda label: -counts[label])
-    named = [f"{federation.class_name(label)} ({counts[label]:,})" for label in found[:_CLASSES_OF_CLIENT]]
-    rest = len(found) - len(named)
+    present = sorted((label for label, count in enumerate(counts) if count), key=lambda label: -counts[label])
+    named = [f"{federation.class_name(label)} ({counts[label]:,})" for label in present[:_CLASSES_OF_CLIENT]]
+    rest = len(present) - len(named)
     return ", ".join(named) + (f" and {rest} more" if rest else "")
 
 
@@ -142,8 +142,8 @@ def _sample(federation: Federation) -> str:
     width = counted(x.shape[1], kind)
     if not names:
         return f"a sample is {width} from {_range(x)}"
-    each = [f"{name} {_range(x[:, at])}" for at, name in enumerate(names[:_COLUMNS])]
-    return f"a sample is {width}: {_listed(each, len(names))}"
+    ranges = [f"{name} {_range(x[:, at])}" for at, name in enumerate(names[:_COLUMNS])]
+    return f"a sample is {width}: {_listed(ranges, len(names))}"
 
 
 def _warnings(federation: Federation) -> list[str]:
@@ -162,8 +162,8 @@ def _warnings(federation: Federation) -> list[str]:
 def _target(federation: Federation) -> str:
     """What is predicted, and the setting that changes it."""
     if federation.classes is None:
-        found = f"a regression: labels are numbers from {_range(federation.y)}"
-        return f"{found} (data.targets = 'classes' makes them classes)"
+        regression = f"a regression: labels are numbers from {_range(federation.y)}"
+        return f"{regression} (data.targets = 'classes' makes them classes)"
     names = federation.class_names
     listed = f": {_listed(names[:_CLASSES], len(names))}" if names else ""
     numbers = names and not isinstance(numbers_or_texts(names), list)

@@ -31,9 +31,9 @@ def host(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.host_command import host
+    from stratafl.cli.host_command import host_federation
 
-    return host(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
+    return host_federation(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
 
 
 @deployment.command(epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
@@ -52,9 +52,9 @@ def join(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.site_command import join
+    from stratafl.cli.site_command import join_federation
 
-    return join(invitation, site, data, out, yes, trust)
+    return join_federation(invitation, site, data, out, yes, trust)
 
 
 @deployment.command(epilog="Example: [bold]strata audit federations/ward --site north[/]")
@@ -67,9 +67,9 @@ def audit(
 
     Who was asked, who sent what, what was absorbed; also while it hosts.
     """
-    from stratafl.cli.audit import audit
+    from stratafl.cli.host_command import print_audit
 
-    audit(folder, site, as_json)
+    print_audit(folder, site, as_json)
 
 
 @deployment.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")
@@ -80,9 +80,9 @@ def predict(
     trust: Trust = False,
 ) -> None:
     """Predict new samples by the model that a site ended with."""
-    from stratafl.cli.predict import predict
+    from stratafl.cli.site_command import print_predictions
 
-    predict(folder, data, out, trust)
+    print_predictions(folder, data, out, trust)
 
 
 @deployment.command(epilog="Example: [bold]strata export sites/north -o north.onnx[/]")
@@ -92,6 +92,6 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write the model that a site ended with, as ONNX or safetensors."""
-    from stratafl.cli.predict import export
+    from stratafl.cli.site_command import export_site_model
 
-    export(folder, out, trust)
+    export_site_model(folder, out, trust)

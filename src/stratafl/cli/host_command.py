@@ -1,5 +1,7 @@
-"""`strata host`: SuperLink, gate and ServerApp of a federation, and what its sites are doing."""
+"""`strata host` runs SuperLink, gate and ServerApp of a federation and shows it; `strata audit` checks its log."""
 
+import json
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,24 +15,25 @@ from stratafl.cli.console import note_console, print_note, result_console, title
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.deploy.folders import HostFolder, Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, HostFolder, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.host_log import forget_site
+from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
-from stratafl.deploy.site_processes import Site
+from stratafl.deploy.site_processes import SiteProcesses
 from stratafl.deploy.status import read_status
-from stratafl.errors import DeployError, OutageError
+from stratafl.errors import DeployError, OutageError, counted, unknown
 from stratafl.files import private_folder
 from stratafl.runs.loggers import check as check_loggers
 
 SERVER_APP, CLIENT_APP = "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app"
 LOOK = 0.5  # seconds between two looks
 STARTS, WITHIN = 5, 600.0  # a ServerApp that is killed more often in so many seconds is given up
-COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
+AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
+SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
-def host(
+def host_federation(
     config: Path,
     out: Path | None,
     address: str,
@@ -44,7 +47,7 @@ def host(
     """Host a federation until it is finished; exit code 0, or the reason in one line."""
     file = rehearsed(read_toml(config), local) if local else read_federation(config)
     folder = out or Path("federations") / file.deploy.name
-    place = Place.parse("127.0.0.1:0" if local else address)
+    place = HostAddress.parse("127.0.0.1:0" if local else address)
     check_loggers(file.experiment.log.to)
     measured = MetricsFile(metrics, folder, file.deploy.name) if metrics else None
     console = note_console()
@@ -56,7 +59,7 @@ def host(
             print_note(f"site '{site}' is forgotten: it starts anew, without what was personal", console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
-        place = Place(place.host, flower.address.port)
+        place = HostAddress(place.host, flower.address.port)
         invitation = prepared.invite(place)
         for name in unregister:
             flower.unregister(name)
@@ -70,25 +73,25 @@ def host(
         return _Watch(prepared, flower, sites, trust, measured).until_it_ends()
 
 
-def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[Site]:
+def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[SiteProcesses]:
     """Sites of a rehearsal, each in processes of its own."""
     places = divided(prepared.file, prepared.path)
-    found = []
+    sites = []
     for name, samples in places.items():
-        mine = prepare_site(prepared.path / "sites" / name, invitation, name)
-        flower.register(name, mine.key.public)
-        found.append(
-            Site(
-                mine.path,
+        folder = prepare_site(prepared.path / "sites" / name, invitation, name)
+        flower.register(name, folder.key.public)
+        sites.append(
+            SiteProcesses(
+                folder.path,
                 name,
-                server=mine.server,
-                key=mine.key.key,
-                authority=mine.authority,
+                server=folder.server,
+                key=folder.key.key,
+                authority=folder.authority,
                 client_app=CLIENT_APP,
                 settings={"data": str(samples.absolute())},
             )
         )
-    return found
+    return sites
 
 
 class _Watch:
@@ -98,7 +101,7 @@ class _Watch:
         self,
         prepared: HostFolder,
         flower: Host,
-        sites: Sequence[Site],
+        sites: Sequence[SiteProcesses],
         trust: bool,
         metrics: MetricsFile | None = None,
     ) -> None:
@@ -141,9 +144,9 @@ class _Watch:
             return None
 
     def _seen(self, live: Live) -> str | None:
-        told = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
-        told += self._let_in()
-        for line in told:
+        events = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
+        events += self._let_in()
+        for line in events:
             print_note(line, self._console)
         status = read_status(self._prepared.path) or {}
         self._repeat(status)
@@ -162,18 +165,18 @@ class _Watch:
 
     def _let_in(self) -> list[str]:
         """Register keys that were put into the folder; one that cannot be read may still be under way."""
-        told = []
+        events = []
         for site, path in self._prepared.waiting_keys(self._flower.registered).items():
             try:
                 self._flower.register(site, path)
-                told.append(f"site '{site}' may come in")
+                events.append(f"site '{site}' may come in")
             except OutageError:
                 raise
             except DeployError as error:
                 if self._refused.get(site) != str(error):
-                    told.append(f"'{path.name}' is not taken: {error}")
+                    events.append(f"'{path.name}' is not taken: {error}")
                 self._refused[site] = str(error)
-        return told
+        return events
 
     def _repeat(self, status: dict[str, Any]) -> None:
         """What the ServerApp has said since the last look: who is set aside, whose upload is left out."""
@@ -220,17 +223,17 @@ class _Watch:
 def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:
     done = f"round {status.get('round', 0)} of {_rounds(prepared, status)}, {status.get('state', 'starting')}"
     title = f"{prepared.file.deploy.name}: {done}"
-    table, counts, now = titled_table(title, COLUMNS, names=("site", "state")), flower.counts(), time.time()
+    table, counts, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), flower.counts(), time.time()
     for name in prepared.sites:
-        known = status.get("sites", {}).get(name, {})
-        passed, seen = counts.get(name, {}), known.get("seen")
+        site = status.get("sites", {}).get(name, {})
+        passed, seen = counts.get(name, {}), site.get("seen")
         table.add_row(
             name,
-            known.get("state", "not connected"),
-            str(known.get("round", "")),
-            _number(known.get("seconds"), 1),
+            site.get("state", "not connected"),
+            str(site.get("round", "")),
+            _number(site.get("seconds"), 1),
             _number(passed.get("received", 0) / 1e6, 1) if passed else "",
-            _number(known.get("score"), 3),
+            _number(site.get("score"), 3),
             "" if seen is None else f"{max(0, now - seen):.0f} s ago",
         )
     return table
@@ -243,3 +246,23 @@ def _rounds(prepared: HostFolder, status: dict[str, Any]) -> int:
 
 def _number(value: float | None, places: int) -> str:
     return "" if value is None else f"{value:.{places}f}"
+
+
+def print_audit(folder: Path, site: str | None, as_json: bool) -> None:
+    """Print the log; an error says what is wrong with it."""
+    lines = checked_log(folder)
+    sites = sorted({line["site"] for line in lines if line.get("site")})
+    if site is not None and site not in sites:
+        raise unknown("site of this log", site, sites)
+    chosen = [line for line in lines if site is None or line.get("site") == site]
+    if as_json:
+        json.dump(chosen, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+        return
+    table = titled_table("", AUDIT_COLUMNS, names=("time", "event", "site", "upload"), text=("reason",))
+    for line in chosen:
+        about = {**line, "upload": str(line.get("upload", ""))[:12], "time": str(line["time"])[:19]}
+        about |= {"reason": line.get("reason") or ", ".join(line.get("absorbed", ()))}
+        table.add_row(*(str(about.get(column, "")) for column in AUDIT_COLUMNS))
+    result_console().print(table)
+    note_console().print(f"{counted(len(lines), 'line')}, whole: none was changed, cut out or put in", markup=False)

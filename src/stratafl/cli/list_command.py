@@ -1,8 +1,8 @@
-"""`strata list`: everything that has a name."""
+"""`strata list` shows everything that has a name; `strata check` tells whether a method obeys the contract."""
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,19 +14,23 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PARTS, composition, is_composition
 from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, SentStage
+from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
+from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.sent import sent_of
+from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError, StrataError, counted, unknown
 from stratafl.models import MODELS
 from stratafl.policies import LocalTraining
 from stratafl.recipes import recipe_names, recipes
+from stratafl.testing import SETTINGS, law_results
 
 Catalogue = Mapping[str, list[dict[str, Any]]]
 _GIVEN = ("shape", "classes")  # not options, since the run gives them
@@ -59,19 +63,19 @@ def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]
     """
     method = _method(name)
     _check_settings(name, method, settings)
-    found = catalogue() if name is None else _entry(method) if method is not None else _named(catalogue(), name)
+    listed = catalogue() if name is None else _entry(method) if method is not None else _named(catalogue(), name)
     if name in METHODS:  # other things may have the name of a method
-        found = {**_named(catalogue(), str(name)), **found}
+        listed = {**_named(catalogue(), str(name)), **listed}
     if as_json:
-        print(json.dumps(_with_communication(found, settings), indent=2))
+        print(json.dumps(_with_communication(listed, settings), indent=2))
         return
     console = result_console()
     if method is not None:
         _print_method(console, method)
         _print_sent(console, _experiment(method.name, settings), settings)
-    elif "algorithms" in found:
+    elif "algorithms" in listed:
         _print_methods(console)
-    for title, entries in found.items():
+    for title, entries in listed.items():
         if title != "algorithms":
             _print_entries(console, title, entries)
 
@@ -98,26 +102,28 @@ def _entry(method: Method) -> dict[str, list[dict[str, Any]]]:
     return {"algorithms": [_method_entry(method)]}
 
 
-def _named(known: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:
-    if name in known:
-        return {name: known[name]}
-    found = {title: [entry for entry in entries if entry["name"] == name] for title, entries in known.items()}
-    if not any(found.values()):
-        raise unknown("name", name, [*known, *(entry["name"] for entries in known.values() for entry in entries)])
-    return {title: entries for title, entries in found.items() if entries}
+def _named(everything: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:
+    if name in everything:
+        return {name: everything[name]}
+    matches = {title: [entry for entry in entries if entry["name"] == name] for title, entries in everything.items()}
+    if not any(matches.values()):
+        raise unknown(
+            "name", name, [*everything, *(entry["name"] for entries in everything.values() for entry in entries)]
+        )
+    return {title: entries for title, entries in matches.items() if entries}
 
 
-def _entries(known: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
-    found = []
-    for name, maker in sorted(known.items()):
+def _entries(makers: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
+    listed = []
+    for name, maker in sorted(makers.items()):
         text = inspect.getdoc(maker) or ""
         options = [option for option in parameters(maker) if option not in _GIVEN]
-        found.append({"name": name, "description": " ".join(text.split("\n\n")[0].split()), "options": options})
-    return found
+        listed.append({"name": name, "description": " ".join(text.split("\n\n")[0].split()), "options": options})
+    return listed
 
 
 def _method_entry(method: Method) -> dict[str, Any]:
-    own = method.hyperparameters
+    hyperparameters = method.hyperparameters
     return {
         "name": method.name,
         "label": method.label,
@@ -129,9 +135,9 @@ def _method_entry(method: Method) -> dict[str, Any]:
         "title": method.title,
         "sends": method.sends,
         "new_client": method.new_client,
-        "options": [each.name for each in own],
+        "options": [each.name for each in hyperparameters],
         "hyperparameters": [
-            *(_hyperparameter_entry("algorithm", each) for each in own),
+            *(_hyperparameter_entry("algorithm", each) for each in hyperparameters),
             *(_hyperparameter_entry("train", each) for each in _tuned_training()),
         ],
     }
@@ -141,18 +147,18 @@ def _experiment(method: str, settings: Mapping[str, Any]) -> Experiment:
     return with_values(Experiment(), {"algorithm.name": method, **settings})
 
 
-def _with_communication(found: Catalogue, settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _with_communication(listed: Catalogue, settings: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The entries, those of methods with what they send."""
     entries = [
-        {**each, "communication": _communication(each["name"], settings)} for each in found.get("algorithms", [])
+        {**entry, "communication": _communication(entry["name"], settings)} for entry in listed.get("algorithms", [])
     ]
-    return {**found, **({"algorithms": entries} if entries else {})}
+    return {**listed, **({"algorithms": entries} if entries else {})}
 
 
 def _communication(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     experiment = _experiment(method, settings)
-    known = {"model": experiment.model.name, "data": experiment.data.name}
-    return {**known, **_sent(experiment, settings).to_table()}
+    about = {"model": experiment.model.name, "data": experiment.data.name}
+    return {**about, **_sent(experiment, settings).to_table()}
 
 
 def _sent(experiment: Experiment, settings: Mapping[str, Any]) -> Sent:
@@ -165,25 +171,25 @@ def _tuned_training() -> list[Hyperparameter]:
     return [each for each in every if each.tune is not None]
 
 
-def _hyperparameter_entry(table: str, each: Hyperparameter) -> dict[str, Any]:
-    limits = {} if each.limits is None else {k: v for k, v in vars(each.limits).items() if v is not None}
+def _hyperparameter_entry(table: str, parameter: Hyperparameter) -> dict[str, Any]:
+    limits = {} if parameter.limits is None else {k: v for k, v in vars(parameter.limits).items() if v is not None}
     return {
-        "name": each.name,
-        "setting": f"{table}.{each.name}",
-        "type": each.type,
-        "default": None if each.default is None else to_table(each.default),
-        "allowed": {**limits, "choices": list(each.choices)} if each.choices else limits,
-        "sensible": _sensible(each),
-        "fixed": each.fixed,
+        "name": parameter.name,
+        "setting": f"{table}.{parameter.name}",
+        "type": parameter.type,
+        "default": None if parameter.default is None else to_table(parameter.default),
+        "allowed": {**limits, "choices": list(parameter.choices)} if parameter.choices else limits,
+        "sensible": _sensible(parameter),
+        "fixed": parameter.fixed,
     }
 
 
-def _sensible(each: Hyperparameter) -> dict[str, Any] | None:
-    if each.tune is None:
+def _sensible(parameter: Hyperparameter) -> dict[str, Any] | None:
+    if parameter.tune is None:
         return None
-    if each.tune.choices:
-        return {"choices": list(each.tune.choices)}
-    return {"low": each.tune.low, "high": each.tune.high, "log": each.tune.log}
+    if parameter.tune.choices:
+        return {"choices": list(parameter.tune.choices)}
+    return {"low": parameter.tune.low, "high": parameter.tune.high, "log": parameter.tune.log}
 
 
 # What people read
@@ -242,12 +248,12 @@ def _print_sent(console: Console, experiment: Experiment, settings: Mapping[str,
 
 
 def _print_stage(console: Console, title: str, stage: SentStage) -> None:
-    said = f"{title}, {stage.rounds}: {size(stage) if stage.fields else 'nothing'}"
+    caption = f"{title}, {stage.rounds}: {size(stage) if stage.fields else 'nothing'}"
     if not stage.fields:
-        console.print(Text(said, "italic"))
+        console.print(Text(caption, "italic"))
         return
     columns = ("field", "kind", "bytes", "meaning")
-    table = titled_table(said, columns, names=columns[:2], text=columns[3:])
+    table = titled_table(caption, columns, names=columns[:2], text=columns[3:])
     for field in stage.fields:
         table.add_row(field.name, field.meaning.kind, f"{'' if field.exact else '≤ '}{field.bytes:,}", described(field))
     console.print(table)
@@ -263,19 +269,19 @@ def _grid(*widths: int) -> Table:
 def _options_table(method: Method) -> Table:
     columns = ("option", "default", "allowed", "sensible range")
     table = titled_table("--set algorithm.OPTION=VALUE", columns, names=columns[:2], text=columns[2:])
-    for each in method.hyperparameters:
-        default = "" if each.default is None else json.dumps(to_table(each.default))
-        table.add_row(each.name, default, _allowed(each), _sensible_range(each))
+    for parameter in method.hyperparameters:
+        default = "" if parameter.default is None else json.dumps(to_table(parameter.default))
+        table.add_row(parameter.name, default, _allowed(parameter), _sensible_range(parameter))
     return table
 
 
-def _sensible_range(each: Hyperparameter) -> str:
-    return str(each.tune or "") if each.fixed is None else f"({each.fixed})"
+def _sensible_range(parameter: Hyperparameter) -> str:
+    return str(parameter.tune or "") if parameter.fixed is None else f"({parameter.fixed})"
 
 
-def _allowed(each: Hyperparameter) -> str:
-    limits = [str(each.limits)] if each.limits is not None else []
-    return ", ".join([*map(str, each.choices), *limits]) or _WORDS.get(each.type, each.type)
+def _allowed(parameter: Hyperparameter) -> str:
+    limits = [str(parameter.limits)] if parameter.limits is not None else []
+    return ", ".join([*map(str, parameter.choices), *limits]) or _WORDS.get(parameter.type, parameter.type)
 
 
 def _print_entries(console: Console, title: str, entries: list[dict[str, Any]]) -> None:
@@ -283,3 +289,24 @@ def _print_entries(console: Console, title: str, entries: list[dict[str, Any]]) 
     for entry in entries:
         table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
     console.print(table)
+
+
+def check_method(name: str, options: Sequence[str], quick: bool) -> int:
+    """Print a line per law; raise if one is broken."""
+    values = parse_settings(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options)
+    algorithm = algorithm_of(with_values(Experiment(), {"algorithm.name": name, **values}), typed([name]))
+    console, broken, total = result_console(), 0, 0
+    laws = special_cases_of(name) if not options else ()
+    with console.status(f"checking {name}") as status:
+        for result in law_results(algorithm, laws, settings=SETTINGS[:1] if quick else SETTINGS):
+            total += 1
+            mark, style = ("✓", "green") if result.error is None else ("✗", "bold red")
+            console.print(Text.assemble((f" {mark} ", style), result.says))
+            status.update(f"checking {name}: {result.name} done")
+            if result.error is not None:
+                broken += 1
+                console.print(Text(f"   {result.error}", style="red"))
+    if broken:
+        raise StrataError(f"'{name}' breaks {broken} of {counted(total, 'law')} of the contract: see ✗ above")
+    console.print(Text(f"'{name}' obeys the contract", style="bold green"))
+    return 0

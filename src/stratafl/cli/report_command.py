@@ -7,9 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
-from stratafl.cli.gains import gains_parts
-from stratafl.cli.result_tables import ranking_table, seeds_differ, target_table
-from stratafl.config.metrics import metric_of
+from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds_differ, target_table
+from stratafl.config.metric_choice import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
@@ -28,7 +27,7 @@ from stratafl.report.study import not_evaluated, only_verdicts, read_study
 REPORT = "report.html"
 
 
-def report(folders: Sequence[Path], out: Path | None, metric: str | None = None, **options: Any) -> None:
+def print_report(folders: Sequence[Path], out: Path | None, metric: str | None = None, **options: Any) -> None:
     """Print the ranking, with the `options` of `print_ranking`, and write the HTML report if a file is given."""
     if out is not None:
         _check_report_file(out)
@@ -66,11 +65,11 @@ def print_ranking(
     if target is not None and target > 1 and outcomes[0].metric.percent:
         raise RunError(f"--target must be a share above 0 and at most 1, not {target}")
     console = result_console()
-    console.print(ranking_table(study, console.width, green=unranked is None))
+    console.print(console_ranking(study, console.width, green=unranked is None))
     notes = [*study.not_started, *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
-    for text in (*(Text(said, style="yellow") for said in notes), *_footnotes(study)):
+    for text in (*(Text(note, style="yellow") for note in notes), *_footnotes(study)):
         console.print(text)
-    for part in gains_parts(ranks, study.gains, console.width):
+    for part in gains_renderables(ranks, study.gains, console.width):
         console.print(part)
     for text in pair_lines(study):
         console.print(text)
@@ -87,7 +86,7 @@ def print_ranking(
         write_atomically(pairs, pairs_csv(study.pairs).encode())
         console.print(Text(f"pairs: {pairs}"))
     if svg is not None:
-        drawn = svg_picture("strata compare", ranking_table(study, PIPED_WIDTH), *_footnotes(study))
+        drawn = svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study))
         write_atomically(svg, drawn.encode())
         console.print(Text(f"picture: {svg}"))
     return study
@@ -131,42 +130,42 @@ def _check_report_file(path: Path) -> None:
         raise RunError(f"'{path}' exists and is not a report: choose another name, or remove it")
 
 
-def _no_choice_notes(found: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
+def _no_choice_notes(no_choice: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
     """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
-    shown = found.shown
+    shown = no_choice.shown
     if shown is None:
         more = ["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else []
-        return [f"{found.why}: the order above may be chance", *more]
+        return [f"{no_choice.why}: the order above may be chance", *more]
     again = [] if shown.at_chance else [how_to_rank(folders, metric)]
-    return [f"{found.why}: the order above may be chance", *shown.sentences, *again]
+    return [f"{no_choice.why}: the order above may be chance", *shown.sentences, *again]
 
 
 def _footnotes(study: Study) -> list[Text]:
     """What the table cannot show: leaks, runs that diverged, flagged clients, and what its columns mean."""
     ranks, outcomes = study.ranks, study.scored
-    leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(one.leaks for one in outcomes) else []
-    folders = [str(one.folder) for one in outcomes if one.diverged]
+    leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(outcome.leaks for outcome in outcomes) else []
+    folders = [str(outcome.folder) for outcome in outcomes if outcome.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
     nothing = "gives all samples of a client the same class: its answers show nothing"
     same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
-    flagged = [Text(said, style="yellow") for said in flag_sentences(outcomes)]
+    flagged = [Text(sentence, style="yellow") for sentence in flag_sentences(outcomes)]
     look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
-    guards = [Text(said) for said in guard_sentences(ranks)]
+    guards = [Text(sentence) for sentence in guard_sentences(ranks)]
     return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(study), style="dim")]
 
 
 def pair_lines(study: Study) -> list[Text]:
     """The pairs with the first method, and what their numbers are."""
-    found = study.pairs
-    if not found:
+    pairs = study.pairs
+    if not pairs:
         return []
-    unit = "points, " if found[0].metric.percent else ""
-    many = f"; verdicts are corrected for {len(found)} pairs" if len(found) > 1 else ""
+    unit = "points, " if pairs[0].metric.percent else ""
+    many = f"; verdicts are corrected for {len(pairs)} pairs" if len(pairs) > 1 else ""
     ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
-    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(found)}))
+    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(pairs)}))
     about = f"in brackets: {unit}95 % intervals over {over}{many}"
-    return [*(Text(pair.short) for pair in with_first(found)), Text(about, style="dim")]
+    return [*(Text(pair.short) for pair in with_first(pairs)), Text(about, style="dim")]
 
 
 def _caption(study: Study) -> str:
@@ -177,7 +176,7 @@ def _caption(study: Study) -> str:
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients", "s: training and server"]
     parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if study.majority else []
-    own = ":" in outcomes[0].metric.name and not outcomes[0].regression
-    parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if own else []
-    new_clients = any(one.config["data"]["new_clients"] for one in outcomes)
+    is_own_metric = ":" in outcomes[0].metric.name and not outcomes[0].regression
+    parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if is_own_metric else []
+    new_clients = any(outcome.config["data"]["new_clients"] for outcome in outcomes)
     return "; ".join([*parts, *(["new, trained: new clients after one round"] if new_clients else [])])

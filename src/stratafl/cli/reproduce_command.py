@@ -16,7 +16,7 @@ from stratafl.cli.console import note_console, print_note, result_console, show_
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.report_command import REPORT, write_report_if_possible
-from stratafl.cli.run_command import RUNS, advance
+from stratafl.cli.run_command import RUNS, advance_run
 from stratafl.config.experiment import paths_in
 from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
@@ -35,7 +35,7 @@ from stratafl.tuning import advance as advance_search
 _STYLES = {True: "green", False: "red", None: "dim"}
 
 
-def reproduce(
+def reproduce_tables(
     name: str,
     scale: str,
     settings: Settings,
@@ -57,95 +57,111 @@ def reproduce(
     with show_warnings(note_console()) as release_warnings:
         asked = [each.narrowed(rows, columns) for each in recipes(name)]
         asked = [replace(each, tuned=True) if tuned else each for each in asked]
-        made = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in asked]
-        return _reproduce(made, minutes, release_warnings)
+        reproductions = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in asked]
+        return _reproduce(reproductions, minutes, release_warnings)
 
 
-def _reproduce(made: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]) -> int:
-    lacking = [why for each in made if (why := each.lacks())]  # also raises if a setting is wrong
-    if len(lacking) == len(made) and not any(one for each in made for _, one in each.outcomes()):
+def _reproduce(
+    reproductions: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]
+) -> int:
+    lacking = [
+        why for reproduction in reproductions if (why := reproduction.lacks())
+    ]  # also raises if a setting is wrong
+    if len(lacking) == len(reproductions) and not any(
+        outcome for reproduction in reproductions for _, outcome in reproduction.outcomes()
+    ):
         raise RunError(lacking[0])
-    for each in made:
-        each.begin()
+    for reproduction in reproductions:
+        reproduction.begin()
     limit = None if minutes is None else time.monotonic() + 60 * minutes
     release_warnings()
-    for each in made:
-        stopped = _run(each, limit)
-        judged = write_result(each, shlex.join(["strata", *sys.argv[1:]]))
-        _show(each, judged)
-        if each.begun:
-            write_report_if_possible([each.folder, *each.begun], each.folder / REPORT)
+    for reproduction in reproductions:
+        stopped = _run(reproduction, limit)
+        judged = write_result(reproduction, shlex.join(["strata", *sys.argv[1:]]))
+        _show(reproduction, judged)
+        if reproduction.begun:
+            write_report_if_possible([reproduction.folder, *reproduction.begun], reproduction.folder / REPORT)
         if stopped:
             note_console().print("stopped: run the same command again to continue")
             return INTERRUPTED
-    refused = [why for each in made for why in each.refused.values()]
-    if refused and not any(each.begun for each in made):
+    refused = [why for reproduction in reproductions for why in reproduction.refused.values()]
+    if refused and not any(reproduction.begun for reproduction in reproductions):
         raise DataError(refused[0])
     if lacking:
         raise RunError(lacking[0])
-    failed = [f"{' in '.join(cell)}: {why}" for each in made for cell, why in each.failed.items()]
+    failed = [
+        f"{' in '.join(cell)}: {why}" for reproduction in reproductions for cell, why in reproduction.failed.items()
+    ]
     if failed:
         raise RunError(f"{counted(len(failed), 'row')} could not be run; the first: {failed[0]}")
     return 0
 
 
-def _run(made: Reproduction, limit: float | None) -> bool:
+def _run(reproduction: Reproduction, limit: float | None) -> bool:
     """Run every cell that is not finished; True if interrupted, and not by the time limit."""
     console, runs = note_console(), list[DisplayedRun]()
-    for each in made.cells:
-        label = f"{each.row}, {each.column}, seed {each.seed}: "
-        runs.append(DisplayedRun(each.row, each.experiment.run.rounds, made.done(each), label))
+    for cell in reproduction.cells:
+        label = f"{cell.row}, {cell.column}, seed {cell.seed}: "
+        runs.append(DisplayedRun(cell.row, cell.experiment.run.rounds, reproduction.done(cell), label))
     with Display(console, runs) as display, interruptible(console) as interrupt:
         watches = [_with_limit(display.watch(run), interrupt, limit) for run in runs]
-        pairs = zip(made.cells, watches, strict=True)
+        pairs = zip(reproduction.cells, watches, strict=True)
         for precision, group in groupby(pairs, key=lambda pair: pair[0].experiment.run.precision):
             alike = list(group)
             joined = JoinedRuns(len(alike), precision=precision)
             try:
-                joined.drive(partial(_advance, made, each, joined, interrupt, watch, limit) for each, watch in alike)
+                joined.drive(
+                    partial(_advance, reproduction, cell, joined, interrupt, watch, limit) for cell, watch in alike
+                )
             except KeyboardInterrupt:  # the second press
                 break
     return interrupt.asked and not _over(limit)
 
 
 def _advance(
-    made: Reproduction, each: Cell, joined: JoinedRuns, interrupt: Interrupt, watch: Watch, limit: float | None
+    reproduction: Reproduction, cell: Cell, joined: JoinedRuns, interrupt: Interrupt, watch: Watch, limit: float | None
 ) -> None:
     """Run a cell that is not finished, unless it cannot be run or time is over."""
-    impossible = each.column in made.refused or (each.row, each.column) in made.failed
-    if interrupt.asked or _over(limit) or impossible or made.outcome(each) is not None or not made.able(each):
+    impossible = cell.column in reproduction.refused or (cell.row, cell.column) in reproduction.failed
+    if (
+        interrupt.asked
+        or _over(limit)
+        or impossible
+        or reproduction.outcome(cell) is not None
+        or not reproduction.able(cell)
+    ):
         return
     try:
-        if not _tuned(made, each, lambda: interrupt.asked or _over(limit)):
+        if not _tuned(reproduction, cell, lambda: interrupt.asked or _over(limit)):
             return
-        run = joined.opened(partial(made.run, each))
+        run = joined.opened(partial(reproduction.run, cell))
         if run is None:
             return
         with run, joined.declared(run.folder, run.sim):
-            made.check(run)
-            advance(run, interrupt, watch)
+            reproduction.check(run)
+            advance_run(run, interrupt, watch)
     except BusyError:  # another process runs it; the next call reads its numbers
         return
     except StrataError as error:  # reported at the end, since other cells may still run
-        made.failed[each.row, each.column] = str(error)
+        reproduction.failed[cell.row, cell.column] = str(error)
 
 
-def _tuned(made: Reproduction, cell: Cell, interrupted: Callable[[], bool]) -> bool:
+def _tuned(reproduction: Reproduction, cell: Cell, interrupted: Callable[[], bool]) -> bool:
     """Tune the row in the column, if that is not done yet; False if it was interrupted, or cannot be done."""
-    if made.recipe.tuned and made.choice(cell) is None:
+    if reproduction.recipe.tuned and reproduction.choice(cell) is None:
         console = note_console()
         console.print(
-            f"tuning {cell.row}, {cell.column}: {counted(len(made.search(cell).points), 'trial')}", markup=False
+            f"tuning {cell.row}, {cell.column}: {counted(len(reproduction.search(cell).points), 'trial')}", markup=False
         )
         try:
-            advance_search(made.search(cell), note=_note, interrupted=interrupted)
+            advance_search(reproduction.search(cell), note=_note, interrupted=interrupted)
         except DataError as error:
-            made.refused[cell.column] = str(error)
-    return made.experiment(cell) is not None
+            reproduction.refused[cell.column] = str(error)
+    return reproduction.experiment(cell) is not None
 
 
-def _note(work: Work, said: str) -> None:
-    print_note(f"{work.title}: {said}")
+def _note(work: Work, message: str) -> None:
+    print_note(f"{work.title}: {message}")
 
 
 def _with_limit(watch: Watch, interrupt: Interrupt, limit: float | None) -> Watch:
@@ -160,31 +176,31 @@ def _over(limit: float | None) -> bool:
     return limit is not None and time.monotonic() >= limit
 
 
-def _show(made: Reproduction, judged: Sequence[Verdict]) -> None:
+def _show(reproduction: Reproduction, judged: Sequence[Verdict]) -> None:
     console = result_console()
-    console.print(Text(f"{made.recipe.name}: {made.recipe.title}", style="bold"))
-    for measure in made.recipe.measures:
-        console.print(_table(made, measure))
-    for line in legend(made):
+    console.print(Text(f"{reproduction.recipe.name}: {reproduction.recipe.title}", style="bold"))
+    for measure in reproduction.recipe.measures:
+        console.print(_table(reproduction, measure))
+    for line in legend(reproduction):
         console.print(Text(line, style="dim"))
     for verdict in judged:
         line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
         console.print(Text(line, style="" if verdict.noise or verdict.stand_in else _STYLES[verdict.holds]))
-    for chosen in made.tuning_lines():
+    for chosen in reproduction.tuning_lines():
         console.print(Text(f"tuned: {chosen}", style="dim"))
-    for lost in made.diverged():
+    for lost in reproduction.diverged():
         console.print(Text(f"diverged: {lost}", style="red"))
-    for left in made.not_run():
+    for left in reproduction.not_run():
         console.print(Text(f"not run: {left}", style="dim"))
-    console.print(Text(f"{tally(judged)}; written to {made.folder / RESULT}", style="bold"))
+    console.print(Text(f"{tally(judged)}; written to {reproduction.folder / RESULT}", style="bold"))
 
 
-def _table(made: Reproduction, measure: str) -> Table:
+def _table(reproduction: Reproduction, measure: str) -> Table:
     table = Table(header_style="bold")
     table.add_column(MEASURES[measure].replace(", ", "\n"))
-    for name, what in heads(made, measure):
-        named = made.shown(name).replace(" in place of ", "\nin place of ") if what == HERE else name
+    for name, what in heads(reproduction, measure):
+        named = reproduction.shown(name).replace(" in place of ", "\nin place of ") if what == HERE else name
         table.add_column(f"{named}\n{what}", justify="right")
-    for row, texts in cells(made, measure):
+    for row, texts in cells(reproduction, measure):
         table.add_row(row.name, *texts, style="dim" if row.missing else None)
     return table

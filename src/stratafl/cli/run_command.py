@@ -34,7 +34,7 @@ def start_run(options: RunOptions, algorithm: str | None) -> int:
     def create(process_group: ProcessGroup) -> Run:
         experiment = with_values(experiment_of(options.config), settings)
         data = Path(experiment.data.name).stem
-        folder = options.out or new_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
+        folder = options.out or unused_run_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
         return Run.create(experiment, folder, process_group, trusted)
 
     with torchrun_group() as process_group:
@@ -55,7 +55,7 @@ def torchrun_group() -> Iterator[ProcessGroup]:
     process_group.leave()
 
 
-def new_folder(name: str) -> Path:
+def unused_run_folder(name: str) -> Path:
     """A directory of this name in runs/ that does not exist yet."""
     plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     first = RUNS / plain
@@ -73,7 +73,7 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         with interruptible(console, finish_round=process_group.world_size > 1) as interrupt, run, display:
             for note in run.notes:
                 print_note(note, console)
-            done = advance(run, interrupt, display.watch(shown))
+            done = advance_run(run, interrupt, display.watch(shown))
         if isinstance(run, Follower):
             return 0 if done else INTERRUPTED
         if not done:
@@ -86,7 +86,7 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         return 0
 
 
-def advance(
+def advance_run(
     run: Run | Follower, interrupt: Interrupt, watch: Watch, before_guard: Callable[[], None] = lambda: None
 ) -> bool:
     """Run all rounds, and show each to `watch`; False if interrupted before the end."""

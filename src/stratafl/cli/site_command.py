@@ -1,4 +1,4 @@
-"""`strata join`: a site's part in a federation, for as long as it lasts."""
+"""What a site's owner does: `strata join` a federation, then `strata predict` and `strata export` with its model."""
 
 import sys
 import time
@@ -11,18 +11,21 @@ from rich.console import Console
 from stratafl.cli.console import note_console, print_note, show_warnings
 from stratafl.cli.host_command import CLIENT_APP
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
-from stratafl.deploy.consent import doubts, has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
 from stratafl.deploy.member import STATE
-from stratafl.deploy.site_processes import Site
-from stratafl.errors import DeployError
+from stratafl.deploy.site_model import check_prediction_file, final_model, member_in, predicted
+from stratafl.deploy.site_processes import SiteProcesses
+from stratafl.errors import DeployError, counted
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DELIVERED
+from stratafl.export import export_model
+from stratafl.files import check_new
 
 LOOK = 0.5  # seconds between two looks
 
 
-def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
+def join_federation(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
     """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
     place, folder = Path(data).absolute(), out or Path("sites") / site
     if not place.exists():
@@ -30,48 +33,74 @@ def join(invitation: Path, site: str, data: str, out: Path | None, yes: bool, tr
     server, _, file = read_invitation(invitation, site)
     console = note_console()
     with show_warnings(console) as release_warnings:
-        told = what_leaves_site(file, site, str(place), trust=trust)
+        leaves = what_leaves_site(file, site, str(place), trust=trust)
         release_warnings()
-    for line in doubts(file, str(place)):
+    for line in data_doubts(file, str(place)):
         print_note(line, console)
-    agreed = has_consent(folder, file, told)
+    agreed = has_consent(folder, file, leaves)
     if not agreed:
-        _ask(told, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
-    mine = prepare_site(folder, invitation, site)
+        _ask(leaves, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
+    prepared = prepare_site(folder, invitation, site)
     if not agreed:
-        keep_consent(folder, file, told)
+        keep_consent(folder, file, leaves)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
-    print_note(f"the host lets this site in when it has '{mine.key.public}'; the other files stay here")
-    delivered, known = site_folder(mine.path / STATE, file.deploy.name, site) / DELIVERED, False
-    with _site(mine, place, trust) as running, interruptible(console, quiet=True) as interrupt:
+    print_note(f"the host lets this site in when it has '{prepared.key.public}'; the other files stay here")
+    delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
+    with _site(prepared, place, trust) as running, interruptible(console, quiet=True) as interrupt:
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
-            if not known and (known := delivered.exists()):
+            if not has_model and (has_model := delivered.exists()):
                 print_note(f"this site has its model: strata predict {folder} --data FILE", console)
             time.sleep(LOOK)
         console.print("leaving; what is personal is kept: join again with the same command")
     return INTERRUPTED
 
 
-def _ask(told: Sequence[str], who: str, yes: bool, console: Console) -> None:
+def _ask(leaves: Sequence[str], who: str, yes: bool, console: Console) -> None:
     """Say what leaves the site; raises unless its owner agrees."""
     if not yes and not sys.stdin.isatty():
         raise DeployError("nobody can be asked whether this site may join, because there is no terminal: add --yes")
     console.print(f"{who}:", markup=False)
-    for line in told:
+    for line in leaves:
         console.print(f"  {line}", markup=False)
     if not yes and not typer.confirm("Join?", err=True):
         raise DeployError("this site does not join: nothing was created and nothing was sent")
 
 
-def _site(mine: SiteFolder, place: Path, trust: bool) -> Site:
-    return Site(
-        mine.path,
-        mine.name,
-        server=mine.server,
-        key=mine.key.key,
-        authority=mine.authority,
+def _site(prepared: SiteFolder, place: Path, trust: bool) -> SiteProcesses:
+    return SiteProcesses(
+        prepared.path,
+        prepared.name,
+        server=prepared.server,
+        key=prepared.key.key,
+        authority=prepared.authority,
         client_app=CLIENT_APP,
         settings={"data": str(place), "trust": trust},
     )
+
+
+def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -> None:
+    """Print predictions as CSV, or write them to a file."""
+    if out is not None:
+        check_prediction_file(out)
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        predictions = predicted(member_in(folder, trust=trust), data)
+        release_warnings()
+    if out is None:
+        sys.stdout.write(predictions.csv())
+        return
+    predictions.write(out)
+    console.print(f"{counted(len(predictions.samples), 'sample')} predicted, '{out}'", markup=False)
+
+
+def export_site_model(folder: Path, out: Path, trust: bool) -> None:
+    """Write the model with its preprocessing."""
+    check_new([out])
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        model = final_model(member_in(folder, trust=trust))
+        release_warnings()
+    export_model(model, out)
+    console.print(f"exported, '{out}'", markup=False)

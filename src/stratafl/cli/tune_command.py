@@ -12,10 +12,10 @@ from stratafl.cli.console import note_console, print_note, result_console, show_
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.cli.report_command import REPORT, pair_lines, ranked_study, write_report_if_possible
-from stratafl.cli.run_command import new_folder, print_interrupted, resume_command
+from stratafl.cli.run_command import print_interrupted, resume_command, unused_run_folder
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
 from stratafl.report import Study
@@ -37,13 +37,13 @@ def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: 
     with show_warnings(note_console()) as release_warnings:
         if options.out is not None:
             refuse_existing(options.out)
-        folder = options.out or new_folder("tune")
+        folder = options.out or unused_run_folder("tune")
         tuning = Tuning.create(folder, base, methods, settings, plan, seeds, trusted)
         release_warnings()
         return drive_tuning(tuning, jobs)
 
 
-def resume_tuning(folder: Path, jobs: int | None, trust: Trust = NOTHING) -> int:
+def resume_tuning(folder: Path, jobs: int | None, trust: Trust = NO_TRUST) -> int:
     with show_warnings(note_console()) as release_warnings:
         tuning = Tuning.open(folder, trust)
         release_warnings()
@@ -53,8 +53,8 @@ def resume_tuning(folder: Path, jobs: int | None, trust: Trust = NOTHING) -> int
 def drive_tuning(tuning: Tuning, jobs: int | None) -> int:
     """Finish all trials and the runs of what was chosen, then print the table and write the report; the exit code."""
     console, again = note_console(), resume_command(tuning.folder, tuning.names_code)
-    for said in plan_sentences(tuning):
-        console.print(said, markup=False, soft_wrap=False)
+    for sentence in plan_sentences(tuning):
+        console.print(sentence, markup=False, soft_wrap=False)
     runs = _displayed(tuning)
     jobs = jobs or usual_jobs(len(runs), tuning.base.run.device)
     with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
@@ -81,7 +81,7 @@ def take_tuning(folder: Path, trust: Trust, jobs: int) -> int:
 
 def plan_sentences(tuning: Tuning) -> list[str]:
     """What will be tried, method by method where they differ, and what it costs."""
-    plan, seed, said = tuning.plan, tuning.base.run.seed, list[str]()
+    plan, seed, sentences = tuning.plan, tuning.base.run.seed, list[str]()
     for search in tuning.searches:
         tried = {each.path: {str(point[each.path]) for point in search.points} for each in search.space}
         several = [f"{_plain(path)} ({len(values)} values)" for path, values in tried.items() if len(values) > 1]
@@ -89,28 +89,32 @@ def plan_sentences(tuning: Tuning) -> list[str]:
         if plan.sampler == "tpe":
             several, left = [*map(_plain, tried), "by TPE"], []
         text = f"{search.method}: {counted(search.planned, 'trial')} of {', '.join(several) or 'its defaults'}"
-        said.append(text + (f"; left at default: {', '.join(left)}" if left else ""))
+        sentences.append(text + (f"; left at default: {', '.join(left)}" if left else ""))
     first, *rest = tuning.searches[0].schedule
     course = [f"{first.trials} for {counted(first.rounds, 'round')}", *(f"{k.trials} for {k.rounds:,}" for k in rest)]
     fresh = f"seeds {seed + 1} to {seed + tuning.seeds}" if tuning.seeds > 1 else f"seed {seed + 1}"
     whose = "of the method with the fewest local steps" if plan.budget == "steps" else "of each method"
-    return [*said, f"trials {whose}: {' → '.join(course)}", f"on validation data; then what is chosen runs on {fresh}"]
+    return [
+        *sentences,
+        f"trials {whose}: {' → '.join(course)}",
+        f"on validation data; then what is chosen runs on {fresh}",
+    ]
 
 
 def print_tuning(tuning: Tuning) -> Study:
     """Print the table of the result, which methods are better, and what to do next; returns the runs of the winners."""
-    found, console = write_results(tuning), result_console()
+    results, console = write_results(tuning), result_console()
     table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
-    for row in rows(found):
+    for row in rows(results):
         table.add_row(*(cell.replace(" %", "%") for cell in row))
     console.print(table)
     console.print(Text(caption(tuning), style="dim"))
-    for said in remarks(found):
-        console.print(Text(said, style="yellow"))
+    for sentence in remarks(results):
+        console.print(Text(sentence, style="yellow"))
     study = ranked_study([tuning.folder])
     for verdict in pair_lines(study):
         console.print(verdict)
-    spent = ", ".join(f"{each.method} {each.rounds:,} rounds and {each.steps:,} steps" for each in found)
+    spent = ", ".join(f"{each.method} {each.rounds:,} rounds and {each.steps:,} steps" for each in results)
     console.print(Text(f"spent on trials: {spent}", style="dim"))
     console.print(Text(f"written to {tuning.folder}: tuned.toml, tuned.csv, trials.csv", style="dim"))
     place = shlex.quote(str(tuning.folder))
@@ -122,19 +126,19 @@ def print_tuning(tuning: Tuning) -> Study:
 
 def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
     """Every run that there may be, with the rounds that it is expected to have."""
-    found: dict[Path, DisplayedRun] = {}
+    displayed: dict[Path, DisplayedRun] = {}
     for search in tuning.searches:
         method, total = search.method, search.rounds
         for number in range(search.planned):
             expected = _expected(search.schedule, number)
-            found[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
+            displayed[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
         for name in (WINNERS, UNTUNED):
             for seed in range(tuning.base.run.seed + 1, tuning.base.run.seed + 1 + tuning.seeds):
                 place = tuning.folder / name / folder_name(method) / f"seed-{seed}"
-                found[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
-    for folder, run in found.items():
+                displayed[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
+    for folder, run in displayed.items():
         run.done = len(read_lines(folder / ROUNDS))
-    return found
+    return displayed
 
 
 def _expected(schedule: Sequence[Rung], number: int) -> int:
@@ -150,8 +154,8 @@ def _by_folder(watches: dict[Path, Watch]) -> Callable[[Work, int, Sequence[Line
     return watch
 
 
-def _noted(work: Work, said: str) -> None:
-    print_note(f"{work.title}: {said}")
+def _noted(work: Work, message: str) -> None:
+    print_note(f"{work.title}: {message}")
 
 
 def _plain(path: str) -> str:

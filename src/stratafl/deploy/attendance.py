@@ -10,9 +10,9 @@ from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
 from stratafl.deploy.status import Status
 from stratafl.errors import shown
 
-TRIES = 3  # of a site in one round, after which it has missed it
-AGAIN = 10  # rounds after which a site that was set aside is asked once more
-PAUSE = 2.0  # seconds before a site that failed is asked again
+MAX_TRIES = 3  # of a site in one round, after which it has missed it
+RETRY_ROUNDS = 10  # rounds after which a site that was set aside is asked once more
+RETRY_SECONDS = 2.0  # seconds before a site that failed is asked again
 
 
 class Attendance:
@@ -44,7 +44,7 @@ class Attendance:
         return [site for site in sites if site in connected and self._next[site] <= now]
 
     def may_try(self, site: str) -> bool:
-        return self._failed[site] < TRIES
+        return self._failed[site] < MAX_TRIES
 
     def has_failed(self, site: str) -> bool:
         """Whether it has failed in this round."""
@@ -53,7 +53,7 @@ class Attendance:
     def is_aside(self, site: str) -> bool:
         """Whether it is done without; one that came back unseen, or can again, is asked now and then."""
         more = self._missed[site] - self._deploy.failures
-        return more >= 0 and more % AGAIN != AGAIN - 1
+        return more >= 0 and more % RETRY_ROUNDS != RETRY_ROUNDS - 1
 
     def absorbed(self, cohort: Sequence[str], present: Collection[str]) -> None:
         """A round ends: of its cohort these have an upload that was absorbed, the others have missed it."""
@@ -79,7 +79,7 @@ class Attendance:
             return {}
         federation = {"federation": self._deploy.name}
         messages = {site: ({**federation, **tables.get(site, {})}, bodies.get(site, b"")) for site in sites}
-        done = self._courier.carry(kind, messages, max(min(left, self._deploy.deadline / TRIES), 1.0))
+        done = self._courier.carry(kind, messages, max(min(left, self._deploy.deadline / MAX_TRIES), 1.0))
         for site, reason in done.failures.items():
             self.fail(site, reason)
         refused = {site: table[REFUSED] for site, (table, _) in done.replies.items() if REFUSED in table}
@@ -88,10 +88,10 @@ class Attendance:
         return {site: content for site, content in done.replies.items() if site not in refused}
 
     def fail(self, site: str, reason: str, lost: bool = False) -> None:
-        self._failed[site] += TRIES if lost else 1  # asked again at once, it would say the same
+        self._failed[site] += MAX_TRIES if lost else 1  # asked again at once, it would say the same
         if lost:
             self._lost.add(site)
-        self._next[site] = self._clock() + PAUSE
+        self._next[site] = self._clock() + RETRY_SECONDS
         self._status.failed(site, reason)
 
     def found_state(self, site: str) -> None:

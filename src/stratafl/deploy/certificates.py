@@ -27,7 +27,7 @@ from stratafl.files import check_folder, explained, read_plain, sync_folder
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 RENEWED = timedelta(days=30)  # before the server's certificate ends
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the gate reaches the SuperLink there
-MOST_BYTES = 100_000  # of a key or certificate file
+MAX_KEY_BYTES = 100_000  # of a key or certificate file
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 
@@ -102,7 +102,7 @@ def belong(pair: Pair) -> bool:
 def ends_soon(certificate: Path) -> bool:
     """Whether a certificate has expired, or will within a month."""
     with explained("read", certificate):
-        data = read_plain(certificate, MOST_BYTES)
+        data = read_plain(certificate, MAX_KEY_BYTES)
     try:
         end = x509.load_pem_x509_certificate(data).not_valid_after_utc
     except ValueError as error:
@@ -122,7 +122,7 @@ def create_site_key(folder: Path, site: str) -> Pair:
 def restore_public_key(pair: Pair, site: str) -> Pair:
     """Write `SITE.pub` again from `SITE.key`, for a pair of which it is missing."""
     with explained("read", pair.key):
-        data = read_plain(pair.key, MOST_BYTES)
+        data = read_plain(pair.key, MAX_KEY_BYTES)
     try:
         key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -141,7 +141,7 @@ def _public_half(key: ec.EllipticCurvePrivateKey, site: str) -> bytes:
 def read_public_key(path: Path) -> bytes:
     """A site's public key, in the form in which Flower names it (PEM)."""
     with explained("read", path):
-        data = read_plain(path, MOST_BYTES)
+        data = read_plain(path, MAX_KEY_BYTES)
     try:
         key = serialization.load_ssh_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -186,9 +186,9 @@ def _exists(path: Path) -> DeployError:
 
 def _read_pair(authority: Pair) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     with explained("read", authority.key):
-        private = read_plain(authority.key, MOST_BYTES)
+        private = read_plain(authority.key, MAX_KEY_BYTES)
     with explained("read", authority.public):
-        public = read_plain(authority.public, MOST_BYTES)
+        public = read_plain(authority.public, MAX_KEY_BYTES)
     try:
         key = serialization.load_pem_private_key(private, password=None)
         certificate = x509.load_pem_x509_certificate(public)

@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from stratafl.deploy.courier import REFUSED
-from stratafl.deploy.member import Member
+from stratafl.deploy.member import SiteMember
 from stratafl.deploy.messages import content_of, read_content
 from stratafl.deploy.site_processes import FOLDER
 from stratafl.errors import StrataError, told_to_others
@@ -24,13 +24,13 @@ app = ClientApp()
 
 
 @cache
-def _member(folder: str, name: str, place: str, trust: bool) -> Member:
-    return Member(Path(folder), name, place, trust)
+def _member(folder: str, name: str, place: str, trust: bool) -> SiteMember:
+    return SiteMember(Path(folder), name, place, trust)
 
 
-def member_of(context: Context) -> Member:
-    known = context.node_config
-    return _member(os.environ[FOLDER], str(known["site"]), str(known["data"]), bool(known.get("trust", False)))
+def member_of(context: Context) -> SiteMember:
+    config = context.node_config
+    return _member(os.environ[FOLDER], str(config["site"]), str(config["data"]), bool(config.get("trust", False)))
 
 
 def _answered(message: Message, answer: Callable[[Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Message:

@@ -18,26 +18,26 @@ from types import TracebackType
 import httpx
 
 from stratafl.deploy.admission import Quota
-from stratafl.deploy.certificates import MOST_BYTES, Pair, check_site_name, read_public_key, write_once
-from stratafl.deploy.control import Control, RunState, SiteState, write_app
+from stratafl.deploy.certificates import MAX_KEY_BYTES, Pair, check_site_name, read_public_key, write_once
+from stratafl.deploy.control import ControlClient, RunState, SiteState, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain
 
 RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
-MOST_COUNTS = 10_000_000  # bytes
+MAX_COUNTS_BYTES = 10_000_000  # bytes
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """What the gate listens on, such as 0.0.0.0 or 192.168.1.5; port 0 is any that is free."""
 
     host: str
     port: int
 
 
-class Kept:
+class RestartedProcess:
     """A process that is started again when it ends, and given up when it ends too often."""
 
     def __init__(self, start: Callable[[], Process]) -> None:
@@ -64,7 +64,7 @@ class Host:
     """Starts everything, keeps it running while `tend` is called, and ends it with this process."""
 
     def __init__(
-        self, folder: Path, address: Address, certificate: Pair, authority: Path, quota: Quota | None = None
+        self, folder: Path, address: ListenAddress, certificate: Pair, authority: Path, quota: Quota | None = None
     ) -> None:
         require_flower()
         self._quota = quota or Quota()
@@ -73,11 +73,11 @@ class Host:
             with explained("create", part):
                 part.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(folder)
-        self._kept = list[Kept]()
+        self._kept = list[RestartedProcess]()
         self._port = free_port()
-        self._roots = read_plain(authority, MOST_BYTES)
+        self._roots = read_plain(authority, MAX_KEY_BYTES)
         try:
-            self.control = Control(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
+            self.control = ControlClient(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
             self._secret("secret")
             self._start()
         except BaseException:
@@ -96,9 +96,9 @@ class Host:
         """Let a site in, now and whenever this folder is hosted again; returns its node id."""
         key = read_public_key(public_key)
         node = self.control.register(check_site_name(site), key)
-        kept = self.folder / "sites" / f"{site}.pub"
-        if not kept.exists():
-            write_once(kept, read_plain(public_key, MOST_BYTES))
+        stored = self.folder / "sites" / f"{site}.pub"
+        if not stored.exists():
+            write_once(stored, read_plain(public_key, MAX_KEY_BYTES))
         return node
 
     @property
@@ -126,33 +126,33 @@ class Host:
     def counts(self) -> dict[str, dict[str, float]]:
         """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
         with suppress(OSError, ValueError):
-            return dict(json.loads(read_plain(self.folder / "counts.json", MOST_COUNTS))["sites"])
+            return dict(json.loads(read_plain(self.folder / "counts.json", MAX_COUNTS_BYTES))["sites"])
         return {}
 
     def tend(self) -> list[str]:
         """Start again what ended; says what it did, and raises a `DeployError` if something ends too often."""
-        told = [kept.tend() for kept in self._kept]
-        return [line for line in told if line is not None]
+        events = [process.tend() for process in self._kept]
+        return [line for line in events if line is not None]
 
     def end(self) -> None:
         """End all processes, and all that they started."""
         if hasattr(self, "control"):
             self.control.close()  # the SuperLink would wait for our connection
-        for kept in reversed(self._kept):
-            kept.process.terminate()
-        for kept in reversed(self._kept):
-            kept.process.end()
+        for restarted in reversed(self._kept):
+            restarted.process.terminate()
+        for restarted in reversed(self._kept):
+            restarted.process.end()
         self._kept.clear()
         with suppress(OSError):
             os.close(self._lock)
 
     def _start(self) -> None:
-        self._kept.append(Kept(self._start_superlink))
+        self._kept.append(RestartedProcess(self._start_superlink))
         self._check_token()
         for public_key in sorted((self.folder / "sites").glob("*.pub")):
             self.control.register(public_key.stem, read_public_key(public_key))
-        self._kept.append(Kept(self._start_server_tasks))
-        self._kept.append(Kept(self._start_gate))
+        self._kept.append(RestartedProcess(self._start_server_tasks))
+        self._kept.append(RestartedProcess(self._start_gate))
 
     def _start_superlink(self) -> Process:
         files = {"ssl-certfile": self._certificate.public, "ssl-keyfile": self._certificate.key}
@@ -172,7 +172,7 @@ class Host:
 
     def _start_gate(self) -> Process:
         if not self.address.port:
-            self.address = Address(self.address.host, free_port(self.address.host))
+            self.address = ListenAddress(self.address.host, free_port(self.address.host))
         place = ["--host", self.address.host, "--port", self.address.port, "--superlink-port", self._port]
         tls = ["--certificate", self._certificate.public, "--key", self._certificate.key]
         files = [
@@ -213,7 +213,7 @@ class Host:
 
     def _check_token(self) -> None:
         """Without the token nothing may be asked; this would fail with a flwr that takes its accounts elsewhere."""
-        stranger = Control(f"127.0.0.1:{self._port}", self._roots, "wrong")
+        stranger = ControlClient(f"127.0.0.1:{self._port}", self._roots, "wrong")
         try:
             stranger.sites()
         except DeployError:
@@ -232,4 +232,4 @@ class Host:
         path = self.folder / name
         if not path.exists():
             write_once(path, secrets.token_hex(32).encode())
-        return read_plain(path, MOST_BYTES).decode()
+        return read_plain(path, MAX_KEY_BYTES).decode()

@@ -20,12 +20,12 @@ def checked_log(folder: Path) -> list[Mapping[str, Any]]:
     if not path.exists():
         raise DeployError(f"'{folder}' has no audit log: give the folder of a host that has begun, federations/NAME")
     mark = known_mark(folder / SERVER)  # first: the log only grows
-    found: list[Mapping[str, Any]] = []
-    verify(path, mark, found.append)
+    lines: list[Mapping[str, Any]] = []
+    verify(path, mark, lines.append)
     state = folder / SERVER / STATE
-    if not os.path.lexists(state) and any(line.get("event") == "asked" for line in found):
+    if not os.path.lexists(state) and any(line.get("event") == "asked" for line in lines):
         raise DamagedError(f"'{state}' is missing, which knows how long the audit log is: put it back")
-    return found
+    return lines
 
 
 def forget_site(folder: Path, site: str, *, trust: bool = False) -> None:

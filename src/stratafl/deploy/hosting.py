@@ -30,8 +30,8 @@ from stratafl.execute.server import Server
 from stratafl.policies.accountant import in_words
 
 FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
-LOOK = 0.5  # seconds between two looks at who is connected
-MOST_ERROR = 1e30  # of which a mean can be taken
+POLL_SECONDS = 0.5  # seconds between two looks at who is connected
+MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
 
 
 class Hosting:
@@ -90,33 +90,33 @@ class Hosting:
         if saved is not None:
             return saved
         self.status.say("waiting for sites to introduce themselves")
-        found = self._introductions(self.deploy.sites, self.deploy.wait)
-        missing = [site for site in self.deploy.sites if site not in found]
+        introductions = self._introductions(self.deploy.sites, self.deploy.wait)
+        missing = [site for site in self.deploy.sites if site not in introductions]
         if missing:
             why = f"these sites have not introduced themselves: {self._sites.why(missing)}"
             raise DeployError(f"{why}; {self._sites.again(missing)}")
         numbers = {site: number for number, site in enumerate(self._sites.sites)}
-        return agreement({site: found[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
+        return agreement({site: introductions[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
 
     def _introductions(self, sites: Sequence[str], seconds: float) -> dict[str, Introduction]:
         """What these sites say of themselves, as far as they do within so many seconds."""
-        found, latest = dict[str, Introduction](), self._clock() + seconds
-        while len(found) < len(sites) and self._clock() < latest:
-            asked = self._sites.there([site for site in sites if site not in found])
-            found |= self._introduced(asked, latest - self._clock())
+        introductions, latest = dict[str, Introduction](), self._clock() + seconds
+        while len(introductions) < len(sites) and self._clock() < latest:
+            asked = self._sites.there([site for site in sites if site not in introductions])
+            introductions |= self._introduced(asked, latest - self._clock())
             if not asked:
-                self._pause(LOOK)
-        return found
+                self._pause(POLL_SECONDS)
+        return introductions
 
     def _introduced(self, sites: Sequence[str], left: float) -> dict[str, Introduction]:
         """What these sites answer when they are asked once."""
-        found = dict[str, Introduction]()
+        introductions = dict[str, Introduction]()
         for site, (table, _) in self._sites.sent("introduce", sites, left).items():
             try:
-                found[site] = Introduction.from_table(table)
+                introductions[site] = Introduction.from_table(table)
             except WireError as error:
                 self._sites.fail(site, str(error))
-        return found
+        return introductions
 
     def _agree(self, sites: Sequence[str], offer: Offer, left: float) -> None:
         """Send the agreement to sites that do not have it from this process."""
@@ -150,7 +150,7 @@ class Hosting:
             self._agree(asked, offer, left)
             self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
             if not asked:
-                self._pause(LOOK)
+                self._pause(POLL_SECONDS)
         self._close(exchange, server, cohort, begin, journal)
 
     def _takes_part(self, site: str) -> bool:
@@ -239,7 +239,7 @@ class Hosting:
             if not asked:
                 if not any(self._sites.may_try(site) for site in missing):
                     break
-                self._pause(LOOK)
+                self._pause(POLL_SECONDS)
         return missing
 
     def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
@@ -257,15 +257,15 @@ class Hosting:
     def _agree_with_new(self, sites: Sequence[str], offer: Offer, left: float) -> None:
         """The agreement for sites that only predict, which introduce themselves now."""
         strangers = [site for site in sites if site not in self._in_agreement]
-        for site, found in self._introduced(strangers, left).items():
-            entry = RosterEntry(site, self.deploy.number(site), found.samples, found.validation)
+        for site, introduction in self._introduced(strangers, left).items():
+            entry = RosterEntry(site, self.deploy.number(site), introduction.samples, introduction.validation)
             theirs = replace(offer.agreement, roster=offer.agreement.roster.joined(entry))
             self._agree([site], replace(offer, agreement=theirs), left)
 
 
 def _score(table: Mapping[str, Any], classes: int | None) -> float | None:
     """What a site says: an accuracy, or a squared error; anything else is none."""
-    found, most = table.get("score"), MOST_ERROR if classes is None else 1.0
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= most:
+    score, most = table.get("score"), MAX_SQUARED_ERROR if classes is None else 1.0
+    if not isinstance(score, int | float) or isinstance(score, bool) or not 0 <= score <= most:
         return None
-    return float(found)
+    return float(score)

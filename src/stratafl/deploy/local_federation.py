@@ -17,10 +17,10 @@ from stratafl.files import atomically
 def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
     """The federation of a file, or of an experiment, with so many sites on this machine."""
     names = [f"site-{number}" for number in range(1, count + 1)]
-    given = tables.get(DEPLOY, {})
-    if not isinstance(given, dict):
+    deploy = tables.get(DEPLOY, {})
+    if not isinstance(deploy, dict):
         return federation_from(tables)  # which says what is wrong
-    file = federation_from({**tables, DEPLOY: {"sites": names, **given}})
+    file = federation_from({**tables, DEPLOY: {"sites": names, **deploy}})
     if len(file.deploy.sites) != count:
         raise DeployError(f"the federation has {len(file.deploy.sites)} sites: rehearse with that many")
     data = file.experiment.data
@@ -52,6 +52,6 @@ def _refuse_standardised(*, columns: bool, targets: bool) -> None:
 
 def _write(whole: Federation, names: Sequence[str], places: Mapping[str, Path]) -> None:
     for client, name in enumerate(names):
-        mine = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
+        samples = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
         with atomically(places[name]) as partial, partial.open("wb") as file:
-            np.savez(file, x=whole.x[mine].cpu().numpy(), y=whole.y[mine].cpu().numpy())
+            np.savez(file, x=whole.x[samples].cpu().numpy(), y=whole.y[samples].cpu().numpy())

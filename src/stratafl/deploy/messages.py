@@ -15,7 +15,7 @@ from stratafl.errors import WireError, shown
 from stratafl.files import json_value
 
 TYPES: dict[Kind, str] = {"introduce": "query.introduce", "agree": "query.agree", "round": "train.round"}
-MOST_TABLE = 1 << 22  # bytes
+MAX_TABLE_BYTES = 1 << 22  # bytes
 _BYTES = "stratafl.bytes"
 
 
@@ -30,12 +30,17 @@ def read_content(content: RecordDict) -> tuple[dict[str, Any], bytes]:
     if not isinstance(table, ConfigRecord) or not isinstance(body, ArrayRecord) or set(body) != {"bytes"}:
         raise WireError("this message is not one of stratafl: run the same version on both sides")
     text, array = table.get("json"), body["bytes"]
-    if not isinstance(text, str) or len(text) > MOST_TABLE or not isinstance(array, Array) or array.stype != _BYTES:
+    if (
+        not isinstance(text, str)
+        or len(text) > MAX_TABLE_BYTES
+        or not isinstance(array, Array)
+        or array.stype != _BYTES
+    ):
         raise WireError("this message is not one of stratafl: run the same version on both sides")
     try:
-        found = json_value(text.encode())
+        content_table = json_value(text.encode())
     except ValueError as error:
         raise WireError(f"the table of this message is not JSON: {shown(error)}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content_table, dict):
         raise WireError("the table of this message is no table")
-    return found, array.data
+    return content_table, array.data

@@ -12,7 +12,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from stratafl.deploy import guardian
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained
 
@@ -20,6 +19,7 @@ GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperNo
 SILENT = ("httpx", "httpcore")  # loggers with a line for every request
 PATIENCE = 300.0  # seconds for a process to answer; on a busy machine Flower takes half a minute to import
 RETRY = 5  # seconds, at most, after which a SuperNode tries again to reach its server; flwr takes 20
+GUARDIAN = Path(__file__).with_name("guardian.py")  # run by file name: it imports nothing of ours
 _PAUSE = 0.05
 
 
@@ -33,7 +33,7 @@ class Process:
         self._start = os.fstat(handle).st_size
         try:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, str(GRACE), *command],
+                [sys.executable, "-I", "-S", str(GUARDIAN), str(GRACE), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,
@@ -44,12 +44,12 @@ class Process:
         finally:
             os.close(handle)
         assert self._guardian.stdout is not None
-        said = self._guardian.stdout.readline()
+        pid = self._guardian.stdout.readline()
         self._guardian.stdout.close()
-        if not said:
+        if not pid:
             self.end()
             raise DeployError(f"cannot start {name}: {self.last_line()} (log: '{log}')")
-        self.pid = int(said)
+        self.pid = int(pid)
 
     def running(self) -> bool:
         return self._guardian.poll() is None
@@ -109,8 +109,8 @@ def wait_until(answers: Callable[[], bool], process: Process, what: str, patienc
 
 def flower_environment(home: Path) -> dict[str, str]:
     """The environment of every Flower process: nothing is reported, looked up or installed, and no proxy is used."""
-    kept = {name: value for name, value in os.environ.items() if not _is_dropped(name)}
-    return kept | {
+    inherited = {name: value for name, value in os.environ.items() if not _is_dropped(name)}
+    return inherited | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

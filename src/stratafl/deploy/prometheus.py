@@ -35,9 +35,9 @@ class Family:
     samples: Sequence[tuple[Labels, float | None]]
 
     def lines(self, common: Labels) -> list[str]:
-        known = [({**common, **labels}, value) for labels, value in self.samples if value is not None]
+        samples = [({**common, **labels}, value) for labels, value in self.samples if value is not None]
         head = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
-        return [*head, *(f"{self.name}{{{_labels(labels)}}} {value!r}" for labels, value in known)] if known else []
+        return [*head, *(f"{self.name}{{{_labels(labels)}}} {value!r}" for labels, value in samples)] if samples else []
 
 
 def _labels(labels: Labels) -> str:
@@ -109,9 +109,9 @@ def _duration(line: Mapping[str, Any]) -> float | None:
 def _scores(rounds: Sequence[Mapping[str, Any]]) -> list[tuple[Labels, float | None]]:
     """In a round nobody may have said how good its model is."""
     for line in reversed(rounds):
-        found = {key: _number(line.get(f"{PLACE}.client_{key}")) for key in ("accuracy", "loss")}
-        if any(value is not None for value in found.values()):
-            return [({"metric": key}, value) for key, value in found.items()]
+        scores = {key: _number(line.get(f"{PLACE}.client_{key}")) for key in ("accuracy", "loss")}
+        if any(value is not None for value in scores.values()):
+            return [({"metric": key}, value) for key, value in scores.items()]
     return []
 
 
@@ -137,8 +137,8 @@ class MetricsFile:
         """Write what the host knows, in this `state` if one is given; what went wrong, because no round fails of it."""
         try:
             status = read_status(self._folder) or {}
-            known = status if state is None else {**status, "state": state}
-            text = text_of(self._federation, families(known, self._rounds(), counts))
+            current = status if state is None else {**status, "state": state}
+            text = text_of(self._federation, families(current, self._rounds(), counts))
             if text != self._written:
                 write_atomically(self._path, text.encode())
         except (StrataError, OSError) as error:

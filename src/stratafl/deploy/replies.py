@@ -44,17 +44,17 @@ def nodes_of_sites(grid: Grid) -> dict[str, int]:
 
 
 def wait_for_sites(
-    grid: Grid, enough: Callable[[dict[str, int]], bool], deadline: float, told: Callable[[str], None] = log.info
+    grid: Grid, enough: Callable[[dict[str, int]], bool], deadline: float, report: Callable[[str], None] = log.info
 ) -> dict[str, int]:
     """The connected sites once there are enough of them; a `DeployError` if there are not within `deadline` seconds."""
-    start, said = time.monotonic(), 0.0
+    start, reported = time.monotonic(), 0.0
     while not enough(sites := nodes_of_sites(grid)):
         passed = time.monotonic() - start
         if passed > deadline:
             raise DeployError(f"after {deadline:.0f} s these sites are connected: {', '.join(sorted(sites)) or 'none'}")
-        if passed - said > SAID_EVERY:
-            said = passed
-            told(f"waiting for sites; connected are {', '.join(sorted(sites)) or 'none'}")
+        if passed - reported > SAID_EVERY:
+            reported = passed
+            report(f"waiting for sites; connected are {', '.join(sorted(sites)) or 'none'}")
         time.sleep(min(0.5, deadline))
     return sites
 
@@ -66,7 +66,7 @@ def exchange(
     enough: int,
     *,
     late: float = 0.0,
-    told: Callable[[str], None] = log.info,
+    report: Callable[[str], None] = log.info,
 ) -> Replies:
     """Send one message to each node and collect replies for at most `deadline` seconds.
 
@@ -84,14 +84,14 @@ def exchange(
         raise DeployError(f"a deadline of {deadline} s, {late} s late, is no time: give positive seconds")
     for message in messages:
         message.metadata.ttl = deadline + late + _MARGIN
-    return _Exchange(grid, deadline, enough, late, told).run(messages)
+    return _Exchange(grid, deadline, enough, late, report).run(messages)
 
 
 class _Exchange:
     """A round of messages under way."""
 
-    def __init__(self, grid: Grid, deadline: float, enough: int, late: float, told: Callable[[str], None]) -> None:
-        self.grid, self.deadline, self.wanted, self.late, self.told = grid, deadline, enough, late, told
+    def __init__(self, grid: Grid, deadline: float, enough: int, late: float, report: Callable[[str], None]) -> None:
+        self.grid, self.deadline, self.wanted, self.late, self.told = grid, deadline, enough, late, report
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
         self.replies, self.failures = dict[int, Message](), dict[int, str]()
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
@@ -145,14 +145,14 @@ class _Exchange:
     def _pulled(self, number: str, pull: "Future[list[Message]]") -> None:
         """The reply to one message, if it is there."""
         try:
-            found = pull.result()
+            messages = pull.result()
         except (httpx.HTTPError, RunNotRunningException):
             raise
         except Exception as error:  # whatever flwr makes of bytes that a site has chosen
             node = self.waiting.pop(number)
             self.failures[node] = f"its reply cannot be read: {shown(first_line(error, typed=True), 200)}"
         else:
-            for message in found[:1]:
+            for message in messages[:1]:
                 self._take(number, message)
 
     def outcome(self) -> Replies:
@@ -203,9 +203,9 @@ class _Exchange:
         grids: Any = import_module("flwr.superlink.grid.http_grid")
         pull = grids.pull_objects
 
-        def bounded(*given: Any, **options: Any) -> Any:
+        def bounded(*arguments: Any, **options: Any) -> Any:
             limits = {"max_time": max(0.0, self.left() + self.late), "backoff_cap": _PAUSES[-1]}
-            return pull(*given, **{**options, **limits})
+            return pull(*arguments, **{**options, **limits})
 
         grids.pull_objects = bounded
         try:

@@ -23,7 +23,7 @@ from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from stratafl.deploy.certificates import MOST_BYTES, check_site_name
+from stratafl.deploy.certificates import MAX_KEY_BYTES, check_site_name
 from stratafl.deploy.client_tasks import READY
 from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError, shown
@@ -57,7 +57,7 @@ class SiteStatus(Enum):
     ENDED = "ended"
 
 
-class Site:
+class SiteProcesses:
     """Keeps a site in a federation while `tend` is called; ends with this process."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Site:
 
     _connected_at: float | None
 
-    def __enter__(self) -> "Site":
+    def __enter__(self) -> "SiteProcesses":
         return self
 
     def __exit__(
@@ -144,26 +144,26 @@ class Site:
             return []
         self._look = now + LOOK
         app, node = (process.said() for process in self._processes)
-        found = _NODE.search(node)
+        node_id = _NODE.search(node)
         self._ready |= READY in app
-        if found and self._ready and self._connected_at is None:
+        if node_id and self._ready and self._connected_at is None:
             self._connected_at = now
-            write_atomically(self.folder / "node", found[1].encode())
+            write_atomically(self.folder / "node", node_id[1].encode())
         if self._connected_at is not None and now - self._connected_at > HEALTHY:
             self._tries = 0
         return [*self._refused(app), *self._told(self._status_now(node))]
 
-    def _refused(self, said: str) -> list[str]:
+    def _refused(self, log: str) -> list[str]:
         """What the host hears too, if it can: that this site does not do what it was asked."""
-        found = _REFUSAL.findall(said)
-        if not found or found[-1] == self._refusal:
+        refusals = _REFUSAL.findall(log)
+        if not refusals or refusals[-1] == self._refusal:
             return []
-        self._refusal = found[-1]
+        self._refusal = refusals[-1]
         return [f"site '{self.name}' does not do what it was asked: {shown(self._refusal, 400)}"]
 
-    def _status_now(self, said: str) -> SiteStatus:
+    def _status_now(self, log: str) -> SiteStatus:
         """From the log of the SuperNode, which waits for a server by itself."""
-        if said.rfind("Connection attempt failed") > said.rfind("Connection successful"):
+        if log.rfind("Connection attempt failed") > log.rfind("Connection successful"):
             return SiteStatus.UNREACHABLE
         return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
 
@@ -177,19 +177,19 @@ class Site:
         return [f"site '{self.name}': no answer from {self._server}; it is asked again, at least every {RETRY} s"]
 
     def _fell(self, gone: Process) -> list[str]:
-        said, outcome = gone.said(), gone.outcome()
-        cause = next((text for text in _REASONS if gone.name == "supernode" and text in said), None)
+        log, outcome = gone.said(), gone.outcome()
+        cause = next((text for text in _REASONS if gone.name == "supernode" and text in log), None)
         self._end_processes()
         self._release()
-        told = f"site '{self.name}': {f'{_REASONS[cause]} ({outcome})' if cause else outcome}"
-        began = self._ready or READY in said
+        reason = f"site '{self.name}': {f'{_REASONS[cause]} ({outcome})' if cause else outcome}"
+        began = self._ready or READY in log
         if cause in _FINAL or (gone.name == "clientapp" and not began and not gone.was_killed()):
             self.status = SiteStatus.ENDED
-            raise DeployError(told)
+            raise DeployError(reason)
         pause = PAUSES[min(self._tries, len(PAUSES) - 1)]
         self._tries, self._next = self._tries + 1, time.monotonic() + pause
         self.status = SiteStatus.PAUSED
-        return [f"{told}. It starts again in {pause:.0f} s"]
+        return [f"{reason}. It starts again in {pause:.0f} s"]
 
     def _end_processes(self) -> None:
         for process in self._processes:
@@ -204,11 +204,11 @@ class Site:
         if not place.exists():
             return
         with suppress(httpx.HTTPError, ValueError, OSError):  # if this fails, the minute has to pass
-            key = load_ssh_private_key(read_plain(self._key, MOST_BYTES), None)
+            key = load_ssh_private_key(read_plain(self._key, MAX_KEY_BYTES), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 return
             signer = NodeAuthHttpInterceptor(key, key.public_key())
-            roots = read_plain(self._authority, MOST_BYTES)
+            roots = read_plain(self._authority, MAX_KEY_BYTES)
             with FleetHttpClient.from_server_address(self._server, False, roots, [signer]) as client:
                 client.DeactivateNode(DeactivateNodeRequest(node_id=int(read_plain(place, 100))))
         with suppress(FileNotFoundError):

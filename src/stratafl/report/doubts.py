@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isclose
 from statistics import fmean
 
-from stratafl.evaluation.measure import steps_of
+from stratafl.evaluation.measure import local_steps
 from stratafl.report.formats import listed, minus, score
 from stratafl.report.guards import ENOUGH
 from stratafl.report.outcome import Outcome
@@ -117,7 +117,7 @@ def _of_steps(study: Study) -> list[str]:
 
 def _steps(rank: Rank) -> float | None:
     """Training steps of all clients in a round, the mean over rounds and seeds; None if they are not recorded."""
-    counts = [steps_of(line) for one in rank.members for line in one.lines]
+    counts = [local_steps(line) for one in rank.members for line in one.lines]
     return fmean(counts) if counts and all(counts) else None
 
 

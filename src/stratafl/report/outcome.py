@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.experiment import from_tables, to_tables
-from stratafl.config.metrics import stored_metric
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.metric_choice import stored_metric
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError

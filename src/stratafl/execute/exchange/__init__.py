@@ -2,14 +2,14 @@
 
 `protocol.py` has the messages, `site.py` and `server.py` what each side does with them, `site_store.py` and
 `server_store.py` what is on their disks, `audit.py` the server's log. Bytes go in and come out: how they travel is
-another module's business, and so is what is computed (`SiteWork`, `ServerWork`).
+another module's business, and so is what is computed (`SiteComputation`, `ServerComputation`).
 docs/decisions/058-exactly-once.md draws the protocol and says what a kill at each place leads to.
 """
 
 from stratafl.execute.exchange.audit import Mark, verify
-from stratafl.execute.exchange.server_exchange import Answer, ServerExchange, ServerWork, open_server
-from stratafl.execute.exchange.site_exchange import SiteExchange, SiteWork
+from stratafl.execute.exchange.server_exchange import Answer, ServerComputation, ServerExchange, open_server
+from stratafl.execute.exchange.site_exchange import SiteComputation, SiteExchange
 from stratafl.execute.exchange.site_store import SiteStore, open_site, read_site, site_folder, state_form
 
-__all__ = ["Answer", "Mark", "ServerExchange", "ServerWork", "SiteExchange", "SiteStore", "SiteWork", "open_server"]
-__all__ += ["open_site", "read_site", "site_folder", "state_form", "verify"]
+__all__ = ["Answer", "Mark", "ServerComputation", "ServerExchange", "SiteComputation", "SiteExchange", "SiteStore"]
+__all__ += ["open_server", "open_site", "read_site", "site_folder", "state_form", "verify"]

@@ -10,21 +10,21 @@ from typing import Any, Literal, Protocol
 from stratafl.core.state import State
 from stratafl.errors import DamagedError, RecordError, RunError, WireError, shown, unknown
 from stratafl.execute.exchange.audit import AuditLog, Line, Mark
-from stratafl.execute.exchange.blocks import packed
+from stratafl.execute.exchange.blocks import pack_download
 from stratafl.execute.exchange.protocol import (
-    LONGEST_REASON,
-    MOST,
-    NOTHING,
+    MAX_MESSAGE_BYTES,
+    MAX_REFUSAL_LETTERS,
+    NONE_ABSORBED,
     Address,
     Commit,
     Committed,
-    Download,
+    DownloadMessage,
     Reply,
     SendAll,
-    Upload,
-    check_name,
+    UploadMessage,
+    check_exchange_name,
     decode_reply,
-    encode,
+    encode_message,
     upload_digest,
 )
 from stratafl.execute.exchange.server_store import AUDIT, STATE, Saved, ServerStore
@@ -32,7 +32,7 @@ from stratafl.execute.exchange.site_store import state_form
 from stratafl.files import private_folder
 
 
-class ServerWork(Protocol):
+class ServerComputation(Protocol):
     """What a server computes; parcels are the bytes of `core/wire.py`."""
 
     def start(self) -> State:
@@ -70,17 +70,17 @@ def open_server(
     folder: Path,
     federation: str,
     sites: Sequence[str],
-    work: ServerWork,
+    work: ServerComputation,
     *,
-    most: int = MOST,
+    most: int = MAX_MESSAGE_BYTES,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator["ServerExchange"]:
     """A federation at its last absorbed round, new or resumed; its folder is locked until the block ends."""
-    check_name("a federation", federation)
+    check_exchange_name("a federation", federation)
     twice = [site for place, site in enumerate(sites) if site in sites[:place]]
     if twice:
         raise RecordError(f"two sites are called '{shown(twice[0])}': give every site a name of its own")
-    names = [check_name("a site", site) for site in sites]
+    names = [check_exchange_name("a site", site) for site in sites]
     with private_folder(folder):
         start = work.start()
         store = ServerStore(folder, federation, state_form(start))
@@ -134,7 +134,7 @@ class ServerExchange:
         self,
         federation: str,
         sites: Sequence[str],
-        work: ServerWork,
+        work: ServerComputation,
         store: ServerStore,
         log: AuditLog,
         saved: Saved,
@@ -144,8 +144,8 @@ class ServerExchange:
         self.federation, self.sites = federation, tuple(sites)
         self._work, self._store, self._log, self._saved = work, store, log, saved
         self._attempt, self._committed, self._most = history.attempt, history.committed, most
-        self._asked: dict[str, Download | Commit] = {}  # what each site has not answered yet, without its body
-        self._arrived: dict[str, Upload] = {}
+        self._asked: dict[str, DownloadMessage | Commit] = {}  # what each site has not answered yet, without its body
+        self._arrived: dict[str, UploadMessage] = {}
         self._have: dict[str, frozenset[str]] = {}
         self.bytes_saved = 0  # of blocks that were not sent again
 
@@ -181,7 +181,7 @@ class ServerExchange:
         self._check_site(site)
         if site in self._arrived:
             raise RunError(f"the upload of '{site}' for round {self.round} is here: absorb it before you ask again")
-        return self._sent("asked", Download, site, whole)
+        return self._sent("asked", DownloadMessage, site, whole)
 
     def commit(self, site: str, *, whole: bool = False) -> bytes:
         """A message that tells a site, after the last round, what of it was absorbed, with the parcel of this round.
@@ -209,7 +209,7 @@ class ServerExchange:
         uploads = {site: self._arrived[site].body for site in self.arrived}
         state, left_out = self._work.absorb(self.round, self.state, uploads)
         digests = {site: self._arrived[site].digest for site in uploads if site not in left_out}
-        reasons = {site: shown(reason, LONGEST_REASON) for site, reason in left_out.items()}
+        reasons = {site: shown(reason, MAX_REFUSAL_LETTERS) for site, reason in left_out.items()}
         # Before the state, so that its mark covers the line; a crash in between shows as a round that is opened again.
         self._log.append("absorb", round=self.round, absorbed=digests, left_out=reasons)
         saved = Saved(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark)
@@ -238,14 +238,14 @@ class ServerExchange:
         self._store.save(saved)
         self._saved = saved
         self._committed.discard(site)
-        for each in (self._asked, self._arrived, self._have):
-            each.pop(site, None)
+        for by_site in (self._asked, self._arrived, self._have):
+            by_site.pop(site, None)
 
-    def _sent(self, event: str, kind: type[Download | Commit], site: str, whole: bool) -> bytes:
+    def _sent(self, event: str, kind: type[DownloadMessage | Commit], site: str, whole: bool) -> bytes:
         have = frozenset[str]() if whole else self._have.get(site, frozenset())
-        parts = packed(self._work.download(self.round, self.state, site), have)
+        parts = pack_download(self._work.download(self.round, self.state, site), have)
         address, absorbed = Address(self.federation, site, self.round, self._attempt + 1), self._absorbed(site)
-        data = encode(kind(address, absorbed, parts.pieces, parts.body))
+        data = encode_message(kind(address, absorbed, parts.pieces, parts.body))
         self._note(event, address, upload=absorbed, bytes=len(data), saved=parts.saved)
         self._attempt, self._asked[site] = address.attempt, kind(address, absorbed, parts.pieces, b"")
         self.bytes_saved += parts.saved
@@ -256,7 +256,7 @@ class ServerExchange:
             raise unknown("site", site, self.sites)
 
     def _absorbed(self, site: str) -> str:
-        return self._saved.absorbed.get(site, NOTHING)
+        return self._saved.absorbed.get(site, NONE_ABSORBED)
 
     def _wrong(self, sender: str, reply: Reply) -> str | None:
         """Why a reply counts for nothing."""
@@ -269,20 +269,20 @@ class ServerExchange:
         if asked is None:
             return f"it answers attempt {address.attempt}, and nothing is asked of '{sender}'"
         if address != asked.address:
-            told = f"round {asked.address.round}, attempt {asked.address.attempt}"
-            return f"it answers round {address.round}, attempt {address.attempt}, and {told} is asked"
-        if isinstance(reply, Committed if isinstance(asked, Download) else Upload):
+            expected = f"round {asked.address.round}, attempt {asked.address.attempt}"
+            return f"it answers round {address.round}, attempt {address.attempt}, and {expected} is asked"
+        if isinstance(reply, Committed if isinstance(asked, DownloadMessage) else UploadMessage):
             return "it answers another kind of message than was sent"
-        if isinstance(reply, Upload):
-            given = upload_digest(self.federation, sender, address.round, reply.body)
-            return None if reply.digest == given else "its upload has another digest than it says"
+        if isinstance(reply, UploadMessage):
+            digest = upload_digest(self.federation, sender, address.round, reply.body)
+            return None if reply.digest == digest else "its upload has another digest than it says"
         if isinstance(reply, Committed) and reply.absorbed != self._absorbed(sender):
             return "it keeps another state than the one that was absorbed"
         return None
 
     def _taken(self, site: str, reply: Reply, size: int) -> Answer:
         address = reply.address
-        if isinstance(reply, Upload):
+        if isinstance(reply, UploadMessage):
             self._note("accepted", address, upload=reply.digest, bytes=size)
             self._arrived[site], self._have[site] = reply, frozenset(reply.have)
             answer = Answer(site, "accepted")
@@ -301,13 +301,13 @@ class ServerExchange:
         return answer
 
     def _refused(self, sender: str, size: int, reason: str, reply: Reply | None = None) -> Answer:
-        known: dict[str, Any] = (
+        about: dict[str, Any] = (
             {} if reply is None else {"round": reply.address.round, "attempt": reply.address.attempt}
         )
-        known |= {"upload": reply.digest} if isinstance(reply, Upload) else {}
-        name, said = shown(sender), shown(reason, LONGEST_REASON)
-        self._log.append("refused", site=name, **known, bytes=size, reason=said)
-        return Answer(name, "refused", said)
+        about |= {"upload": reply.digest} if isinstance(reply, UploadMessage) else {}
+        name, shown_reason = shown(sender), shown(reason, MAX_REFUSAL_LETTERS)
+        self._log.append("refused", site=name, **about, bytes=size, reason=shown_reason)
+        return Answer(name, "refused", shown_reason)
 
     def _note(self, event: str, address: Address, **what: Any) -> None:
         self._log.append(event, site=address.site, round=address.round, attempt=address.attempt, **what)

@@ -20,7 +20,7 @@ from stratafl.execute.exchange.audit import Mark
 from stratafl.execute.exchange.state_file import read_state, write_state
 
 STATE, AUDIT = "state.safetensors", "audit.jsonl"
-_MOST = 1 << 40  # bytes of a state: it is the server's own file
+_MAX_STATE_BYTES = 1 << 40  # bytes of a state: it is the server's own file
 
 
 @short_repr
@@ -45,7 +45,7 @@ class ServerStore:
         if not os.path.lexists(path):
             return None
         try:
-            record, tensors = read_state(path, _MOST)
+            record, tensors = read_state(path, _MAX_STATE_BYTES)
             wrong = self._wrong(record, tensors)
             if wrong is not None:
                 raise DamagedError(f"'{path}' is not the state of federation '{self._federation}': {wrong}")
@@ -79,7 +79,7 @@ def known_mark(folder: Path) -> Mark:
     path = folder / STATE
     if not os.path.lexists(path):
         return Mark()
-    record, _ = read_state(path, _MOST)
+    record, _ = read_state(path, _MAX_STATE_BYTES)
     if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
         raise DamagedError(f"'{path}' does not say how long the audit log is; put back the newest copy of '{folder}'")
     return Mark(record["lines"], record["last"])

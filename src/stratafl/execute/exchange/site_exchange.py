@@ -6,27 +6,27 @@ from typing import Protocol
 
 from stratafl.core.state import State
 from stratafl.errors import LostStateError, StrataError, WireError, told_to_others
-from stratafl.execute.exchange.blocks import sent_blocks, unpacked
+from stratafl.execute.exchange.blocks import sent_blocks, unpack_download
 from stratafl.execute.exchange.protocol import (
-    MOST,
-    NOTHING,
+    MAX_MESSAGE_BYTES,
+    NONE_ABSORBED,
     Committed,
-    Download,
+    DownloadMessage,
     Refusal,
     Reply,
     Request,
     SendAll,
-    Upload,
+    UploadMessage,
     decode_request,
-    encode,
+    encode_message,
     upload_digest,
 )
-from stratafl.execute.exchange.site_store import Kept, SiteStore
+from stratafl.execute.exchange.site_store import RoundResult, SiteStore
 
 log = logging.getLogger("stratafl")
 
 
-class SiteWork(Protocol):
+class SiteComputation(Protocol):
     """What a site computes; parcels are the bytes of `core/wire.py`."""
 
     def enrol(self) -> State:
@@ -39,7 +39,7 @@ class SiteWork(Protocol):
 class SiteExchange:
     """Answers messages for one site; its folder is open and locked."""
 
-    def __init__(self, store: SiteStore, work: SiteWork, *, most: int = MOST) -> None:
+    def __init__(self, store: SiteStore, work: SiteComputation, *, most: int = MAX_MESSAGE_BYTES) -> None:
         self._store, self._work, self._most = store, work, most
 
     def answer(self, data: bytes) -> bytes:
@@ -54,18 +54,18 @@ class SiteExchange:
         except StrataError as error:
             log.warning("refused: %s", error)
             # Where a site keeps its files is nobody else's business.
-            told = told_to_others(error).replace(f"{self._store.folder}{os.sep}", "")
-            reply = Refusal(request.address, told, isinstance(error, LostStateError))
-        return encode(reply)
+            reason = told_to_others(error).replace(f"{self._store.folder}{os.sep}", "")
+            reply = Refusal(request.address, reason, isinstance(error, LostStateError))
+        return encode_message(reply)
 
     def _reply(self, request: Request) -> Reply:
         address, store = request.address, self._store
-        for what, given, mine in (
+        for what, addressee, ours in (
             ("federation", address.federation, store.federation),
             ("site", address.site, store.site),
         ):
-            if given != mine:
-                raise WireError(f"this message is for {what} '{given}', and this is '{mine}'")
+            if addressee != ours:
+                raise WireError(f"this message is for {what} '{addressee}', and this is '{ours}'")
         pending = store.pending()
         if pending is not None and request.absorbed == pending.digest:
             _check_new(request, pending, done=True)
@@ -78,12 +78,12 @@ class SiteExchange:
             if current is not None:
                 _check_new(request, current, done=True)
             _check_known(request, current, pending)
-        if isinstance(request, Download) and pending is not None and pending.answers(request):
+        if isinstance(request, DownloadMessage) and pending is not None and pending.answers(request):
             return self._upload(request, pending)
         parcel = self._parcel(request)
         if parcel is None:
             return SendAll(address)
-        if isinstance(request, Download):
+        if isinstance(request, DownloadMessage):
             return self._trained(request, parcel, current)
         store.deliver(address.round, address.attempt, request.absorbed, parcel)
         return Committed(address, request.absorbed)
@@ -91,44 +91,44 @@ class SiteExchange:
     def _parcel(self, request: Request) -> bytes | None:
         """What the server sent, with the blocks that it left out; None if one of them is not here."""
         blocks = self._store.blocks
-        parcel = unpacked(request, blocks.get)
+        parcel = unpack_download(request, blocks.get)
         if parcel is not None:
             blocks.add(sent_blocks(request), [piece.digest for piece in request.pieces if piece.digest])
         return parcel
 
-    def _trained(self, request: Download, parcel: bytes, current: Kept | None) -> Reply:
+    def _trained(self, request: DownloadMessage, parcel: bytes, current: RoundResult | None) -> Reply:
         address = request.address
         state = self._work.enrol() if current is None else current.state
         state, upload = self._work.work(address.round, parcel, state)
         digest = upload_digest(address.federation, address.site, address.round, upload)
-        kept = Kept(address.round, address.attempt, request.absorbed, digest, state, upload)
-        self._store.keep(kept)
-        return self._upload(request, kept)
+        result = RoundResult(address.round, address.attempt, request.absorbed, digest, state, upload)
+        self._store.keep(result)
+        return self._upload(request, result)
 
-    def _upload(self, request: Download, kept: Kept) -> Upload:
-        return Upload(request.address, kept.digest, self._store.blocks.offered(), kept.upload)
+    def _upload(self, request: DownloadMessage, result: RoundResult) -> UploadMessage:
+        return UploadMessage(request.address, result.digest, self._store.blocks.offered(), result.upload)
 
 
-def _check_new(request: Request, kept: Kept, *, done: bool) -> None:
+def _check_new(request: Request, answer: RoundResult, *, done: bool) -> None:
     """Refuse what the server sent before something that is kept here: a message that was delayed, or sent twice.
 
     A round whose upload was absorbed is `done`: only a later one may follow.
     """
-    asked, answered = ((each.round, each.attempt) for each in (request.address, kept))
+    asked, answered = ((each.round, each.attempt) for each in (request.address, answer))
     if asked[0] < answered[0] + done or asked[1] < answered[1] + done:
-        told = f"round {asked[0]}, attempt {asked[1]} is an old message"
-        raise WireError(f"{told}: this site has answered round {answered[0]}, attempt {answered[1]}")
+        message = f"round {asked[0]}, attempt {asked[1]} is an old message"
+        raise WireError(f"{message}: this site has answered round {answered[0]}, attempt {answered[1]}")
 
 
-def _check_known(request: Request, current: Kept | None, pending: Kept | None) -> None:
+def _check_known(request: Request, current: RoundResult | None, pending: RoundResult | None) -> None:
     """Refuse if the server absorbed an upload whose state is not here, or lost one whose state is."""
-    mine = NOTHING if current is None else current.digest
-    if request.absorbed == mine:
+    digest = NONE_ABSORBED if current is None else current.digest
+    if request.absorbed == digest:
         return
-    here = f"its state is that after upload {mine[:12]}" if mine else "it has no state"
+    here = f"its state is that after upload {digest[:12]}" if digest else "it has no state"
     here += f", or {pending.digest[:12]}" if pending is not None else ""
-    there = (
+    server = (
         f"absorbed upload {request.absorbed[:12]} of this site" if request.absorbed else "knows no upload of this site"
     )
     todo = "put back the newest copy of whichever was lost, or have the host forget this site and remove its state"
-    raise LostStateError(f"the server {there}, and {here}: a folder is lost or an old copy; {todo}")
+    raise LostStateError(f"the server {server}, and {here}: a folder is lost or an old copy; {todo}")

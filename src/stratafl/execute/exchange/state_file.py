@@ -77,12 +77,12 @@ def read_state(path: Path, most: int) -> tuple[dict[str, Any], Rows]:
 
 
 def _check_format(path: Path, record: Any) -> None:
-    found = record.get("format") if isinstance(record, dict) else None
-    if type(found) is not int or found < 1:
-        raise DamagedError(f"'{path}' is damaged: its format is {shown(found, 40)}, not a number from 1 to {FORMAT}")
-    if found > FORMAT:
-        told = f"(format {shown(found, 40)}; this one reads up to {FORMAT})"
-        raise RunError(f"'{path}' was written by a newer version of stratafl {told}: update stratafl")
+    number = record.get("format") if isinstance(record, dict) else None
+    if type(number) is not int or number < 1:
+        raise DamagedError(f"'{path}' is damaged: its format is {shown(number, 40)}, not a number from 1 to {FORMAT}")
+    if number > FORMAT:
+        formats = f"(format {shown(number, 40)}; this one reads up to {FORMAT})"
+        raise RunError(f"'{path}' was written by a newer version of stratafl {formats}: update stratafl")
 
 
 def _tensor(info: Mapping[str, Any]) -> Tensor:
