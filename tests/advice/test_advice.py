@@ -57,12 +57,14 @@ def advice(given: Federation) -> Advice:
     return advise(EXPERIMENT, federation=given, model=model(2))
 
 
+@pytest.mark.budget(1.5, "makes the advice that the other tests read")
 def test_it_keeps_to_a_tenth_of_a_full_comparison(advice: Advice) -> None:
     tryout = advice.tryout
     assert 0.05 * tryout.full < tryout.steps <= tryout.allowed <= 0.1 * tryout.full
     assert {each.rounds for each in tryout.finalists} == {tryout.of("local").rounds}
 
 
+@pytest.mark.budget(1.5, "gives the same advice once more")
 def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
     poisoned = replace(given, x=given.x.clone(), y=given.y.clone())
     tests = given.split("test").indices
@@ -156,6 +158,7 @@ def test_layers_that_never_conflict_are_not_named(advice: Advice) -> None:
     assert words.layers(replace(advice, facts=facts)).endswith("updates of two clients point apart in no layer.")
 
 
+@pytest.mark.slow
 def test_one_round_is_no_forecast(given: Federation) -> None:
     short = with_values(EXPERIMENT, {"run.rounds": 3})
     found = advise(short, federation=given, model=model(2), budget=0.15)
@@ -180,6 +183,7 @@ def rare(x: np.ndarray) -> np.ndarray:
     return (x[:, 0] + x[:, 1] > 2.2).astype(np.int64)
 
 
+@pytest.mark.slow
 def test_if_answers_show_nothing_probabilities_are_compared() -> None:
     slow = with_values(EXPERIMENT, {"train.lr": 0.05})
     given = federation(rare, clients=12, samples=60)
@@ -193,6 +197,7 @@ def test_if_answers_show_nothing_probabilities_are_compared() -> None:
     assert words.answer(asked).endswith("ask again with --metric auroc.")
 
 
+@pytest.mark.slow
 def test_numbers_are_judged_by_their_error() -> None:
     found = advise(EXPERIMENT, federation=federation(numbers, validation=0.0), model=model(1))
     assert found.metric.name == "mse"
@@ -201,15 +206,15 @@ def test_numbers_are_judged_by_their_error() -> None:
 
 
 def test_what_cannot_be_advised_on_is_refused() -> None:
-    with pytest.raises(DataError, match="1 client that trains, and no other to federate with"):
+    with pytest.raises(DataError, match=r"1 client .*data\.client"):
         advise(EXPERIMENT, federation=federation(labels, clients=1), model=model(2))
     same = replace(federation(labels), y=torch.zeros(120, dtype=torch.int64), classes=1)
-    with pytest.raises(DataError, match="are the same: there is nothing to learn"):
+    with pytest.raises(DataError, match=f"'{same.name}'"):
         advise(EXPERIMENT, federation=same, model=model(1))
     with pytest.raises(RecordError, match="budget is 0"):
         advise(EXPERIMENT, federation=federation(labels), model=model(2), budget=0)
     short = with_values(EXPERIMENT, {"run.rounds": 1})
-    with pytest.raises(RecordError, match="too few for advice"):
+    with pytest.raises(RecordError, match=r"run\.rounds = 1"):
         advise(short, federation=federation(labels), model=model(2))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -110,7 +111,7 @@ def page(study: Study) -> str:
         sections="\n".join(map(_section_html, rest)),
         footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
-        plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
+        plotly=_packed_plotly() if charts else "",
         script=_asset("page.js"),
     )
 
@@ -215,9 +216,11 @@ def _asset(name: str) -> str:
     return resources.files("stratafl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+@cache
+def _packed_plotly() -> str:
+    """plotly.js for the page, compressed once: that takes as long as all the rest."""
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise RunError("the report needs 'plotly', which is not installed: pip install plotly") from error
-    return str(get_plotlyjs())
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
