@@ -202,7 +202,7 @@ CASES = [(crossed, of_seeds, of_clients) for crossed in (True, False) for of_see
 
 @pytest.mark.parametrize(("crossed", "of_seeds", "of_clients"), [CASES[0], CASES[3]])
 def test_chance_is_rarely_taken_for_a_difference(crossed, of_seeds, of_clients):
-    assert found_by_chance(3, crossed, of_seeds, of_clients, times=50) <= 0.1
+    assert found_by_chance(3, crossed, of_seeds, of_clients, times=40) <= 0.1
     assert found_by_chance(3, crossed, of_seeds, of_clients, times=5, lead=12 * (of_seeds + of_clients)) >= 0.8
 
 
@@ -323,7 +323,7 @@ def test_for_these_clients_chance_in_their_samples_is_rarely_taken_for_a_differe
     shared, of_seeds_alone, monkeypatch
 ):
     monkeypatch.setattr("stratafl.report.pairing._tested_share", lambda one: 0.25)
-    rng, wrong, naive, times = np.random.default_rng(1), 0, 0, 60
+    rng, wrong, naive, times = np.random.default_rng(1), 0, 0, 40
     weights = dict.fromkeys(range(8), 1 / 8)
     for _ in range(times):
         couples, values = of_samples(rng, 5, shared)

@@ -14,7 +14,7 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.jackknife import with_error
 
-CLEAR = 2.0  # standard errors that are not chance; the best of several candidates is often one ahead by chance
+SURE_ERRORS = 2.0  # standard errors that are not chance; the best of several candidates is often one ahead by chance
 BY_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
@@ -28,19 +28,19 @@ def above_chance(problem: Problem, results: Sequence[Result]) -> bool:
 def _above(problem: Problem, predictions: Predictions) -> bool:
     same = constant(problem, predictions)
 
-    def of(kept: Tensor | None) -> float:
-        return problem.score(predictions, kept) - problem.score(same, kept)
+    def of(samples: Tensor | None) -> float:
+        return problem.score(predictions, samples) - problem.score(same, samples)
 
-    found = with_error(of, predictions.client)
-    return found.value > CLEAR * found.error
+    lead = with_error(of, predictions.client)
+    return lead.value > SURE_ERRORS * lead.error
 
 
 def constant(problem: Problem, predictions: Predictions) -> Predictions:
     """The same prediction for all of these samples: what training samples have on average."""
     federation = problem.federation
     if federation.classes is None:
-        given = federation.y.cpu()[federation.split("train").indices].double().mean(0).reshape(1, -1)
+        prediction = federation.y.cpu()[federation.split("train").indices].double().mean(0).reshape(1, -1)
     else:
         counts = federation.class_counts("train").sum(0).double()
-        given = (counts / counts.sum())[None]
-    return Predictions(predictions.client, predictions.y, given.float().expand(len(predictions), -1))
+        prediction = (counts / counts.sum())[None]
+    return Predictions(predictions.client, predictions.y, prediction.float().expand(len(predictions), -1))

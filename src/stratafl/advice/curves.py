@@ -11,11 +11,11 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.report.jackknife import Difference, with_error
 
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
-OWN = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
+OWN_WEIGHT = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
 FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured, see docs/results/advice.md
 
 
-def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = None) -> list[float]:
+def expected(problem: Problem, results: Sequence[Result], samples: Tensor | None = None) -> list[float]:
     """The scores after all rounds, if errors go on falling as a power of the rounds; on the samples `kept`, or all.
 
     Only the error that is left on training samples can still be trained away; what validation samples have above it
@@ -23,7 +23,7 @@ def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = 
     rounds s < t that were scored, between 0 and `STEEPEST` and drawn towards the mean of all candidates, and γ is
     `FLATTER`. Without an earlier round, and for metrics without a best value, it is the score as it is.
     """
-    scores = [problem.score(each.predictions, kept) for each in results]
+    scores = [problem.score(each.predictions, samples) for each in results]
     perfect = best_value(problem)
     rounds = [sorted(each.seen)[-2:] for each in results]
     if perfect is None or any(len(each) < 2 for each in rounds):
@@ -31,15 +31,15 @@ def expected(problem: Problem, results: Sequence[Result], kept: Tensor | None = 
     least = 0.5 / max(1, len(results[0].predictions))
     late = [max(perfect - score, least) for score in scores]
     early = [
-        max(perfect - problem.score(result.seen[pair[0]], kept), least)
+        max(perfect - problem.score(result.seen[pair[0]], samples), least)
         for result, pair in zip(results, rounds, strict=True)
     ]
-    own = [
+    exponents = [
         log(before / after) / log(pair[1] / pair[0]) if isfinite(before) and isfinite(after) else 0.0
         for before, after, pair in zip(early, late, rounds, strict=True)
     ]
-    mean = sum(own) / len(own)
-    slopes = [FLATTER * min(STEEPEST, max(0.0, mean + OWN * (each - mean))) for each in own]
+    mean = sum(exponents) / len(exponents)
+    slopes = [FLATTER * min(STEEPEST, max(0.0, mean + OWN_WEIGHT * (each - mean))) for each in exponents]
     left = [max(0.0, min(error, perfect - result.fitted)) for error, result in zip(late, results, strict=True)]
     return [
         perfect - error + part * (1 - (problem.rounds / pair[1]) ** -slope)
@@ -54,14 +54,14 @@ def best_value(problem: Problem) -> float | None:
     return 1.0 if problem.metric.larger_is_better else 0.0
 
 
-def difference(problem: Problem, one: Result, other: Result, among: Sequence[Result], *, late: bool) -> Difference:
+def difference(problem: Problem, first: Result, second: Result, among: Sequence[Result], *, late: bool) -> Difference:
     """score(one) − score(other), as they are or as expected after all rounds (`late`), with its standard error."""
-    places = among.index(one), among.index(other)
+    places = among.index(first), among.index(second)
 
-    def of(kept: Tensor | None) -> float:
+    def of(samples: Tensor | None) -> float:
         if late:
-            scores = expected(problem, among, kept)
+            scores = expected(problem, among, samples)
             return scores[places[0]] - scores[places[1]]
-        return problem.score(one.predictions, kept) - problem.score(other.predictions, kept)
+        return problem.score(first.predictions, samples) - problem.score(second.predictions, samples)
 
-    return with_error(of, one.predictions.client)
+    return with_error(of, first.predictions.client)

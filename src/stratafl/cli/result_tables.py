@@ -12,7 +12,7 @@ from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report import MARK, Outcome, Rank, Spread, Study
-from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.formats import NO_VALUE, score, spread
 from stratafl.report.gains import Gains
 from stratafl.report.gains.gain_text import gain_unit, how_to_see_gains, reading, share_text, signed, unpaired
 from stratafl.report.ranking import has_column
@@ -33,7 +33,7 @@ class RankingColumn:
     shown: Callable[[Spread], str]
 
     def cell(self, rank: Rank) -> str:
-        return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
+        return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NO_VALUE
 
 
 def console_ranking(study: Study, width: int, green: bool = True) -> Table:

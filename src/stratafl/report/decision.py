@@ -19,7 +19,7 @@ from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
 from stratafl.report.formats import apart_by, limits, listed, score, size
-from stratafl.report.gains import ALONE, ClientGain, Gains
+from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
 from stratafl.report.intervals import interval
 from stratafl.report.notes import doubts, doubts_of_learning
@@ -64,7 +64,9 @@ def decision(study: Study) -> Decision:
         "How sure": _how_sure(choice),
         "What would change it": _what_would_change_it(choice),
     }
-    return Decision(choice.use, _headline(choice), {title: said for title, said in answers.items() if said}, cautions)
+    return Decision(
+        choice.use, _headline(choice), {title: findings for title, findings in answers.items() if findings}, cautions
+    )
 
 
 def _cautions(study: Study) -> Findings:
@@ -158,7 +160,7 @@ def _headline(choice: _Choice) -> Findings:
     leads = choice.use is choice.best and not choice.skipped
     may_be_chance = leads and (runner_up is None or runner_up.verdict == "unclear")
     chance = [finding(say.LEAD_MAY_BE_CHANCE)] if may_be_chance else []
-    if use.method == ALONE:
+    if use.method == TRAINS_ALONE:
         verdicts = [pair.verdict if (pair := choice.against(rank)) else "unclear" for rank in others]
         is_sure = all(verdict == "better" for verdict in verdicts)
         return [finding(say.TRAIN_ALONE if is_sure else say.TRAIN_ALONE_UNCLEAR, method=use.label), *chance]
@@ -196,10 +198,10 @@ def _sending(sent: float) -> Findings:
 
 def _who_gains(choice: _Choice) -> Findings:
     """Which clients are better off than alone, by name; if alone is best, what the next method would do for them."""
-    use, is_alone = choice.use, choice.use.method == ALONE
+    use, is_alone = choice.use, choice.use.method == TRAINS_ALONE
     gains = next((each for each in choice.study.gains if is_alone or each.label == use.label), None)
     if gains is None:
-        return [] if is_alone else [finding(say.NO_LOCAL, local=ALONE)]
+        return [] if is_alone else [finding(say.NO_LOCAL, local=TRAINS_ALONE)]
     if not gains.clients:
         return [finding(say.GAINS_UNKNOWN, reason=gains.why)]
     new = use.numbers.get("new_trained")
@@ -252,22 +254,22 @@ def _how_sure(choice: _Choice) -> Findings:
     if not pairs:
         return [finding(say.NO_SEED_IN_COMMON)] if choice.others else []
     sentences = {"better": say.SURELY_BETTER_THAN, "unclear": say.NOT_SIGNIFICANT, "worse": say.SURELY_WORSE_THAN}
-    said = []
+    findings = []
     for verdict, sentence in sentences.items():
         methods = [pair.second for pair in pairs if pair.verdict == verdict]
-        said += [finding(sentence, methods=methods)] if methods else []
+        findings += [finding(sentence, methods=methods)] if methods else []
     seeds, clients = max(pair.seeds for pair in pairs), counted(max(pair.clients for pair in pairs), "client")
-    said.append(
+    findings.append(
         finding(say.RESTS_ON_ONE_SEED, clients=clients)
         if seeds == 1
         else finding(say.RESTS_ON, seeds=counted(seeds, "seed"), clients=clients)
     )
-    return [*said, *([finding(say.ABOUT_THESE_CLIENTS)] if all(pair.about_these_clients for pair in pairs) else [])]
+    return [*findings, *([finding(say.ABOUT_THESE_CLIENTS)] if all(pair.about_these_clients for pair in pairs) else [])]
 
 
 def _what_would_change_it(choice: _Choice) -> Findings:
     """How many more seeds would tell the method from training alone, or else from the next that is unclear."""
-    ordered = sorted(choice.others, key=lambda rank: rank.method != ALONE)
+    ordered = sorted(choice.others, key=lambda rank: rank.method != TRAINS_ALONE)
     pairs = [pair for rank in ordered if (pair := choice.against(rank)) is not None and pair.verdict == "unclear"]
     return [what_would_show(pairs[0])] if pairs else []
 
@@ -319,13 +321,13 @@ def _basis(values: Sequence[float], metric: Metric) -> str:
 
 def _against_rivals(compared: Sequence[Paired]) -> Findings:
     sentences = {"better": say.FIRST_BETTER, "worse": say.FIRST_WORSE, "unclear": say.FIRST_UNCLEAR}
-    said = []
+    findings = []
     for verdict, sentence in sentences.items():
         pairs = [f"{pair.second} ({pair.evidence})" for pair in compared if pair.seeds and pair.verdict == verdict]
-        said += [finding(sentence, pairs=listed(pairs, MAX_RIVALS))] if pairs else []
+        findings += [finding(sentence, pairs=listed(pairs, MAX_RIVALS))] if pairs else []
     apart = [pair.second for pair in compared if not pair.seeds]
-    said += [finding(say.FIRST_APART, methods=apart)] if apart else []
-    return said + ([finding(say.FIRST_ONE_SEED)] if any(pair.seeds == 1 for pair in compared) else [])
+    findings += [finding(say.FIRST_APART, methods=apart)] if apart else []
+    return findings + ([finding(say.FIRST_ONE_SEED)] if any(pair.seeds == 1 for pair in compared) else [])
 
 
 # The picture

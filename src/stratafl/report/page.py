@@ -120,7 +120,7 @@ def decision_section(study: Study) -> Section:
     """At most one screen: what to use, who gains, how sure, with one picture."""
     decided = decision(study)
     headline = f'<p class="headline">{escape(_joined(decided.headline))}</p>'
-    answers = _definitions({title: _joined(said) for title, said in decided.answers.items()}, "answers")
+    answers = _definitions({title: _joined(findings) for title, findings in decided.answers.items()}, "answers")
     chart = decision_chart(study, decided.use)
     return Section("decision", "Decision", _warning("Before you act", decided.cautions), headline, answers, chart)
 
@@ -197,9 +197,9 @@ def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
         return "Published claims", counted(len(study.verdicts), "verdict")
-    names = (str(one.config["algorithm"]["name"]) for one in outcomes)
+    names = (str(run.config["algorithm"]["name"]) for run in outcomes)
     methods = list(dict.fromkeys(re.sub(r"\S+:", "", name) for name in names))  # your own without their package
-    data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
+    data = list(dict.fromkeys(Path(run.config["data"]["name"]).stem for run in outcomes))
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
     facts = run_facts(study)

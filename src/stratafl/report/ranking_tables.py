@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from stratafl.errors import counted
 from stratafl.report.formats import (
     MARK,
-    NOTHING,
+    NO_VALUE,
     Kind,
     difference,
     differing,
@@ -60,7 +60,7 @@ def ranking_table(study: Study) -> Table:
         rows.append(row(study.majority))
     elif is_imported(metric) and not study.regression:
         caption += " Majority class: unknown, because reports do not run your own metric."
-    behind = {rank.label: found for rank in study.ranks if first and (found := _minus(rank, first, study))}
+    behind = {rank.label: paired for rank in study.ranks if first and (paired := _minus(rank, first, study))}
     written = to_csv(study.ranks, behind)
     return Table("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
 
@@ -74,10 +74,10 @@ def _interval(values: Sequence[float], kind: Kind) -> str:
 
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     if first is None or rank is first:
-        return Cell("first" if rank is first else NOTHING)
+        return Cell("first" if rank is first else NO_VALUE)
     pair = _pair(rank, first, study)
     if pair is None:
-        return Cell(NOTHING)
+        return Cell(NO_VALUE)
     verdict = "not significant" if pair.verdict == "unclear" else pair.verdict
     return Cell(difference(pair.difference, study.measured), pair.difference.mean, "", verdict)
 
@@ -107,7 +107,7 @@ def numbers_table(study: Study) -> Table | None:
 def new_clients_table(study: Study) -> Table | None:
     """What clients that took no part in training reach."""
     columns = {name: title for name, title in NEW.items() if has_column(name, study.ranks)}
-    new = sorted({one.config["data"]["new_clients"] for one in study.outcomes if one.config["data"]["new_clients"]})
+    new = sorted({run.config["data"]["new_clients"] for run in study.outcomes if run.config["data"]["new_clients"]})
     count = counted(new[0], "new client") if len(new) == 1 else "New clients"
     verb = "takes" if new == [1] else "take"
     caption = (
@@ -123,13 +123,15 @@ def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study)
         return None
 
     def cell(rank: Rank, key: str) -> Cell:
-        given = rank.numbers.get(key)
+        over_seeds = rank.numbers.get(key)
         if key == "converged_round":
-            return Cell(NOTHING if given is None else f"{given.mean:.0f}", given.mean if given else None)
+            return Cell(
+                NO_VALUE if over_seeds is None else f"{over_seeds.mean:.0f}", over_seeds.mean if over_seeds else None
+            )
         alone = key == "spread"
         kind = study.measured
-        shown = score(given.mean if given else None, kind) if alone else spread(given, kind)
-        return Cell(shown, given.mean if given else None)
+        shown = score(over_seeds.mean if over_seeds else None, kind) if alone else spread(over_seeds, kind)
+        return Cell(shown, over_seeds.mean if over_seeds else None)
 
     rows = tuple((text(rank.label), *(cell(rank, key) for key in columns)) for rank in study.ranks)
     return Table(name, caption, ("method", *columns.values()), rows)
@@ -140,13 +142,13 @@ def runs_table(study: Study) -> Table:
     rows = []
     for rank in study.ranks:
         for record in study.of(rank):
-            one, env, numbers = record.outcome, record.environment, record.outcome.numbers()
-            rounds = f"{one.rounds} of {one.config['run']['rounds']}"
+            run, env, numbers = record.outcome, record.environment, record.outcome.numbers()
+            rounds = f"{run.rounds} of {run.config['run']['rounds']}"
             value = numbers.get("score")
-            scored = Cell(DIVERGED if value is None and one.diverged else score(value, study.measured), value)
-            cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
+            scored = Cell(DIVERGED if value is None and run.diverged else score(value, study.measured), value)
+            cells = [text(run.folder), text(rank.label), text(run.seed), Cell(rounds, run.rounds)]
             cells += [text(int(numbers["selected_round"])), scored, text(minute(env.get("started")))]
-            rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
+            rows.append((*cells, text(env.get("device") or NO_VALUE), text(str(env.get("commit") or NO_VALUE)[:10])))
     return Table("runs", "All runs", head, tuple(rows), left=2)
 
 
@@ -156,8 +158,8 @@ def ablation_tables(study: Study) -> list[Table]:
     for rank in study.ranks:
         groups.setdefault(rank.method, []).append(rank)
     several = [(name, group) for name, group in groups.items() if len(group) > 1]
-    found = [(name, group, differing([rank.settings for rank in group])) for name, group in several]
-    return [_ablation(number, *each, study) for number, each in enumerate(found) if len(each[2]) <= ABLATION_KEYS]
+    compared = [(name, group, differing([rank.settings for rank in group])) for name, group in several]
+    return [_ablation(number, *each, study) for number, each in enumerate(compared) if len(each[2]) <= ABLATION_KEYS]
 
 
 def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str], study: Study) -> Table:
@@ -169,7 +171,7 @@ def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str]
         config, numbers = rank.settings, rank.numbers.get("score")
         against = _minus(rank, group[0], study)
         shown = spread(numbers, metric) + (f" {MARK}" if rank.leaks else "")
-        cells = [*(text(config.get(key, NOTHING)) for key in keys), text(len(rank.seeds))]
+        cells = [*(text(config.get(key, NO_VALUE)) for key in keys), text(len(rank.seeds))]
         cells += [Cell(shown, numbers.mean if numbers else None, "strong")]
         cells += [Cell(limits(interval(list(rank.by_seed("score").values())), metric))]
         behind = "best" if rank is group[0] else difference(against, metric)

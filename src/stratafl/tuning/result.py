@@ -11,7 +11,7 @@ from typing import Any
 from stratafl.config.metric_choice import stored_metric
 from stratafl.config.settings import Settings
 from stratafl.files import write_atomically
-from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.formats import NO_VALUE, score, spread
 from stratafl.report.outcome import measure, read_outcome
 from stratafl.report.tables import as_csv
 from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_table
@@ -60,7 +60,7 @@ def rows(found: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
     return [
         (
             each.method,
-            NOTHING if each.settings is None else shown_settings(_tuned_only(each, each.settings)),
+            NO_VALUE if each.settings is None else shown_settings(_tuned_only(each, each.settings)),
             score(each.validation, not each.percent),
             spread(each.spread("tuned"), not each.percent),
             spread(each.spread("untuned"), not each.percent),
