@@ -14,7 +14,7 @@ from stratafl.advice import Advice, advise
 from stratafl.advice import advice_text as words
 from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.advice_files import plain, write_advice
-from stratafl.advice.candidates import Candidate
+from stratafl.advice.candidate_methods import Candidate
 from stratafl.advice.look import LayerConflict
 from stratafl.advice.results import Result
 from stratafl.config.experiment import Experiment, load_experiment, with_values
@@ -109,7 +109,7 @@ def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
 def test_the_decision_follows_the_expectation_and_caution(advice: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
     def federates(so_far: float, expected: float, caution: float) -> bool:
         values = {False: so_far, True: expected}
-        monkeypatch.setattr("stratafl.advice.advice.difference", lambda *_, late: Difference(values[late], 0.01))
+        monkeypatch.setattr("stratafl.advice.advice.score_difference", lambda *_, late: Difference(values[late], 0.01))
         seen = advice.tryout, advice.facts, advice.comparable, advice.tried, advice.federation
         return _decided(*seen, caution, 0.1).federate
 

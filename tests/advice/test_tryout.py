@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from stratafl.advice.advice import simplest
-from stratafl.advice.candidates import Candidate, comparable, short_list
-from stratafl.advice.chance import above_chance
-from stratafl.advice.curves import expected
+from stratafl.advice.candidate_methods import Candidate, comparable, short_list
+from stratafl.advice.forecast import above_chance, expected
 from stratafl.advice.look import Effect, Facts
 from stratafl.advice.problem import Problem, held_out
 from stratafl.advice.results import Result

@@ -11,7 +11,7 @@ from stratafl.errors import RunError
 from stratafl.report import gather
 from stratafl.report import layer_charts as charts_of_layers
 from stratafl.report.charts import Chart, short_labels, thinned
-from stratafl.report.class_counts import class_counts_chart
+from stratafl.report.class_counts_chart import class_counts_chart
 from stratafl.report.client_journal import lines_of_round
 from stratafl.report.client_scores import clients_chart, histogram, worst_table
 from stratafl.report.curves import curve, curves_chart

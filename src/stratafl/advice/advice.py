@@ -11,9 +11,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from stratafl.advice.candidates import TRAINS_ALONE, Candidate, comparable, short_list
-from stratafl.advice.chance import BY_ANSWERS, SURE_ERRORS, above_chance
-from stratafl.advice.curves import difference
+from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate, comparable, short_list
+from stratafl.advice.forecast import BY_ANSWERS, SURE_ERRORS, above_chance, score_difference
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, configured, held_out
 from stratafl.advice.results import Result, Tryout
@@ -209,7 +208,7 @@ def _decided(
 ) -> Advice:
     problem, among, alone = tryout.problem, tryout.finalists, tryout.of(TRAINS_ALONE)
     best = simplest(problem, among, tried)
-    so_far, expected = (difference(problem, best, alone, among, late=late) for late in (False, True))
+    so_far, expected = (score_difference(problem, best, alone, among, late=late) for late in (False, True))
     federate = expected.value > caution * expected.error
     chosen = best if federate else alone
     return Advice(
@@ -241,7 +240,7 @@ def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidat
     near = EQUAL_SCORES * (1 if problem.metric.percent else abs(best.expected))
     equals = [best]
     for result in federated[1:]:
-        behind = difference(problem, best, result, among, late=True)
+        behind = score_difference(problem, best, result, among, late=True)
         if behind.value <= min(near, behind.error) and not result.expected <= alone.expected < best.expected:
             equals.append(result)
     least = SAME_BYTES * min(result.bytes_per_round for result in equals)

@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import median
 
 from stratafl.advice.advice import Advice, Expectation
-from stratafl.advice.chance import BY_ANSWERS, constant
-from stratafl.advice.curves import best_value
+from stratafl.advice.forecast import BY_ANSWERS, best_value, constant
 from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.methods import METHODS
 from stratafl.errors import counted
-from stratafl.report.formats import listed, minus, size
+from stratafl.report.formats import listed, minus, size_text
 from stratafl.report.jackknife import Difference
 from stratafl.report.sentences import Finding, finding
 
@@ -168,8 +167,8 @@ def cost_text(advice: Advice) -> str:
     per_round = tryout.of(method.name).bytes_per_round
     if not per_round:
         return _joined([finding(SENDS_NOTHING), cost])
-    sizes = {"total": size(advice.bytes), "per_round": size(per_round)}
-    sizes |= {"per_client": size(advice.bytes / advice.facts.clients)}
+    sizes = {"total": size_text(advice.bytes), "per_round": size_text(per_round)}
+    sizes |= {"per_client": size_text(advice.bytes / advice.facts.clients)}
     return _joined([finding(SENDS, rounds=_all_rounds(advice), method=method.label, **sizes), cost])
 
 

@@ -93,7 +93,7 @@ def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[F
         seen.append({name: trained[name] - received[name] for name in sim.setup.layout.trainable()})
 
     after, report = sim.round(progress, Matrix(), examine=examine)
-    z, label, client = features(federation, sim, after)
+    z, label, client = head_features(federation, sim, after)
     shift = feature_shift(z, label, client, seed=sim.setup.seed)
     differ = shift is not None and shift.there and shift.value >= STRONG
     groups = client_groups(z, label, client, federation.clients) if differ else ()
@@ -152,7 +152,7 @@ def _quantile(values: Numbers) -> Whole:
 # Features
 
 
-def features(federation: Federation, sim: Simulation, progress: Progress) -> tuple[Numbers, Whole, Whole]:
+def head_features(federation: Federation, sim: Simulation, progress: Progress) -> tuple[Numbers, Whole, Whole]:
     """What the shared model gives its head for training samples of all clients, their class, and whose they are."""
     parts, owners, labels = list[Tensor](), list[Tensor](), list[Tensor]()
     with sim.arithmetic(), torch.no_grad():

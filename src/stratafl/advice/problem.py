@@ -7,7 +7,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from stratafl.advice.candidates import TRAINS_ALONE, Candidate
+from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
 from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import AlgorithmTable
@@ -47,7 +47,7 @@ class Problem:
         return simulation_with(self.experiment, algorithm, self.federation, self.model, speed=speed)
 
     def score(self, predictions: Predictions, samples: Tensor | None = None) -> float:
-        """How good, larger is better; on the samples `kept`, or all."""
+        """How good, larger is better; on these samples, or all."""
         chosen = predictions if samples is None else predictions.at(samples)
         return self.metric.sign * chosen.average(self.metric, self.over)
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stratafl.advice.candidates import Candidate
+from stratafl.advice.candidate_methods import Candidate
 from stratafl.advice.problem import Problem, configured
 from stratafl.config.assemble import algorithm_of
 from stratafl.core.state import State

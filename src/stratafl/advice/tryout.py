@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from stratafl.advice.candidates import TRAINS_ALONE, Candidate
-from stratafl.advice.chance import above_chance
-from stratafl.advice.curves import expected
+from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
+from stratafl.advice.forecast import above_chance, expected
 from stratafl.advice.problem import Problem
 from stratafl.advice.results import Result, Tryout
 from stratafl.advice.trainings import Training

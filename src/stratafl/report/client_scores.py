@@ -18,11 +18,11 @@ from stratafl.report.charts import (
     scatter,
     value_axis,
 )
-from stratafl.report.formats import NO_VALUE, listed, score
+from stratafl.report.formats import NO_VALUE, listed, score_text
 from stratafl.report.outcome import measure, seed_labels, what_counts
 from stratafl.report.ranking import Rank
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import RunRecord, Study
-from stratafl.report.tables import Cell, Table, text
 
 STRIP = 500  # with more clients of a method, lines replace points
 BINS = 20
@@ -126,7 +126,7 @@ def _axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
     return value_axis(metric.title, values, share=metric.percent)
 
 
-def worst_table(study: Study) -> Table | None:
+def worst_table(study: Study) -> ReportTable | None:
     """The clients with the worst scores; a client that every seed has counts once, with its mean."""
     metric = study.measured
     head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
@@ -143,7 +143,7 @@ def worst_table(study: Study) -> Table | None:
     ]
     caption = f"The {WORST_CLIENTS} clients of each method with the worst test {metric.title} in the selected round"
     shown = tuple(tuple(row[at] for at in columns) for row in rows)
-    return Table("worst", caption, tuple(head[at] for at in columns), shown, left=2) if rows else None
+    return ReportTable("worst", caption, tuple(head[at] for at in columns), shown, left=2) if rows else None
 
 
 def _mean(group: Sequence[Scored]) -> float:
@@ -160,4 +160,4 @@ def _client(rank: Rank, group: Sequence[Scored], metric: Metric) -> tuple[Cell, 
     samples = (line.get("test.samples", NO_VALUE), sum(class_counts) if class_counts else NO_VALUE)
     about = (*samples, listed(classes, 8) if classes else NO_VALUE)
     who = (rank.label, client_label(record, line), seed)
-    return (*map(text, who), Cell(score(value, metric), value, "strong"), *map(text, about))
+    return (*map(text, who), Cell(score_text(value, metric), value, "strong"), *map(text, about))

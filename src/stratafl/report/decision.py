@@ -18,14 +18,14 @@ from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
-from stratafl.report.formats import apart_by, limits, listed, score, size
+from stratafl.report.formats import apart_by, limits, listed, score_text, size_text
 from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
 from stratafl.report.intervals import interval
 from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
-from stratafl.report.ranking import Rank, ranked
+from stratafl.report.ranking import Rank, comparable_ranks
 from stratafl.report.sentences import Finding, finding
 from stratafl.report.study import Study
 
@@ -52,7 +52,7 @@ def decision(study: Study) -> Decision:
     if not study.ranks:
         return Decision(None, [finding(say.NO_RUNS)])
     cautions = _cautions(study)
-    rivals = ranked(study.ranks)
+    rivals = comparable_ranks(study.ranks)
     if not rivals:
         return Decision(None, [finding(say.NO_SCORE)], cautions=cautions)
     if study.no_choice is not None:
@@ -116,7 +116,7 @@ class _Choice:
         return self.study.measured
 
     def score(self, rank: Rank) -> str:
-        return score(rank.numbers["score"].mean, self.metric)
+        return score_text(rank.numbers["score"].mean, self.metric)
 
     def against(self, other: Rank) -> Paired | None:
         """The method to use compared with another one; None if that is unknown."""
@@ -179,7 +179,7 @@ def _why(choice: _Choice) -> Findings:
     if use is not best:
         sentence = say.NEEDS_NO_GUARD if _bytes(use) == _bytes(best) else say.SENDS_LESS
         scores = {"top": choice.score(best), "score": choice.score(use), "metric": metric}
-        sizes = {"size": size(_bytes(use)), "more": size(_bytes(best))}
+        sizes = {"size": size_text(_bytes(use)), "more": size_text(_bytes(best))}
         return [*before, finding(sentence, best=best.label, method=use.label, **scores, **sizes)]
     leads = finding(say.BEST_OF_REST if skipped else say.BEST, metric=metric, score=choice.score(use))
     behind = [rank for rank in choice.others if rank not in choice.skipped][:1]
@@ -190,7 +190,7 @@ def _why(choice: _Choice) -> Findings:
 def _sending(sent: float) -> Findings:
     if sent == inf:
         return []
-    return [finding(say.SENDS, size=size(sent)) if sent else finding(say.SENDS_NOTHING)]
+    return [finding(say.SENDS, size=size_text(sent)) if sent else finding(say.SENDS_NOTHING)]
 
 
 # Who gains
@@ -205,7 +205,9 @@ def _who_gains(choice: _Choice) -> Findings:
     if not gains.clients:
         return [finding(say.GAINS_UNKNOWN, reason=gains.why)]
     new = use.numbers.get("new_trained")
-    joining = [finding(say.NEW_CLIENTS_REACH, score=score(new.mean, choice.metric))] if new and not is_alone else []
+    joining = (
+        [finding(say.NEW_CLIENTS_REACH, score=score_text(new.mean, choice.metric))] if new and not is_alone else []
+    )
     return [*gain_counts(gains), *joining]
 
 
@@ -293,7 +295,7 @@ def what_would_show(pair: Paired) -> Finding:
 
 def ranking_lead(study: Study) -> Findings:
     """Which method comes first, which ones it is better than, and from which ones it does not differ significantly."""
-    rivals = ranked(study.ranks)
+    rivals = comparable_ranks(study.ranks)
     if not rivals:
         return [finding(say.NO_SCORE if study.ranks else say.NO_RUNS)]
     compared = with_first(study.pairs)
@@ -306,7 +308,11 @@ def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
     tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
     sentence = say.ALONE_REACHES if is_alone else say.SHARED_FIRST if tied else say.FIRST
     title = "loss" if metric.key == "loss" else metric.title
-    reached = {"metric": title, "score": score(first.numbers["score"].mean, metric), "basis": _basis(values, metric)}
+    reached = {
+        "metric": title,
+        "score": score_text(first.numbers["score"].mean, metric),
+        "basis": _basis(values, metric),
+    }
     return finding(sentence, method=first.label, others=tied, **reached)
 
 
@@ -315,7 +321,7 @@ def _basis(values: Sequence[float], metric: Metric) -> str:
     if len(values) == 1:
         return "one seed"
     if len(values) == 2:
-        return f"2 seeds: {' and '.join(score(value, metric) for value in values)}"
+        return f"2 seeds: {' and '.join(score_text(value, metric) for value in values)}"
     return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
 
 

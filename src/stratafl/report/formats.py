@@ -33,7 +33,7 @@ def plain_numbers(kind: Kind) -> bool:
     return not kind.percent if isinstance(kind, Metric) else kind
 
 
-def score(value: float | None, kind: Kind = False) -> str:
+def score_text(value: float | None, kind: Kind = False) -> str:
     if value is None or not isfinite(value):
         return NO_VALUE
     return minus(_digits(value, kind)) if plain_numbers(kind) else f"{100 * value:.1f} %"
@@ -47,7 +47,7 @@ def _digits(value: float, kind: Kind) -> str:
 def spread(over_seeds: Spread | None, kind: Kind = False) -> str:
     if over_seeds is None:
         return NO_VALUE
-    mean = score(over_seeds.mean, kind)
+    mean = score_text(over_seeds.mean, kind)
     if over_seeds.std is None:
         return mean
     if not plain_numbers(kind):
@@ -93,7 +93,7 @@ def _without_zero(text: str) -> str:
     return text if float(text) else text.lstrip("+-")
 
 
-def difference(paired: Interval | None, kind: Kind = False) -> str:
+def difference_text(paired: Interval | None, kind: Kind = False) -> str:
     """A paired difference with its limits; in percentage points for shares."""
     if paired is None:
         return NO_VALUE
@@ -105,7 +105,7 @@ def difference(paired: Interval | None, kind: Kind = False) -> str:
     return minus(f"{100 * paired.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
 
 
-def size(count: float | None) -> str:
+def size_text(count: float | None) -> str:
     if count is None:
         return NO_VALUE
     power = 0
@@ -114,7 +114,7 @@ def size(count: float | None) -> str:
     return f"{count:.0f} {_UNITS[power]}" if power == 0 or count >= 99.95 else f"{count:.1f} {_UNITS[power]}"
 
 
-def duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     if seconds is None:
         return NO_VALUE
     if seconds < 100:

@@ -5,13 +5,13 @@ from math import isfinite
 from typing import Any
 
 from stratafl.evaluation.metrics import Metric
-from stratafl.report.formats import NO_VALUE, minus, score
+from stratafl.report.formats import NO_VALUE, minus, score_text
 from stratafl.report.gains import ClientGain, Gains, SeedGain, verdict
 from stratafl.report.gains.gain_text import gain_unit, reading, share_text, signed, with_ends
 from stratafl.report.gains.traits import NEAREST, ClientFacts, Dependence
 from stratafl.report.ranking import Rank
+from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.report.study import Study
-from stratafl.report.tables import Cell, Table, as_csv, text
 
 WORST_CLIENTS = 3  # clients of each method in the table
 CSV = (
@@ -22,7 +22,7 @@ CSV = (
 )
 
 
-def gains_table(study: Study) -> Table | None:
+def gains_table(study: Study) -> ReportTable | None:
     """One row per method; None without the reference."""
     all_gains = [gains for gains in study.gains if gains.clients]
     if not all_gains:
@@ -44,7 +44,7 @@ def gains_table(study: Study) -> Table | None:
         rows.append((*cells, Cell(worst, gains.client_label(gains.worst))))
     against = ", ".join(dict.fromkeys(gains.alone for gains in all_gains))
     caption = " ".join([f"Clients against {against}: {gain_unit(all_gains[0].metric)}.", *map(str, reading(all_gains))])
-    return Table("gains", caption, head, tuple(rows), written=summary_csv(all_gains), stacked=True)
+    return ReportTable("gains", caption, head, tuple(rows), written=summary_csv(all_gains), stacked=True)
 
 
 def summary_csv(all_gains: Sequence[Gains]) -> str:
@@ -60,7 +60,7 @@ def summary_csv(all_gains: Sequence[Gains]) -> str:
     return as_csv(head, rows)
 
 
-def losers_table(study: Study) -> Table | None:
+def losers_table(study: Study) -> ReportTable | None:
     """The clients of each method that lose most; its CSV has all clients."""
     all_gains = [gains for gains in study.gains if gains.clients]
     head = ("method", "client", "difference", "verdict", "score", "alone", "test", "training", "skew", "distance")
@@ -76,7 +76,11 @@ def losers_table(study: Study) -> Table | None:
         "samples; the CSV has all clients"
     )
     written = clients_csv(study.ranks, all_gains)
-    return Table("losers", caption, tuple(head[at] for at in columns), shown, left=2, written=written) if rows else None
+    return (
+        ReportTable("losers", caption, tuple(head[at] for at in columns), shown, left=2, written=written)
+        if rows
+        else None
+    )
 
 
 def _loser(gains: Gains, client: ClientGain) -> tuple[Cell, ...]:
@@ -88,7 +92,7 @@ def _loser(gains: Gains, client: ClientGain) -> tuple[Cell, ...]:
         Cell(with_ends(client, metric), client.difference, "strong"),
     ]
     cells += [text(client.verdict, look)]
-    cells += [Cell(score(value, metric), value) for value in (client.score, client.alone)]
+    cells += [Cell(score_text(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NO_VALUE, client.test_samples)]
     return (*cells, *(Cell(trait_value(name, value), value) for name, value in client.traits.items()))
 
@@ -99,7 +103,7 @@ def trait_value(name: str, value: float | None) -> str:
     return f"{value:,.0f}" if name == "training samples" else f"{value:.2f}"
 
 
-def dependence_table(study: Study) -> Table | None:
+def dependence_table(study: Study) -> ReportTable | None:
     """How gains depend on size, class skew and distance: Spearman's correlation, and mean gains in thirds."""
     head = ("method", "by", "correlation", "first third", "middle third", "last third")
     rows = [
@@ -113,7 +117,7 @@ def dependence_table(study: Study) -> Table | None:
         "distance from the classes of all clients; distance from the others: its mean to the "
         f"{NEAREST} nearest clients. Small clients have noisy differences, which weakens correlations."
     )
-    return Table("dependence", caption, head, tuple(rows), left=2) if rows else None
+    return ReportTable("dependence", caption, head, tuple(rows), left=2) if rows else None
 
 
 def _correlation(dependence: Dependence) -> Cell:

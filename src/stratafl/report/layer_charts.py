@@ -17,7 +17,7 @@ from stratafl.report.charts import (
     rounded,
     shortened,
 )
-from stratafl.report.formats import size
+from stratafl.report.formats import size_text
 from stratafl.report.outcome import seed_labels
 from stratafl.report.study import LayerJournal, Matrix, RunRecord, Study
 
@@ -252,7 +252,7 @@ def _bars(by_place: Mapping[int, Means], labels: Sequence[str]) -> Figure:
 
 def _bytes_heat(by_place: Mapping[int, Means], labels: Sequence[str], layers: Sequence[str]) -> Figure:
     sent = [[means.get(layer) for means in by_place.values()] for layer in layers]
-    z, texts = [list(map(rounded, row)) for row in sent], [list(map(size, row)) for row in sent]
+    z, texts = [list(map(rounded, row)) for row in sent], [list(map(size_text, row)) for row in sent]
     bar = {"thickness": 12, "tickformat": "~s", "ticksuffix": "B"}
     look = {"x": labels, "y": list(map(plain_text, layers)), "xgap": 1, "ygap": 1, "colorbar": bar}
     trace = heat_map(z, "%{y}, %{x}: %{text}", text=texts, **look)

@@ -49,10 +49,10 @@ def majority_predictions(run: Outcome, tested: Predictions | None = None) -> Pre
     client = torch.arange(clients).repeat_interleave(test.sum(1))
     if tested is not None:
         client, y = tested.client, tested.y
-    return Predictions(client, y, shares(train)[client])
+    return Predictions(client, y, class_shares(train)[client])
 
 
-def shares(train: Tensor) -> Tensor:
+def class_shares(train: Tensor) -> Tensor:
     """The shares of the classes in each client's training data; those of all clients for one without any."""
     counts = torch.where(train.sum(1, keepdim=True) > 0, train, train.sum(0, keepdim=True)).double()
     return counts / counts.sum(1, keepdim=True)

@@ -14,8 +14,8 @@ from stratafl.report.charts import Chart, category_axis, heat_map, plain_text
 from stratafl.report.formats import NO_VALUE, minus
 from stratafl.report.intervals import Spread
 from stratafl.report.ranking import Rank
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import Study
-from stratafl.report.tables import Cell, Table, text
 
 CELLS = 60_000_000  # scores of all runs together, above which the table is left out
 CLASSES = 100  # of a confusion matrix at most, those with the most samples
@@ -44,7 +44,7 @@ def _spread(values: Sequence[float]) -> Spread | None:
     return Spread.of(values) if values and all(map(isfinite, values)) else None
 
 
-def metrics_table(study: Study) -> Table | None:
+def metrics_table(study: Study) -> ReportTable | None:
     """A row per method, a column per metric; None if no method has stored the predictions of all its seeds."""
     stored = [(rank, predictions) for rank in study.ranks if (predictions := _stored(rank)) is not None]
     if not stored or sum(each.scores.numel() for _, some in stored for each in some) > CELLS:
@@ -60,7 +60,7 @@ def metrics_table(study: Study) -> Table | None:
         "Over all test samples, mean ± standard deviation over seeds; the second line is the mean over clients. "
         f"Lower is better: {', '.join(fewer)}."
     )
-    return Table("metrics", caption, ("method", *(metric.title for metric in metrics)), tuple(rows))
+    return ReportTable("metrics", caption, ("method", *(metric.title for metric in metrics)), tuple(rows))
 
 
 def _stored(rank: Rank) -> list[Predictions] | None:

@@ -8,7 +8,7 @@ from stratafl.errors import counted
 from stratafl.evaluation.measure import local_steps
 from stratafl.report import sentences as say
 from stratafl.report.flagged_clients import flag_sentences
-from stratafl.report.formats import differing, listed, minus, score
+from stratafl.report.formats import differing, listed, minus, score_text
 from stratafl.report.guards import ADVISED_VALIDATION
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE, Rank
@@ -43,7 +43,7 @@ def doubts_of_learning(study: Study) -> Findings:
     unsure = [label for label in limits.ahead if label in limits.unsure and label not in one_answer]
     below = [label for label in unsure if limits.ahead[label] <= 0]
     near = [label for label in unsure if label not in below]
-    base = score(limits.base, study.measured)
+    base = score_text(limits.base, study.measured)
     findings += [finding(say.NOT_BETTER, methods=below, base=base)] if below else []
     return findings + ([finding(say.NOT_CLEARLY_BETTER, methods=near, base=base)] if near else [])
 

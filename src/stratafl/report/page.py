@@ -15,7 +15,7 @@ from typing import Any
 from stratafl.errors import RunError, counted, printable
 from stratafl.files import write_atomically
 from stratafl.report.charts import Chart, on_dark
-from stratafl.report.class_counts import class_counts_chart
+from stratafl.report.class_counts_chart import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
 from stratafl.report.decision import MAX_DOUBTS, decision, decision_chart, ranking_lead
@@ -36,16 +36,16 @@ from stratafl.report.ranking_tables import (
     ranking_table,
     runs_table,
 )
+from stratafl.report.report_tables import ReportTable, escaped
 from stratafl.report.run_facts import run_facts
 from stratafl.report.sentences import Finding
 from stratafl.report.study import Study
-from stratafl.report.tables import Table, escape
 from stratafl.report.tuned import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
-Part = str | Table | Chart  # a str is HTML
+Part = str | ReportTable | Chart  # a str is HTML
 
 
 class Section:
@@ -58,26 +58,26 @@ class Section:
 
 def _section_html(section: Section) -> str:
     parts, name = "\n".join(_part(part, section.title) for part in section.parts), section.name
-    heading = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
+    heading = f'<h2 id="{name}-title">{escaped(section.title)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}\n{parts}\n</section>'
 
 
 def _part(part: Part, title: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Table):
+    if isinstance(part, ReportTable):
         button = f'<button type="button" data-table="{part.name}" aria-label="Table {part.name} as CSV">CSV</button>'
         return f'<div class="tabled">{part.markup()}<div class="downloads">{button}</div></div>'
-    heading = f"<h3>{escape(part.title)}</h3>" if part.title != title else ""
+    heading = f"<h3>{escaped(part.title)}</h3>" if part.title != title else ""
     buttons = "".join(
         f'<button type="button" data-chart="{part.name}" data-format="{kind}" '
-        f'aria-label="Chart {escape(part.title)} as {kind.upper()}">{kind.upper()}</button>'
+        f'aria-label="Chart {escaped(part.title)} as {kind.upper()}">{kind.upper()}</button>'
         for kind in ("png", "svg", "csv")
     )
     return (
-        f"<figure>{heading}<figcaption>{escape(part.caption)}</figcaption>"
-        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="{escape(part.title)}"></div>'
-        f'<div class="chart" id="chart-{part.name}" role="img" aria-label="{escape(f"{part.title}. {part.caption}")}" '
+        f"<figure>{heading}<figcaption>{escaped(part.caption)}</figcaption>"
+        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="{escaped(part.title)}"></div>'
+        f'<div class="chart" id="chart-{part.name}" role="img" aria-label="{escaped(f"{part.title}. {part.caption}")}" '
         f'style="min-height:{part.height}px"></div><div class="downloads">{buttons}</div></figure>'
     )
 
@@ -100,16 +100,16 @@ def page(study: Study) -> str:
     first, *rest = all_sections
     parts = [part for section in all_sections for part in section.parts]
     charts = [part for part in parts if isinstance(part, Chart)]
-    tables = {part.name: part.csv for part in parts if isinstance(part, Table)}
+    tables = {part.name: part.csv for part in parts if isinstance(part, ReportTable)}
     title, subtitle = _title(study)
     return Template(_asset("page.html")).substitute(
-        title=escape(title),
-        subtitle=escape(subtitle),
+        title=escaped(title),
+        subtitle=escaped(subtitle),
         style=_asset("page.css"),
-        contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in rest),
+        contents="".join(f'<li><a href="#{each.name}">{escaped(each.title)}</a></li>' for each in rest),
         decision=_section_html(first),
         sections="\n".join(map(_section_html, rest)),
-        footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
+        footer=f"stratafl {escaped(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
         plotly=_packed_plotly() if charts else "",
         script=_asset("page.js"),
@@ -119,7 +119,7 @@ def page(study: Study) -> str:
 def decision_section(study: Study) -> Section:
     """At most one screen: what to use, who gains, how sure, with one picture."""
     decided = decision(study)
-    headline = f'<p class="headline">{escape(_joined(decided.headline))}</p>'
+    headline = f'<p class="headline">{escaped(_joined(decided.headline))}</p>'
     answers = _definitions({title: _joined(findings) for title, findings in decided.answers.items()}, "answers")
     chart = decision_chart(study, decided.use)
     return Section("decision", "Decision", _warning("Before you act", decided.cautions), headline, answers, chart)
@@ -129,7 +129,7 @@ def sections(study: Study) -> list[Section]:
     """The decision, then everything; sections without content are left out."""
     after = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
     if study.ranks:
-        lead = f'<p class="lead">{escape(_joined(ranking_lead(study)))}</p>'
+        lead = f'<p class="lead">{escaped(_joined(ranking_lead(study)))}</p>'
         warning = _warning("Please note", [*doubts(study)[MAX_DOUBTS:], *cautions(study)])
         runs = "This run has" if len(study.records) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
@@ -165,17 +165,17 @@ def _joined(findings: Iterable[Finding]) -> str:
 
 
 def _warning(title: str, lines: Sequence[object]) -> str | None:
-    listed = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
+    listed = "".join(f"<li>{escaped(str(line))}</li>" for line in lines)
     return f'<div class="caution" role="note"><strong>{title}</strong><ul>{listed}</ul></div>' if lines else None
 
 
 def _definitions(texts: Mapping[str, str], look: str = "") -> str | None:
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in texts.items())
+    listed = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in texts.items())
     return f'<dl class="{look}">{listed}</dl>' if texts and look else f"<dl>{listed}</dl>" if texts else None
 
 
 def _paragraphs(lines: Iterable[object]) -> str | None:
-    return "".join(f"<p>{escape(str(line))}</p>" for line in lines) or None
+    return "".join(f"<p>{escaped(str(line))}</p>" for line in lines) or None
 
 
 def in_script(value: Any) -> str:

@@ -11,7 +11,7 @@ from stratafl.errors import RunError, counted
 from stratafl.report.formats import MARK
 from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.outcome import Outcome
-from stratafl.report.tables import as_csv
+from stratafl.report.report_tables import as_csv
 
 log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
@@ -116,14 +116,14 @@ def _placed(ranks: Sequence[Rank]) -> list[Rank]:
     return placed
 
 
-def ranked(ranks: Sequence[Rank]) -> list[Rank]:
+def comparable_ranks(ranks: Sequence[Rank]) -> list[Rank]:
     """The configurations that can be compared: those with a score whose training sees no test data."""
     return [rank for rank in ranks if not rank.leaks and "score" in rank.numbers]
 
 
 def winner(ranks: Sequence[Rank]) -> Rank | None:
     """The first configuration that can be compared."""
-    return next(iter(ranked(ranks)), None)
+    return next(iter(comparable_ranks(ranks)), None)
 
 
 def has_column(name: str, ranks: Sequence[Rank]) -> bool:

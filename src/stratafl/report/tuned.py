@@ -8,9 +8,9 @@ from typing import Any
 from stratafl.errors import DamagedError, shown
 from stratafl.report import charts
 from stratafl.report.charts import Chart, plain_text, rounded, scatter, value_axis
-from stratafl.report.formats import NO_VALUE, score, spread
+from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.intervals import Spread
-from stratafl.report.tables import Cell, Table, text
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.runs.json_files import check_table, check_value, read_json
 
 TUNING_RESULT = "tuning.json"
@@ -105,7 +105,7 @@ class TunedMethod:
         return "; ".join([*remarks, *([f"left at its default: {left}"] if left else [])])
 
 
-def to_table(methods: Sequence[TunedMethod], about: Mapping[str, Any]) -> dict[str, Any]:
+def to_tuning_table(methods: Sequence[TunedMethod], about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "methods": [asdict(each) for each in methods]}
 
 
@@ -152,7 +152,7 @@ def _method(entry: Any) -> TunedMethod:
 # In a report
 
 
-def tuning_table(tuned: Sequence[TunedMethod]) -> Table | None:
+def tuning_table(tuned: Sequence[TunedMethod]) -> ReportTable | None:
     """One row per method that was tuned."""
     if not tuned:
         return None
@@ -162,14 +162,14 @@ def tuning_table(tuned: Sequence[TunedMethod]) -> Table | None:
         "Every method was tuned with the same budget on validation data alone; test data was scored afterwards, on "
         "fresh seeds. Untuned: the same seeds with the default settings."
     )
-    return Table("tuned", caption, head, rows, left=2, stacked=True)
+    return ReportTable("tuned", caption, head, rows, left=2, stacked=True)
 
 
 def _row(method: TunedMethod) -> tuple[Cell, ...]:
     loss, (tuned, untuned) = method.regression, (method.spread("tuned"), method.spread("untuned"))
     chosen = ", ".join(f"{_short(key)} = {_value(value)}" for key, value in (method.settings or {}).items())
     cells = [text(method.method), Cell(chosen or NO_VALUE, chosen)]
-    cells += [Cell(score(method.validation, loss), method.validation)]
+    cells += [Cell(score_text(method.validation, loss), method.validation)]
     cells += [Cell(spread(tuned, loss), tuned.mean if tuned else None, "strong")]
     cells += [Cell(spread(untuned, loss), untuned.mean if untuned else None)]
     return (*cells, text(len(method.trials)), text(method.remark() or NO_VALUE))

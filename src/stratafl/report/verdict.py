@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError, counted, unknown
-from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.runs.json_files import read_json_value
 
 VERDICTS = "verdicts.json"
@@ -62,7 +62,7 @@ def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
     return [verdict for path in paths for verdict in _read(path)]
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+def verdict_table(verdicts: Sequence[Verdict]) -> ReportTable | None:
     if not verdicts:
         return None
     rows = []
@@ -74,7 +74,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     head = ("claim", "verdict", "table of the paper", "in the paper", "here", "why")
     written = as_csv(KEYS, [list(verdict.entry.values()) for verdict in verdicts])
     caption = "; ".join([tally(verdicts), *([NOISE] if any(verdict.noise for verdict in verdicts) else [])])
-    return Table("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)
+    return ReportTable("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)
 
 
 def _look(verdict: Verdict) -> str:

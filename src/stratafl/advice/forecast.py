@@ -1,4 +1,9 @@
-"""Learning curves: what the scores of two rounds let expect after all rounds, and how sure that is."""
+"""What scores mean: whether they are better than chance, and what they let expect after all rounds.
+
+Answers at the usual threshold can all be the same although the probabilities know a lot, as with one positive in eight.
+So scores are compared with those of one prediction for all samples: the class frequencies, or the mean target. The
+scores of two rounds give a learning curve, and the jackknife says how sure the expectation is.
+"""
 
 from collections.abc import Sequence
 from math import isfinite, log
@@ -8,6 +13,7 @@ from torch import Tensor
 from stratafl.advice.problem import Problem
 from stratafl.advice.results import Result
 from stratafl.evaluation.metrics import METRICS
+from stratafl.evaluation.predictions import Predictions
 from stratafl.report.jackknife import Difference, with_error
 
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
@@ -16,7 +22,7 @@ FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured,
 
 
 def expected(problem: Problem, results: Sequence[Result], samples: Tensor | None = None) -> list[float]:
-    """The scores after all rounds, if errors go on falling as a power of the rounds; on the samples `kept`, or all.
+    """The scores after all rounds, if errors go on falling as a power of the rounds; on these samples, or all.
 
     Only the error that is left on training samples can still be trained away; what validation samples have above it
     stays: e(T) = e(t) − a·(1 − (T/t)^−γβ), where a is the smaller of both errors, β = log(e(s)/e(t))/log(t/s) of the
@@ -54,7 +60,9 @@ def best_value(problem: Problem) -> float | None:
     return 1.0 if problem.metric.larger_is_better else 0.0
 
 
-def difference(problem: Problem, first: Result, second: Result, among: Sequence[Result], *, late: bool) -> Difference:
+def score_difference(
+    problem: Problem, first: Result, second: Result, among: Sequence[Result], *, late: bool
+) -> Difference:
     """score(one) − score(other), as they are or as expected after all rounds (`late`), with its standard error."""
     places = among.index(first), among.index(second)
 
@@ -65,3 +73,38 @@ def difference(problem: Problem, first: Result, second: Result, among: Sequence[
         return problem.score(first.predictions, samples) - problem.score(second.predictions, samples)
 
     return with_error(of, first.predictions.client)
+
+
+# Chance
+
+
+SURE_ERRORS = 2.0  # standard errors that are not chance; the best of several candidates is often one ahead by chance
+BY_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")
+
+
+def above_chance(problem: Problem, results: Sequence[Result]) -> bool:
+    """Whether some candidate is clearly better than one prediction for all samples; True where that means nothing."""
+    if problem.metric.name not in METRICS or problem.metric.name == "ece":  # class frequencies are calibrated
+        return True
+    return any(_above(problem, each.predictions) for each in results)
+
+
+def _above(problem: Problem, predictions: Predictions) -> bool:
+    same = constant(problem, predictions)
+
+    def of(samples: Tensor | None) -> float:
+        return problem.score(predictions, samples) - problem.score(same, samples)
+
+    lead = with_error(of, predictions.client)
+    return lead.value > SURE_ERRORS * lead.error
+
+
+def constant(problem: Problem, predictions: Predictions) -> Predictions:
+    """The same prediction for all of these samples: what training samples have on average."""
+    federation = problem.federation
+    if federation.classes is None:
+        prediction = federation.y.cpu()[federation.split("train").indices].double().mean(0).reshape(1, -1)
+    else:
+        counts = federation.class_counts("train").sum(0).double()
+        prediction = (counts / counts.sum())[None]
+    return Predictions(predictions.client, predictions.y, prediction.float().expand(len(predictions), -1))
