@@ -111,7 +111,7 @@ def page(study: Study) -> str:
         sections="\n".join(map(_section_html, rest)),
         footer=f"stratafl {escaped(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
-        plotly=_packed_plotly() if charts else "",
+        plotly=_plotly() if charts else "",
         script=_asset("page.js"),
     )
 
@@ -216,11 +216,15 @@ def _asset(name: str) -> str:
     return resources.files("stratafl.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-@cache
-def _packed_plotly() -> str:
-    """plotly.js for the page, compressed once: that takes as long as all the rest."""
+def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise RunError("the report needs 'plotly', which is not installed: pip install plotly") from error
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+    return _packed(get_plotlyjs())
+
+
+@cache
+def _packed(script: str) -> str:
+    """Compressed once for all reports of a process: it takes as long as the rest of a page."""
+    return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
