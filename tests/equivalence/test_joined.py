@@ -103,8 +103,8 @@ def test_constants_that_the_clients_of_a_run_share_stay_those_of_the_run():
 
 
 def test_windows_shorter_than_a_scan(monkeypatch):
-    monkeypatch.setattr(inputs, "LEAST", 2)
-    monkeypatch.setattr(inputs, "LONGEST", 2)
+    monkeypatch.setattr(inputs, "MIN_WINDOW_STEPS", 2)
+    monkeypatch.setattr(inputs, "MAX_WINDOW_STEPS", 2)
     check([partial(made, fedavg(), seed=seed, batchnorm=False) for seed in range(2)])
 
 
@@ -396,7 +396,7 @@ def test_as_many_runs_as_fit_into_the_memory_limit():
         joined._room[None] = 0
         assert joined._most() == 1
     assert JoinedRuns(18, jobs=4)._part == 5
-    batches = 2 * inputs.WINDOW["cpu"]
+    batches = 2 * inputs.MAX_WINDOW_BYTES["cpu"]
     assert room(sim, jobs=4) + batches == (room(sim) + batches) // 4  # processes share what there is
 
 
@@ -446,7 +446,7 @@ def test_data_that_runs_share_counts_once():
 def test_a_model_that_gains_nothing_by_company_runs_alone(monkeypatch):
     sim = made(fedavg(), batchnorm=False)
     assert sim.runtime.joins
-    monkeypatch.setattr("stratafl.runtime.runtime.SMALL", 1)
+    monkeypatch.setattr("stratafl.runtime.runtime.MAX_JOINED_COLUMNS", 1)
     assert not sim.runtime.joins
     joined = JoinedRuns(18)
     with joined.declared("a", sim):

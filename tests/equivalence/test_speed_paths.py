@@ -71,7 +71,7 @@ def test_reading_several_steps_at_once_gives_the_same_bits(monkeypatch):
     usual, sim = run("mlp", rounds=1)
     assert len(set(sim.runtime.federation.counts("train").tolist())) > 1
     for numbers in (1, 64 * 10 * 8 * 3):
-        monkeypatch.setattr(task, "READ", numbers)
+        monkeypatch.setattr(task, "NUMBERS_PER_READ", numbers)
         assert difference(usual, run("mlp", rounds=1)[0]) == 0
 
 

@@ -27,7 +27,7 @@ from stratafl.core.state import bytes_of
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.scaling import dtype_name
 from stratafl.errors import DataError, RecordError
-from stratafl.execute.drawing import OWN, ModelDraw, ModelSource
+from stratafl.execute.drawing import PER_CLIENT, ModelDraw, ModelSource
 from stratafl.runtime.build import EngineName, head_width
 
 log = logging.getLogger("stratafl")
@@ -94,13 +94,13 @@ class Blueprint:
         layout, draw = self.layout, self.draw
 
         def fresh(ids: Tensor) -> Rows:
-            each = [columns(draw(i, OWN)) for i in ids.tolist()]
-            return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
+            models = [columns(draw(i, PER_CLIENT)) for i in ids.tolist()]
+            return {name: torch.stack([model[name] for model in models]).to(device) for name in layout.specs}
 
         start = {name: tensor.clone().to(device) for name, tensor in columns(self.module).items()}
         width = self.features if features is None else features
-        known = (self.clients, self.rounds, self.seeds, self.samples.classes, width, self.participation)
-        return Setup(layout, start, fresh, *known)
+        facts = (self.clients, self.rounds, self.seeds, self.samples.classes, width, self.participation)
+        return Setup(layout, start, fresh, *facts)
 
     def check_splits(self) -> None:
         """Refuse an algorithm that asks for what none is given; warn of one that says what it leaks."""
@@ -111,10 +111,10 @@ class Blueprint:
 
     def check_largest(self, largest: int) -> None:
         """Refuse batches of which the largest client does not have one."""
-        for each in self.algorithm.requires.batchings:
-            if each.drop_last and each.size > largest:
+        for batching in self.algorithm.requires.batchings:
+            if batching.drop_last and batching.size > largest:
                 left = f"the largest client has {largest}"
-                raise DataError(f"drop_last with batches of {each.size} leaves nothing to train on: {left}")
+                raise DataError(f"drop_last with batches of {batching.size} leaves nothing to train on: {left}")
 
     # Agreement
 
@@ -134,10 +134,10 @@ class Blueprint:
             "samples": self.samples.to_table(),
             "rounds": schedule,
         }
-        found = {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in parts.items()}
+        digests = {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in parts.items()}
         start = columns(self.module)
         weights = b"".join(bytes_of(start[name].cpu()).numpy().tobytes() for name in layout.specs)
-        return {**found, "weights": _digest(weights)}
+        return {**digests, "weights": _digest(weights)}
 
     def _method(self) -> str:
         try:

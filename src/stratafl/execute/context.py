@@ -66,11 +66,11 @@ class SimulationContext(Rounds):
         return self.setup.clients if self.requires.participation == "all" else self.setup.cohort
 
     def needs(self, cohort: int) -> Needs:
-        held = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
+        state_bytes = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
         diagnosed = min(self.diagnosed_clients, cohort) * DIAGNOSED * self.setup.row_bytes()
-        beside = self.server_bytes + held * self.setup.clients + diagnosed
-        one, evaluated = self.client_bytes, self.evaluation_bytes
-        return Needs(cohort, self.server_bytes, held * cohort, one, evaluated, self.footprint, beside)
+        beside = self.server_bytes + state_bytes * self.setup.clients + diagnosed
+        working, evaluated = self.client_bytes, self.evaluation_bytes
+        return Needs(cohort, self.server_bytes, state_bytes * cohort, working, evaluated, self.footprint, beside)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Sets the precision of this simulation's products."""

@@ -16,7 +16,7 @@ from stratafl.errors import ModelError
 from stratafl.models import load_weights
 
 ModelSource = nn.Module | Callable[[], nn.Module]
-COMMON, OWN = "model", "own model"  # the model that all start from, and one for each client
+COMMON, PER_CLIENT = "model", "own model"  # the model that all start from, and one for each client
 
 
 def filled(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

@@ -25,13 +25,13 @@ from stratafl.errors import MemoryLimitError, RecordError, unknown
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.task import EVALUATION_BATCH
 
-HELD = 2  # rows of a client at work beside its step: its own, and as lanes join them
-COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
+ROW_COPIES = 2  # rows of a client at work beside its step: its own, and as lanes join them
+CAPTURED_ROW_COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
 Store = Literal["auto", "device", "ram", "disk"]
 STORES: tuple[str, ...] = get_args(Store)
 SHARE = 4  # client states may take a quarter of the memory
-FEW = 0.1  # where at most this share of the clients takes part in a round …
-WHOLE = 64 * 2**20  # … states larger than this are not written again with every checkpoint
+LOW_PARTICIPATION = 0.1  # where at most this share of the clients takes part in a round …
+MAX_REWRITTEN_BYTES = 64 * 2**20  # … states larger than this are not written again with every checkpoint
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Needs:
         }
         names = ("the server's state", "sums on the server", "uploads of the cohort", "one client")
         always = (("client states", self.states), ("the selected round and layer diagnostics", self.beside))
-        found = (*zip(names, moments[self.least], strict=True), *always)
-        return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
+        shares = (*zip(names, moments[self.least], strict=True), *always)
+        return ", ".join(f"{name} {in_units(size)}" for name, size in shares if size)
 
 
 def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
@@ -128,9 +128,9 @@ def _measured_once(runtime: Runtime, what: Hashable, measured: Callable[[], int]
 class _StorageCounter(TorchDispatchMode):
     """Counts storages as operations make and release them; it does not see the workspace of libraries."""
 
-    def __init__(self, known: set[int]) -> None:
+    def __init__(self, existing: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive = known
+        self._alive = existing
         self.now = self.most = 0
 
     @classmethod
@@ -139,11 +139,11 @@ class _StorageCounter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = function(*args, **(kwargs or {}))
-        for x in tree_leaves(given):
+        returned = function(*args, **(kwargs or {}))
+        for x in tree_leaves(returned):
             if isinstance(x, Tensor):
                 self._count(x)
-        return given
+        return returned
 
     def _count(self, x: Tensor) -> None:
         storage = x.untyped_storage()
@@ -160,9 +160,9 @@ class _StorageCounter(TorchDispatchMode):
         self.now -= size
 
 
-def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
+def peak_bytes(compute: Callable[[], object], *inputs: Tensor) -> int:
     """The most that `compute` holds at once beside the tensors it is given, measured by running it."""
-    counter = _StorageCounter({x.untyped_storage()._cdata for x in given})
+    counter = _StorageCounter({x.untyped_storage()._cdata for x in inputs})
     with counter:
         compute()
     return counter.most
@@ -171,8 +171,8 @@ def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
 def _held(runtime: Runtime, step: int) -> int:
     row = sum(spec.size for spec in runtime.layout.specs.values()) * runtime.dtype.itemsize
     if runtime.captured is not None:
-        return COPIES * row + step
-    return HELD * row + max(step, HELD * row)  # rows of lanes are joined, and sorted, after the last step
+        return CAPTURED_ROW_COPIES * row + step
+    return ROW_COPIES * row + max(step, ROW_COPIES * row)  # rows of lanes are joined, and sorted, after the last step
 
 
 def _blank_rows(runtime: Runtime) -> Rows:
@@ -197,7 +197,7 @@ def choose_store(
     on_device = min(device_memory(device), limit or device_memory(device)) // SHARE
     in_ram = min(ram(), limit or ram()) // SHARE
     if store == "auto":
-        if saved and participation <= FEW and needed > WHOLE:
+        if saved and participation <= LOW_PARTICIPATION and needed > MAX_REWRITTEN_BYTES:
             return "disk"
         fits = needed <= on_device
         return ("ram" if device.type == "cpu" else "device") if fits else "ram" if needed <= in_ram else "disk"
@@ -234,8 +234,8 @@ def device_of(name: str) -> str:
     """The name, if the device is there; `auto` is a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {there}")
+    available = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {available}")
     try:
         if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
             raise missing

@@ -24,7 +24,7 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers, too_long
+from stratafl.execute.uploads import Inspection, LeftOut, OutlyingUpdate, inspect, outlying_updates, too_long
 
 
 class Executor(Protocol):
@@ -76,7 +76,7 @@ class Report:
     train_seconds: float
     server_seconds: float
     left_out: tuple[LeftOut, ...] = ()  # in the order of the cohort
-    outliers: tuple[Outlier, ...] = ()
+    outliers: tuple[OutlyingUpdate, ...] = ()
 
     @property
     def took_part(self) -> Tensor:
@@ -271,7 +271,7 @@ def _not_among(ids: Tensor, left_out: Sequence[LeftOut]) -> Tensor:
 
 def _flagged(
     reports: list[GroupReport], ids: Tensor, limit: float | None
-) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[LeftOut, ...], tuple[OutlyingUpdate, ...], tuple[LeftOut, ...]]:
     """Clients that were left out, outliers, and those above the limit, from all groups in the order of the cohort."""
     place = {client: position for position, client in enumerate(ids.tolist())}
     inspected = [
@@ -291,7 +291,7 @@ def _flagged(
     clients = [client for client, *_ in sound]
     return (
         left_out,
-        outliers(clients, [norm for _, norm, _ in sound]),
+        outlying_updates(clients, [norm for _, norm, _ in sound]),
         too_long(clients, [parts for *_, parts in sound], limit),
     )
 

@@ -61,11 +61,11 @@ class Rounds:
 
     def checked(self, ids: Tensor) -> Tensor:
         """The ids, if each is a client and none comes twice."""
-        given = torch.as_tensor(ids).tolist()
-        wrong = [i for i in given if not 0 <= i < self.setup.clients]
+        id_list = torch.as_tensor(ids).tolist()
+        wrong = [i for i in id_list if not 0 <= i < self.setup.clients]
         if wrong:
             raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
-        twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
+        twice = next(((i, count) for i, count in Counter(id_list).items() if count > 1), None)
         if twice is not None:
             raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
         return torch.as_tensor(ids, dtype=torch.int64)
@@ -93,8 +93,8 @@ class Rounds:
         floats = [x for x in tensors(after) if x.is_floating_point()]
         if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):
             return after
-        held = "what the server made of finite uploads is not finite: it keeps its last state"
-        log.warning("round %d: %s", rnd.t + 1, held)
+        problem = "what the server made of finite uploads is not finite: it keeps its last state"
+        log.warning("round %d: %s", rnd.t + 1, problem)
         return server
 
 

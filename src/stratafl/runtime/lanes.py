@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 _NAME = "lane"
 WORTHWHILE = 2**23  # numbers in the rows of a cohort whose steps are long, where none was timed
-LONG = 0.002  # seconds of one client's step from which lanes pay, in one thread
+LONG_SECONDS = 0.002  # seconds of one client's step from which lanes pay, in one thread
 PIECE = 4  # clients; on ARM a client takes 236, 202, 173, 166 ms among 1, 2, 4, 8 (ResNet-18), 36, 34, 30, 33 (CNN)
 
 
@@ -32,7 +32,7 @@ def is_long(elements: int, seconds: float | None = None) -> bool:
     Where operations are short, lanes wait for Python: a small MLP takes 0.18 ms per client-step with one lane and 0.29
     with two (2 ARM cores), 0.08 and 0.12 (8 Xeon cores).
     """
-    return elements >= WORTHWHILE if seconds is None else seconds >= LONG
+    return elements >= WORTHWHILE if seconds is None else seconds >= LONG_SECONDS
 
 
 def cut(clients: int, most: int = PIECE) -> list[slice]:
