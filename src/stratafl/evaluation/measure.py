@@ -15,7 +15,7 @@ from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
-from stratafl.execute.round import Report
+from stratafl.execute.round_run import Report
 from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]

@@ -1,8 +1,8 @@
 """The blueprint of a federation: everything that its members agree on before anybody's data is seen.
 
-A simulation (`build.py`), a server (`server.py`) and a site (`site.py`) are built from the same blueprint, so they have
-the same layers, start from the same weights and draw the same random numbers. What is not part of it is each member's
-own business and changes at most the last bits: devices, memory limits, how fast steps are made.
+A simulation (`build_simulation.py`), a server (`server.py`) and a site (`site.py`) are built from the same blueprint,
+so they have the same layers, start from the same weights and draw the same random numbers. Devices, memory limits and
+speed are not part of it: each member chooses its own, which changes at most the last bits.
 """
 
 import json

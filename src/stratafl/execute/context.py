@@ -19,9 +19,9 @@ from stratafl.core.state import State, moved, pick, stacked
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.state_format import StateFormat
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import precision
-from stratafl.runtime.task import CohortTask
 
 DIAGNOSED = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences
 

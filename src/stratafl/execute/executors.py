@@ -17,7 +17,7 @@ from stratafl.errors import MemoryLimitError, RecordError, StageError
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import Needs, device_memory
 from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup
-from stratafl.execute.round import Executor, Watch, unwatched
+from stratafl.execute.round_run import Executor, Watch, unwatched
 
 
 class InOneProcess:

@@ -22,8 +22,8 @@ from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError, RecordError, unknown
+from stratafl.runtime.cohort_task import EVALUATION_BATCH
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.task import EVALUATION_BATCH
 
 ROW_COPIES = 2  # rows of a client at work beside its step: its own, and as lanes join them
 CAPTURED_ROW_COPIES = 6  # of them where steps are captured: those at work, those that wait and the results

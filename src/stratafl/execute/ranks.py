@@ -28,7 +28,7 @@ from stratafl.errors import RankError, RunError, StrataError, first_line, shown
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.packing import Label, TensorSpec, from_buffer, pack, sendable, to_buffer, unpack, value_of, words
 from stratafl.execute.process_group import places
-from stratafl.execute.round import GroupReport
+from stratafl.execute.round_run import GroupReport
 from stratafl.execute.uploads import Inspection
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from stratafl.core.algorithm import Requirements
 from stratafl.core.reprs import short_repr
 from stratafl.data.federation import Federation
 from stratafl.errors import DataError, choices, shown
-from stratafl.runtime.task import EVALUATION_BATCH
+from stratafl.runtime.cohort_task import EVALUATION_BATCH
 
 MAX_NAME_LETTERS = 64  # letters of a name
 

@@ -13,7 +13,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
-from stratafl.execute.round import Examine, Examiner, Executor, Report, RoundRun
+from stratafl.execute.round_run import Examine, Examiner, Executor, Report, RoundRun
 
 
 @short_repr

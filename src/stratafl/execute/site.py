@@ -32,9 +32,9 @@ from stratafl.execute.state_format import StateFormat
 from stratafl.execute.tokens import check_tokens
 from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.runtime.build import build_runtime
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed, precision
-from stratafl.runtime.task import CohortTask
 
 
 @short_repr
