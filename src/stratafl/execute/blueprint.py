@@ -1,4 +1,4 @@
-"""The blueprint of a federation: everything that its members agree on before anybody's data is seen.
+"""The blueprint of a federation: everything that its members agree on before any data is seen.
 
 A simulation (`build_simulation.py`), a server (`server.py`) and a site (`site.py`) are built from the same blueprint,
 so they have the same layers, start from the same weights and draw the same random numbers. Devices, memory limits and
@@ -84,13 +84,13 @@ class Blueprint:
 
     @cached_property
     def features(self) -> int:
-        """The width of what the head is given; raises if the model does not take such samples."""
+        """The width of the head's input. Raises if the model does not take such samples."""
         return head_width(self.module, self.layout, self.head, self.samples)
 
     # What is known before the first round
 
     def setup(self, device: str | torch.device = "cpu", features: int | None = None) -> Setup:
-        """The setup on a device; `features`, if a runtime has found the width of what the head is given."""
+        """The setup on a device; `features` is the width of the head's input, if a runtime has found it."""
         layout, draw = self.layout, self.draw
 
         def fresh(ids: Tensor) -> Rows:
@@ -103,7 +103,7 @@ class Blueprint:
         return Setup(layout, start, fresh, *facts)
 
     def check_splits(self) -> None:
-        """Refuse an algorithm that asks for what none is given; warn of one that says what it leaks."""
+        """Refuse an algorithm that asks for the test split. Warn of one that declares what it leaks."""
         if self.algorithm.leaks is not None:
             log.warning("%s: its results cannot be compared with those of other methods", self.algorithm.leaks)
         elif "test" in self.algorithm.requires.splits:

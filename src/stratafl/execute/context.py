@@ -42,7 +42,7 @@ class SimulationContext(Rounds):
 
     @cached_property
     def client_bytes(self) -> int:
-        """About what one client at work takes."""
+        """About what one working client takes."""
         runtime, requires = self.runtime, self.requires
         training = client_bytes(runtime, runtime.batch_size(requires.batch))
         scoring = evaluation_bytes(runtime, requires.splits) if requires.scores else 0
@@ -68,9 +68,9 @@ class SimulationContext(Rounds):
     def needs(self, cohort: int) -> Needs:
         state_bytes = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
         diagnosed = min(self.diagnosed_clients, cohort) * DIAGNOSED * self.setup.row_bytes()
-        beside = self.server_bytes + state_bytes * self.setup.clients + diagnosed
+        extra = self.server_bytes + state_bytes * self.setup.clients + diagnosed
         working, evaluated = self.client_bytes, self.evaluation_bytes
-        return Needs(cohort, self.server_bytes, state_bytes * cohort, working, evaluated, self.footprint, beside)
+        return Needs(cohort, self.server_bytes, state_bytes * cohort, working, evaluated, self.footprint, extra)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Sets the precision of this simulation's products."""

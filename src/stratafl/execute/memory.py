@@ -25,8 +25,8 @@ from stratafl.errors import MemoryLimitError, RecordError, unknown
 from stratafl.runtime.cohort_task import EVALUATION_BATCH
 from stratafl.runtime.runtime import Runtime
 
-ROW_COPIES = 2  # rows of a client at work beside its step: its own, and as lanes join them
-CAPTURED_ROW_COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
+ROW_COPIES = 2  # copies of a working client's row outside its step: its own, and one where lanes are joined
+CAPTURED_ROW_COPIES = 6  # the same where steps are captured: rows at slots, rows that wait, results
 Store = Literal["auto", "device", "ram", "disk"]
 STORES: tuple[str, ...] = get_args(Store)
 SHARE = 4  # client states may take a quarter of the memory
@@ -36,7 +36,7 @@ MAX_REWRITTEN_BYTES = 64 * 2**20  # … states larger than this are not written 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a round of a cohort takes, in bytes, beside libraries, data and client states kept in RAM.
+    """What a round of a cohort takes, in bytes, in addition to libraries, data and client states kept in RAM.
 
     Until a round is complete, memory holds both the state before it and the state after it.
     """
@@ -44,25 +44,25 @@ class Needs:
     cohort: int
     server: int  # the server's state
     states: int  # the cohort's client states after the round, where they are in RAM
-    client: int  # one client at work
+    client: int  # one working client
     evaluated: int  # one client being evaluated
     method: Footprint
-    beside: int = 0  # the state of the selected round, and the models of layer diagnostics
+    extra: int = 0  # the state of the selected round, and the models of layer diagnostics
 
     def working(self, clients: int) -> int:
-        """While so many clients work at once, or their uploads are added to the sums."""
+        """While `clients` clients work at once, or their uploads are added to the sums."""
         m = self.method
         before = (self.cohort - clients) * m.upload
-        return self.server + self.states + self.beside + 2 * m.sums + m.served + before + clients * self.client
+        return self.server + self.states + self.extra + 2 * m.sums + m.served + before + clients * self.client
 
     def merging(self) -> int:
         """While the uploads of the cohort become the server's next state."""
         m = self.method
-        return 2 * self.server + self.states + self.beside + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
+        return 2 * self.server + self.states + self.extra + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
 
     def evaluating(self, clients: int) -> int:
-        """While so many clients are evaluated at once, before the round is complete."""
-        return 2 * self.server + self.states + self.beside + self.method.served + clients * self.evaluated
+        """While `clients` clients are evaluated at once, before the round is complete."""
+        return 2 * self.server + self.states + self.extra + self.method.served + clients * self.evaluated
 
     @property
     def least(self) -> int:
@@ -79,7 +79,7 @@ class Needs:
             self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
         }
         names = ("the server's state", "sums on the server", "uploads of the cohort", "one client")
-        always = (("client states", self.states), ("the selected round and layer diagnostics", self.beside))
+        always = (("client states", self.states), ("the selected round and layer diagnostics", self.extra))
         shares = (*zip(names, moments[self.least], strict=True), *always)
         return ", ".join(f"{name} {in_units(size)}" for name, size in shares if size)
 
@@ -94,7 +94,7 @@ def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
 
 
 def client_bytes(runtime: Runtime, batch: int) -> int:
-    """A client at work: all copies of its row, plus what a step of `batch` samples takes, measured by running one."""
+    """A working client: all copies of its row, plus what a step of `batch` samples takes, measured by running one."""
 
     def measured() -> int:
         rows, step = _blank_rows(runtime), _stack(runtime, batch)
@@ -161,7 +161,7 @@ class _StorageCounter(TorchDispatchMode):
 
 
 def peak_bytes(compute: Callable[[], object], *inputs: Tensor) -> int:
-    """The most that `compute` holds at once beside the tensors it is given, measured by running it."""
+    """The most that `compute` holds at once in addition to its `inputs`, measured by running it."""
     counter = _StorageCounter({x.untyped_storage()._cdata for x in inputs})
     with counter:
         compute()
@@ -212,7 +212,7 @@ def choose_store(
 
 
 def limit_left(limit: int | None, device: torch.device) -> int | None:
-    """What a limit leaves beside libraries and data."""
+    """What libraries and data leave of a limit."""
     if limit is None:
         return None
     release_freed_memory()

@@ -217,7 +217,7 @@ class Ranks:
         return buffers
 
     def _added(self, sums: tuple[State, ...]) -> tuple[State, ...]:
-        """Sums over all processes, in float64; who has no client in the cohort adds nothing."""
+        """Sums over all processes, in float64. A process without a client in the cohort adds nothing."""
         with self._exchange():
             sums_here = {(i, name): x for i, each in enumerate(sums) for name, x in flatten(each).items()}
             named = self._words([{name: TensorSpec.of(x) for name, x in flatten(each).items()} for each in sums])

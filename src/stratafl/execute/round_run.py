@@ -41,7 +41,7 @@ class Executor(Protocol):
         """The parcel as it arrives on the other side; a `WireError` if it travels as bytes and has another form."""
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager["Watch"]:
-        """Runs around each stage; the watch is called with what the stage returns."""
+        """Runs around each stage; the stage calls the watch with its results."""
 
 
 Watch = Callable[[State | Parcel], None]
@@ -49,7 +49,7 @@ Examine = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their 
 
 
 class Examiner(ABC):
-    """What remembers the models it is shown: if the round is repeated with fewer clients, it starts anew."""
+    """Remembers the models that it sees. If the round is repeated with fewer clients, it starts again."""
 
     @abstractmethod
     def __call__(self, clients: Tensor, received: Rows, trained: Rows) -> None:
@@ -127,7 +127,7 @@ class _GroupWork:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class RoundRun:
-    """A round to run; nothing that it is given is written to.
+    """A round to run; it does not write to its inputs.
 
     `examine` sees each group's models as received and right after training, which are not kept. A client whose upload
     is left out keeps the state that it had before the round. If all uploads are left out, so does the server.

@@ -1,6 +1,6 @@
-"""The rounds of a federation as its server knows them: who takes part, in which order rows are summed up, what is sent.
+"""The rounds of a federation as its server knows them: cohorts, the order of sums, and the form of uploads.
 
-A server needs no data for any of it. `context.py` adds what a simulation has besides, `server.py` what a server does.
+A server needs no data for any of it. `context.py` adds what a simulation needs, `server.py` what a server does.
 """
 
 import logging
@@ -24,12 +24,12 @@ log = logging.getLogger("stratafl")
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """An algorithm, what is known before its first round, and how many training samples every client has."""
+    """An algorithm, its setup, and how many training samples every client has."""
 
     algorithm: Algorithm
     setup: Setup
     samples: Tensor  # int64 `[N]`, by client; of new clients too, which come after the others
-    # Updates more than so many times as long as the cohort's median are left out.
+    # An update more than this many times as long as the cohort's median is left out.
     norm_limit: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """The server of a deployed federation: a blueprint and a roster, no data; all that crosses is bytes of `core/wire.py`.
 
-Its functions are pure, as those of the waist: whoever drives them keeps the state. `site.py` is the other side.
+Its functions are pure, as those of the waist: the caller keeps the state. `site.py` is the other side.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ class Server(Rounds):
 
     @cached_property
     def state_format(self) -> StateFormat:
-        """The tensors of its state, for whoever saves and restores it."""
+        """The tensors of its state, for saving and restoring it."""
         return StateFormat(self.start())
 
     # A round
@@ -125,7 +125,7 @@ class Server(Rounds):
     def _folded(
         self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]
     ) -> tuple[State, dict[int, Inspection]]:
-        """Its state after round t from the uploads of these clients, and what was found in each."""
+        """Its state after round t from the uploads of these clients, and the inspection of each."""
         rnd, total, inspections = self._keyed(self.at(t), uploads), Total(), dict[int, Inspection]()
         self.upload_form(rnd, state)
         with precision("fp32"):
@@ -152,7 +152,7 @@ class Server(Rounds):
         return replace(rnd, setup=replace(self.setup, secret=key.digest()))
 
     def _arrived(self, rnd: Round, state: State, client: int, data: bytes) -> tuple[Parcel, Inspection]:
-        """An upload, and what is found in it; norms are of its difference from what the server sent."""
+        """An upload and its inspection; norms are of its difference from what the server sent."""
         form, samples = self.upload_form(rnd, state), self.samples[client : client + 1]
         if int(samples) == 0:
             return Parcel({}), Inspection.refused("it is not in the roster", 1)

@@ -110,7 +110,7 @@ class Site:
 
     @cached_property
     def state_format(self) -> StateFormat:
-        """The tensors of its state, for whoever saves and restores it."""
+        """The tensors of its state, for saving and restoring it."""
         return StateFormat(self.enrol())
 
     # A round

@@ -37,7 +37,7 @@ def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def outside(x: Tensor, size: int | None) -> int | None:
-    """The first sample with an id outside a table of so many rows."""
+    """The first sample with an id outside a table of `size` rows."""
     if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
         return None
     wrong = ((x < 0) | (x >= size)).flatten(1).any(1)

@@ -4,8 +4,9 @@ An upload is left out if it has another form than the method's uploads, if a val
 value is finite, counts are above 0), if a value that the client would keep is not finite, or if its `samples` are not
 the client's number of training samples: it would spoil the next model of all clients, or its own for good. So is an
 update whose norm is not finite. One whose norm is at least ten times the cohort's median is reported and takes part,
-because a client may well have more to learn than the others. With a limit (`Rounds.norm_limit`) an upload is left out
-of which a field is above the limit: updates from what was sent, other fields from 0, statistics for themselves.
+because a client may well have more to learn than the others. With a limit (`Rounds.norm_limit`), an upload is left out
+if any part of it is above the limit: updates count from what the server sent, other fields from 0, and statistics are
+a part of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ class OutlyingUpdate:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found in the uploads of a group: a reason to leave each client out ("": none), and update norms.
+    """The inspection of a group's uploads: for each client a reason to leave it out ("": none), and its update's norm.
 
     `lengths` are the norms of each part of an upload, if there is a limit for them.
     """
@@ -98,7 +99,7 @@ def inspect(
         return Inspection.refused(wrong, clients)
     device = next((x.device for field in received.values() for x in tensors({"": field.value})), samples.device)
     sample_counts = samples.to(device, torch.float64)
-    # Of what was packed, first the parts that travelled, then what they come to: finite numbers may overflow.
+    # Of a packed field, look at the parts that travelled, then at the unpacked value: finite numbers may overflow.
     parts = {name: field for name, field in up.items() if name not in opened.uploads}
     looked_at = {**parts, **opened.uploads}
     squares, covered = _squares(opened.uploads, received, sample_counts, layout)

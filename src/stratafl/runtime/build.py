@@ -106,7 +106,7 @@ def build_runtime(
 
 
 def head_width(module: nn.Module, layout: Layout, head: str | None, samples: SampleFormat) -> int:
-    """The width of what the head is given, found without data; raises if the module does not take such samples."""
+    """The width of the head's input, found without data. Raises if the module does not take such samples."""
     sample = numbers_of(samples.zeros(2)[0], next(module.parameters()).dtype)
     _check_outputs(module, sample, samples.classes, samples.outputs)
     alone = LoopEngine(lambda: Model(module, layout, head=head, stacked=False, device=sample.device))
@@ -130,7 +130,7 @@ def _two(x: Tensor) -> Tensor:
 
 
 def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wanted: int) -> None:
-    """Raise unless the module gives scores of so many classes, or as many numbers as are `wanted`."""
+    """Raise unless the module gives scores for all classes, or `wanted` numbers where there are no classes."""
     name, shape = type(module).__name__, tuple(sample.shape[1:])
     trial = copy.deepcopy(module).to(sample.device).eval()
     try:
@@ -150,7 +150,7 @@ def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wante
 
 
 def _width(engine: Engine, module: nn.Module, sample: Tensor) -> int:
-    """The width of what the head is given."""
+    """The width of the head's input."""
     rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 1)
     weight = torch.ones(1, len(sample), dtype=next(module.parameters()).dtype, device=sample.device)
     _, features = engine.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))

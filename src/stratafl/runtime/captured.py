@@ -24,15 +24,15 @@ from stratafl.runtime.schedule import joined_slots, slots_for
 log = logging.getLogger("stratafl")
 MAX_STEPS_PER_SCAN = 1  # steps for the same scans that are kept while another one is made
 UNUSED = 4  # steps that are kept although no run under way has used them: the next may do so, with its third scan
-MORE = 2  # a cohort that needs more than so many times the slots gets a new captured step
-COMPILING = (20.0, 0.8)  # seconds until a step is compiled beside the rounds, and for each tensor of the model
+MORE = 2  # a cohort that needs more than MORE times the slots gets a new captured step
+COMPILING = (20.0, 0.8)  # seconds to compile a step during the rounds, plus seconds per tensor of the model
 LOADING = 5.0  # … until one from the cache is loaded
 
 
 class CapturedSteps:
     """The captured steps of a runtime: made when a scan first needs one, and kept for later rounds.
 
-    With `compile="auto"`, steps are compiled, or loaded from the cache, beside the rounds if the rounds that are left
+    With `compile="auto"`, steps are compiled, or loaded from the cache, during the rounds if the rounds that are left
     take longer than that, and each is used as soon as it is there. `switched` says of an earlier part of a run from
     which round on each compiled step was used. If it `joins` scans of several runs, they share no constants.
     """

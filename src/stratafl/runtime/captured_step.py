@@ -211,7 +211,7 @@ class RowCopies:
 
 
 def _share(x: Tensor, usual: Tensor, start: Tensor) -> float:
-    """‖x − usual‖ / ‖usual − start‖ beyond what is rounded when numbers are stored; what is not finite counts as 0."""
+    """‖x − usual‖ / ‖usual − start‖, apart from rounding when numbers are stored. NaN and infinity count as 0."""
     if not x.is_floating_point():
         return float(not torch.equal(x, usual))
     rounded = 4 * torch.finfo(x.dtype).eps

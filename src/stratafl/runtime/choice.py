@@ -1,7 +1,7 @@
 """Which engine is faster on this processor: all clients stacked, or client by client with stock modules.
 
 Stock convolutions are slow on some processors (ARM) and fast on others (x86), so a training step of both engines is
-timed, in one thread and in CPU time, which other programs hardly change. What is found holds for this machine: it is
+timed, in one thread and in CPU time, which other programs hardly change. The result holds for this machine: it is
 kept in `$STRATAFL_CACHE/engines`, keyed by everything it depends on, so that runs with the same settings compute the
 same bits. A run also keeps it (`tuning`), and so do processes that work together.
 """
@@ -92,7 +92,7 @@ _known: dict[str, Measured] = {}
 def compare_engines(
     stacked: Callable[[], object], loop: Callable[[], object], engine: StackedEngine, clients: int
 ) -> Measured:
-    """Whether a step of one client by the loop takes clearly less time than one of so many stacked clients for each.
+    """Whether the loop takes clearly less time for a client's step than a stacked step takes for each of `clients` clients.
 
     A stacked step that is short gains much when it is traced, so the loop has to win against the trace as well.
     """
@@ -159,7 +159,7 @@ def _steps(
     batch: int,
     clients: int,
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A training step of so many stacked clients, and one of a single client by the loop."""
+    """A training step of `clients` stacked clients, and one of a single client by the loop."""
     x = sample[torch.arange(batch) % len(sample)]
     y = federation.y[torch.arange(batch) % len(federation.y)]
     objective = default_objective(federation.classes)
@@ -206,7 +206,7 @@ def processor() -> str:
 
 
 def _read(entry: Path, key: Mapping[str, Any]) -> Measured | None:
-    """What was found before; None if there is no file or it is not about this."""
+    """An earlier result; None if there is no file, or if it is about something else."""
     try:
         stored = json.loads(read_plain(entry, MAX_ENTRY_BYTES))
         if stored["key"] != key or stored["engine"] not in get_args(EngineChoice):

@@ -43,7 +43,7 @@ class CohortTask:
         self._clients = runtime.rows(ids.tolist())  # their places in the federation; their numbers make random keys
         self.layout = runtime.layout
         self.classes = runtime.federation.classes
-        self.watched = watched  # whether anybody reads what costs time to note
+        self.watched = watched  # whether to note what costs time
         self.notes: dict[str, Tensor] = {}
         self._joined_run = this_run()
 
@@ -291,9 +291,9 @@ class CohortTask:
             real = weight > 0
             parts.append((here[:, None].expand_as(weight)[real], y[real], outputs[real]))
         if not parts:
-            nobody, targets = torch.empty(0, dtype=torch.int64, device=self._runtime.device), self._runtime.federation.y
-            blank = nobody.new_empty(0, self.classes or 1, dtype=self._runtime.dtype)
-            return nobody, nobody.to(targets.dtype), blank
+            empty, targets = torch.empty(0, dtype=torch.int64, device=self._runtime.device), self._runtime.federation.y
+            blank = empty.new_empty(0, self.classes or 1, dtype=self._runtime.dtype)
+            return empty, empty.to(targets.dtype), blank
         place, y, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
         order = torch.argsort(place, stable=True)
         return place[order], y[order], outputs[order]

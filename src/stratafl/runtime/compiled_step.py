@@ -39,7 +39,7 @@ def read_done(folder: Path, request: bytes) -> dict[str, Any] | None:
 
 
 def libraries(folder: Path) -> dict[str, str]:
-    """Checksums of what is executed beside the step itself."""
+    """Checksums of the libraries that the step loads."""
     files = sorted(file for kind in LIBRARIES for file in folder.rglob(kind) if file.is_file())
     return {str(file.relative_to(folder)): _digest(file) for file in files}
 

@@ -171,7 +171,7 @@ def _stages() -> Timer:
 
 
 def _try_out(file: Path, request: dict[str, Any]) -> None:
-    """Run the step once: it decides what is decided when kernels first run, so that nobody waits for that later."""
+    """Run the step once. Kernels are tuned when they first run, so no run has to wait for that later."""
     device = torch.device(request["environment"]["device"])
     needed = sum(x.nbytes for x in fake_tensors(request["step"]))
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < FREE * needed:

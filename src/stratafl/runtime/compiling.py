@@ -1,4 +1,4 @@
-"""Compiled steps: made by another process beside the rounds, and kept on disk for later runs.
+"""Compiled steps: another process makes them during the rounds, and they are kept on disk for later runs.
 
 A step is described as text (`step_graph.py`). The text, together with everything else that compiled code depends on, is
 the key of an entry in the cache; if there is no entry, `compiler_process.py` makes it. Whatever goes wrong is one line
@@ -62,7 +62,7 @@ class _Job:
     run: Run | None = None
     queued: bool = False  # until its process is started
     waiting: bool = False  # until a run decides to compile
-    overdue: bool = False  # somebody has waited for it in vain
+    overdue: bool = False  # a run has waited for it in vain
     failed: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -70,14 +70,14 @@ class _Job:
 class Compiler:
     """Compiles steps in other processes; nothing here raises because of a step that cannot be compiled.
 
-    Steps are named by whoever asks for them. `start` returns at once, `ready` never waits.
+    The caller names the steps. `start` returns at once, `ready` never waits.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._jobs: dict[Hashable, _Job] = {}
         self._failed: set[Hashable] = set()
-        weakref.finalize(self, _end_processes, self._jobs)  # if nobody closes it
+        weakref.finalize(self, _end_processes, self._jobs)  # if it is never closed
 
     def start(
         self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor], *, launch: bool = True
@@ -157,7 +157,7 @@ class Compiler:
         return {} if job is None else dict(job.seconds)
 
     def forget(self, name: Hashable) -> None:
-        """Give back what is kept of a step, and end its process."""
+        """Free what is kept of a step, and end its process."""
         self._failed.discard(name)
         job = self._jobs.pop(name, None)
         if job is not None:
@@ -273,7 +273,7 @@ def _python_path() -> str:
 
 
 def own_folder(path: Path) -> Path:
-    """The folder, made if it is missing; refused if somebody else may write to it."""
+    """The folder, made if it is missing. Refused if other users may write to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -288,7 +288,7 @@ def own_folder(path: Path) -> Path:
 
 
 def environment(device: torch.device) -> Description:
-    """Everything beside the step itself that compiled code depends on."""
+    """Everything that compiled code depends on, apart from the step itself."""
     return {
         "format": FORMAT,
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
@@ -352,7 +352,7 @@ def _checked(run: Run, job: _Job) -> Run:
 
 
 def is_compiler_imported() -> bool:
-    """Whether torch's compiler is imported. The first call begins to import it in a thread, beside the rounds."""
+    """Whether torch's compiler is imported. The first call begins to import it in a thread."""
     global _import_thread
     if all(name in sys.modules for name in GENERATED_IMPORTS) and _import_thread is None:
         return True

@@ -80,7 +80,7 @@ def grouped_product(sizes: ConvolutionShape, kind: Kind, a: Tensor, b: Tensor) -
         return _apart(torch.ops.aten.convolution(_merged(b), turned, None, (1, 1), sizes.margin, *rest), clients)
     if kind == "weight" and sizes.reads_columns and sizes.columns(clients) * a.element_size() <= MAX_COLUMN_BYTES:
         return _by_columns(sizes, clients_last(a), clients_last(b))
-    # Only the sizes matter of what is not there.
+    # Of the tensors that this product does not need, torch only reads the sizes.
     batch, inputs, *size = sizes.image
     x = _merged(a) if kind == "weight" else _empty(b, (batch, clients * inputs, *size))
     w = _stacked(a) if kind == "image" else _empty(b, (clients * sizes.weight[0], *sizes.weight[1:]))

@@ -131,5 +131,5 @@ def _joined(of_scans: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, 
 
 
 def _lengthened(x: Tensor, length: int) -> Tensor:
-    """Zeros after the last step, where nobody looks."""
+    """Padded with zeros after the last step, where no slot reads."""
     return torch.cat([x, x.new_zeros(len(x), length - x.shape[1], *x.shape[2:])], 1) if x.shape[1] < length else x

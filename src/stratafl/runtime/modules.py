@@ -36,7 +36,7 @@ class Context:
 class MaskedBatchNorm(_BatchNorm):
     """BatchNorm whose batch statistics see real samples only, and which leaves running statistics in the context.
 
-    Zero padding would shift mean and variance; stock BatchNorm would write into the buffers it is given.
+    Zero padding would shift mean and variance; stock BatchNorm would write into its buffers.
     """
 
     context: Context

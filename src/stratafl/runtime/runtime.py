@@ -36,7 +36,7 @@ class Runtime:
     dtype: torch.dtype
     device: torch.device
     smallest_batch: int = 1
-    features: int = 0  # the width of what the head is given
+    features: int = 0  # the width of the head's input
     captured: CapturedSteps | None = None
     speed: Speed = DEFAULT_SPEED
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
@@ -117,7 +117,7 @@ class Runtime:
 
     @property
     def tuning(self) -> dict[str, object]:
-        """What was measured about speed; a resumed run is given it, so that it computes the same bits."""
+        """What was measured about speed. A resumed run reads it, so that it computes the same bits."""
         steps = next(iter(self._joined), self.captured)
         compiled, engine = None if steps is None else steps.compiles, "loop" if self.prefers_loop else "stacked"
         choices: dict[str, object] = {
@@ -144,7 +144,7 @@ class Runtime:
 
 
 def steps_of(speed: Speed, device: torch.device, tensors: int, joins: bool = False) -> CapturedSteps:
-    """The captured steps of a model with so many tensors, of one run or for runs that are joined."""
+    """The captured steps of a model with `tensors` tensors, of one run or of joined runs."""
     graphs = speed.graphs != "off"
     return CapturedSteps(
         device, speed.compile, captures=graphs, tensors=tensors, joins=joins, switched=None if joins else speed.switched

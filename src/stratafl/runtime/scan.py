@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def form(self) -> Hashable:
-        """The type and shape of what is read."""
+        """The types and shapes of inputs and targets."""
         x, y = self.read(torch.zeros(1, dtype=torch.int64, device=self.x.device))
         return x.dtype, x.shape[1:], y.dtype, y.shape[1:]
 

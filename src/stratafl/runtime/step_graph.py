@@ -101,7 +101,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _check_writes(function: Any, args: Any, kwargs: Any) -> None:
-    """A constant belongs to somebody else, who would not see what a recorded step writes to its copy."""
+    """A constant has another owner, which would not see what a recorded step writes to its copy."""
     if function._schema.is_mutable:
         for argument, place in zip(function._schema.arguments, args, strict=False):
             if argument.is_write and isinstance(place, Place) and place.kind == "constant":
@@ -274,7 +274,9 @@ def blank_tensors(description: Description) -> Iterator[Tensor]:
     for likeness in description["constants"]:
         blank = _zeros(likeness)
         data = torch.frombuffer(bytearray(base64.b64decode(likeness["data"])), dtype=blank.dtype).reshape(blank.shape)
-        once = tuple(slice(1) if stride == 0 else slice(None) for stride in blank.stride())  # what is repeated, once
+        once = tuple(
+            slice(1) if stride == 0 else slice(None) for stride in blank.stride()
+        )  # an expanded axis is written once
         blank[once].copy_(data[once])
         yield blank
 
