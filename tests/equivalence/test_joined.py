@@ -183,7 +183,10 @@ def test_an_objective_without_a_name_is_not_joined():
 def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
     def with_dropout(p, seed):
         data = tiny_federation(seed=seed, dtype=torch.float32)
-        model = nn.Sequential(nn.Flatten(), nn.Dropout(p), nn.Linear(data.x[0].numel(), 3))
+        linear = nn.Linear(data.x[0].numel(), 3)
+        nn.init.constant_(linear.weight, 0.01)
+        nn.init.zeros_(linear.bias)
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(p), linear)
         return simulation(fedavg(), data, model, dtype=torch.float32, rounds=1, seed=seed)
 
     seen = []
@@ -234,9 +237,9 @@ def test_steps_of_runs_that_have_ended_do_not_pile_up():
     makes = [partial(made, fedavg(train=LocalTraining(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured.CapturedSteps, "scan", counted)
-        patch.setattr(captured, "UNUSED", 1)
+        patch.setattr(captured, "UNUSED", 2)
         Joining(lambda: 1).drive(partial(run, make, {}, name) for name, make in enumerate(makes))
-    assert 2 < max(most) <= 1 + 2  # those of the run under way are training and scoring
+    assert 2 < max(most) <= 2 + 2  # those of the run under way are training and scoring
 
 
 def test_all_steps_are_freed_at_the_end():

@@ -1,4 +1,4 @@
-"""Building a simulation of a blueprint: builds the runtime, places client states, and refuses what cannot run."""
+"""Building a simulation: a blueprint, the runtime, a place for client states; and refusing what cannot run."""
 
 import logging
 from dataclasses import replace
@@ -24,7 +24,7 @@ from stratafl.execute.tokens import check_tokens
 from stratafl.runtime.build import EngineName, build_runtime
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed
 
-__all__ = ["ModelSource", "simulate", "simulation"]
+__all__ = ["ModelSource", "simulation"]
 log = logging.getLogger("stratafl")
 
 
@@ -80,35 +80,6 @@ def simulation(
         dtype,
         engine,
     )
-    return simulate(
-        blueprint,
-        federation,
-        device=device,
-        speed=speed,
-        memory_limit=memory_limit,
-        store=store,
-        saved=saved,
-        diagnosed_clients=diagnosed_clients,
-        begun=begun,
-        norm_limit=norm_limit,
-    )
-
-
-def simulate(
-    blueprint: Blueprint,
-    federation: Federation,
-    *,
-    device: str = "cpu",
-    speed: Speed = DEFAULT_SPEED,
-    memory_limit: int | None = None,
-    store: Store = "auto",
-    saved: bool = False,
-    diagnosed_clients: int = 0,
-    begun: bool = False,
-    norm_limit: float | None = None,
-) -> Simulation:
-    """The simulation of a blueprint with the data of all its clients; those after them are new clients."""
-    algorithm, clients = blueprint.algorithm, blueprint.clients
     _check_data(blueprint, federation)
     for line in outlier_warnings(federation):
         log.warning("%s", line)
@@ -128,7 +99,7 @@ def simulate(
     _check_algorithm(algorithm, setup, begun)
     exceeded = begun and memory_limit is not None and memory_taken(runtime.device) >= memory_limit
     left = None if exceeded else limit_left(memory_limit, runtime.device)
-    needed = client_state_format(algorithm, setup).size * clients
+    needed = client_state_format(algorithm, setup).size * blueprint.clients
     chosen_store = choose_store(store, needed, runtime.device, left, participation=setup.participation, saved=saved)
     on_device = chosen_store == "device" or (chosen_store == "ram" and runtime.device.type == "cpu")
     rest = left - needed if left is not None and on_device else left

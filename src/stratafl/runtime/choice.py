@@ -92,7 +92,7 @@ _known: dict[str, Measured] = {}
 def compare_engines(
     stacked: Callable[[], object], loop: Callable[[], object], engine: StackedEngine, clients: int
 ) -> Measured:
-    """Whether the loop takes clearly less time for a client's step than a stacked step takes for each of `clients` clients.
+    """Whether a client's step takes clearly less time by the loop than as one of `clients` stacked clients.
 
     A stacked step that is short gains much when it is traced, so the loop has to win against the trace as well.
     """

@@ -95,7 +95,7 @@ class Compiler:
             job.queued = read_done(job.folder, job.request) is None
             job.waiting = not launch
         except Exception as error:  # a step that cannot be described, or no room on the disk
-            self._fail(name, error)
+            self.refuse(name, error)
         self._advance()
 
     @property
@@ -141,10 +141,6 @@ class Compiler:
         except subprocess.TimeoutExpired:
             job.overdue = True
             log.warning("a step is not compiled after %.0f s and runs more slowly until it is", seconds)
-
-    def refuse(self, name: Hashable, error: Exception) -> None:
-        """Give up a step that was compiled but does not run here."""
-        self._fail(name, error)
 
     def key(self, name: Hashable) -> str | None:
         """The entry of a step in the cache, to be recorded with a run."""
@@ -197,7 +193,7 @@ class Compiler:
                 env={**os.environ, **torch_caches(job.folder), "PYTHONPATH": _python_path()},
             )  # fmt: skip
         except Exception as error:  # no room on the disk, no processes left
-            self._fail(name, error)
+            self.refuse(name, error)
 
     def _load(self, name: Hashable, job: _Job) -> None:
         begin = time.perf_counter()
@@ -213,11 +209,12 @@ class Compiler:
             with suppress(OSError):  # a cache that cannot be written to serves as well
                 os.utime(job.folder / DONE)  # entries that are not used for long are removed first
         except Exception as error:  # whatever a damaged module does
-            self._fail(name, error)
+            self.refuse(name, error)
             with suppress(OSError):
                 (job.folder / DONE).unlink()  # so that the next run compiles again
 
-    def _fail(self, name: Hashable, error: Exception) -> None:
+    def refuse(self, name: Hashable, error: Exception) -> None:
+        """Give up a step that cannot be compiled, or does not run here."""
         self._failed.add(name)
         if name in self._jobs:
             self._jobs[name].failed = True
