@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from stratafl.deploy.host import Host
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
-from stratafl.deploy.site_processes import SiteProcesses
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError, counted, unknown
 from stratafl.files import private_folder
 from stratafl.runs.loggers import check as check_loggers
 
-SERVER_APP, CLIENT_APP = "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app"
+SERVER_APP = "stratafl.deploy.server_app:app"
 LOOK = 0.5  # seconds between two looks
 STARTS, WITHIN = 5, 600.0  # a ServerApp that is killed more often in so many seconds is given up
 AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
@@ -73,25 +73,12 @@ def host_federation(
         return _Watch(prepared, flower, sites, trust, measured).until_it_ends()
 
 
-def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[SiteProcesses]:
+def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterator[SiteProcesses]:
     """Sites of a rehearsal, each in processes of its own."""
-    places = divided(prepared.file, prepared.path)
-    sites = []
-    for name, samples in places.items():
+    for name, samples in divided(prepared.file, prepared.path).items():
         folder = prepare_site(prepared.path / "sites" / name, invitation, name)
         flower.register(name, folder.key.public)
-        sites.append(
-            SiteProcesses(
-                folder.path,
-                name,
-                server=folder.server,
-                key=folder.key.key,
-                authority=folder.authority,
-                client_app=CLIENT_APP,
-                settings={"data": str(samples.absolute())},
-            )
-        )
-    return sites
+        yield SiteProcesses.of(folder, {"data": str(samples.absolute())})
 
 
 class _Watch:

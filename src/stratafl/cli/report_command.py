@@ -76,19 +76,19 @@ def print_ranking(
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
-    if csv is not None:
-        write_atomically(csv, to_csv(ranks).encode())
-        console.print(Text(f"table: {csv}"))
-    if clients is not None:
-        write_atomically(clients, clients_csv(ranks, study.gains).encode())
-        console.print(Text(f"clients: {clients}"))
-    if pairs is not None:
-        write_atomically(pairs, pairs_csv(study.pairs).encode())
-        console.print(Text(f"pairs: {pairs}"))
-    if svg is not None:
-        drawn = svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study))
-        write_atomically(svg, drawn.encode())
-        console.print(Text(f"picture: {svg}"))
+    for title, path, text_of in (
+        ("table", csv, lambda: to_csv(ranks)),
+        ("clients", clients, lambda: clients_csv(ranks, study.gains)),
+        ("pairs", pairs, lambda: pairs_csv(study.pairs)),
+        (
+            "picture",
+            svg,
+            lambda: svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study)),
+        ),
+    ):
+        if path is not None:
+            write_atomically(path, text_of().encode())
+            console.print(Text(f"{title}: {path}"))
     return study
 
 

@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 
 from stratafl.cli.console import note_console, print_note, show_warnings
-from stratafl.cli.host_command import CLIENT_APP
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what_leaves_site
-from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
+from stratafl.deploy.folders import prepare_site, read_invitation
 from stratafl.deploy.member import STATE
 from stratafl.deploy.site_model import check_prediction_file, final_model, member_in, predicted
 from stratafl.deploy.site_processes import SiteProcesses
@@ -46,7 +45,10 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     print_note(f"the host lets this site in when it has '{prepared.key.public}'; the other files stay here")
     delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
-    with _site(prepared, place, trust) as running, interruptible(console, quiet=True) as interrupt:
+    with (
+        SiteProcesses.of(prepared, {"data": str(place), "trust": trust}) as running,
+        interruptible(console, quiet=True) as interrupt,
+    ):
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
@@ -66,18 +68,6 @@ def _ask(leaves: Sequence[str], who: str, yes: bool, console: Console) -> None:
         console.print(f"  {line}", markup=False)
     if not yes and not typer.confirm("Join?", err=True):
         raise DeployError("this site does not join: nothing was created and nothing was sent")
-
-
-def _site(prepared: SiteFolder, place: Path, trust: bool) -> SiteProcesses:
-    return SiteProcesses(
-        prepared.path,
-        prepared.name,
-        server=prepared.server,
-        key=prepared.key.key,
-        authority=prepared.authority,
-        client_app=CLIENT_APP,
-        settings={"data": str(place), "trust": trust},
-    )
 
 
 def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -> None:

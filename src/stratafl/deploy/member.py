@@ -43,6 +43,7 @@ class Working:
 
     site: Site
     scores: bool
+    digests: Mapping[str, str]  # of what all agree on, as this site computes them
     score: float | None = None
 
     def enrol(self) -> State:
@@ -96,7 +97,7 @@ class SiteMember:
         working = self._made(agreed)
         write_atomically(self.folder / AGREED, json.dumps(table).encode())
         self._working = working
-        return {"digests": dict(self._digests(agreed))}
+        return {"digests": dict(working.digests)}
 
     def round(self, data: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer to a message of the exchange, and what else the host is told."""
@@ -164,11 +165,7 @@ class SiteMember:
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores)
-
-    def _digests(self, agreed: Offer) -> Mapping[str, str]:
-        clients = len(self.file.deploy.sites)
-        return blueprint_of(self.file.experiment, agreed.agreement.format, clients, self.trust).digests
+        return Working(site, self.file.deploy.scores, blueprint.digests)
 
     @cached_property
     def _own_format(self) -> SampleFormat:

@@ -43,22 +43,6 @@ def nodes_of_sites(grid: Grid) -> dict[str, int]:
     return {node.name: node.node_id for node in grid.get_nodes() if node.name}
 
 
-def wait_for_sites(
-    grid: Grid, enough: Callable[[dict[str, int]], bool], deadline: float, report: Callable[[str], None] = log.info
-) -> dict[str, int]:
-    """The connected sites once there are enough of them; a `DeployError` if there are not within `deadline` seconds."""
-    start, reported = time.monotonic(), 0.0
-    while not enough(sites := nodes_of_sites(grid)):
-        passed = time.monotonic() - start
-        if passed > deadline:
-            raise DeployError(f"after {deadline:.0f} s these sites are connected: {', '.join(sorted(sites)) or 'none'}")
-        if passed - reported > SAID_EVERY:
-            reported = passed
-            report(f"waiting for sites; connected are {', '.join(sorted(sites)) or 'none'}")
-        time.sleep(min(0.5, deadline))
-    return sites
-
-
 def exchange(
     grid: Grid,
     messages: Sequence[Message],

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -53,9 +52,7 @@ class RoundJournal:
     def __enter__(self) -> "RoundJournal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loggers.close()
 
     def absorbed(self, number: int, traffic: Traffic, begin: float, closed: float, counts: Mapping[str, float]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 import tomli_w
@@ -25,6 +24,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from stratafl.deploy.certificates import MAX_KEY_BYTES, check_site_name
 from stratafl.deploy.client_tasks import READY
+from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained, lock, read_plain, write_atomically
@@ -45,6 +45,8 @@ _REASONS = {
     "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
 }
 _FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
+
+CLIENT_APP = "stratafl.deploy.client_app:app"
 
 
 class SiteStatus(Enum):
@@ -87,12 +89,23 @@ class SiteProcesses:
 
     _connected_at: float | None
 
+    @staticmethod
+    def of(prepared: SiteFolder, settings: Mapping[str, str | int | float | bool]) -> "SiteProcesses":
+        """The processes of a prepared folder, with the ClientApp of every federation."""
+        return SiteProcesses(
+            prepared.path,
+            prepared.name,
+            server=prepared.server,
+            key=prepared.key.key,
+            authority=prepared.authority,
+            client_app=CLIENT_APP,
+            settings=settings,
+        )
+
     def __enter__(self) -> "SiteProcesses":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def tend(self) -> list[str]:

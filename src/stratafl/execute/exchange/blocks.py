@@ -62,24 +62,29 @@ def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
 
 def unpack_download(request: Request, cached: Callable[[Piece], bytes | None]) -> bytes | None:
     """The parcel of a message, with the blocks that were left out; None if one of them is not there."""
-    parts, view, begin = list[bytes | memoryview](), memoryview(request.body), 0
-    for piece in request.pieces:
-        part = view[begin : begin + piece.size] if piece.sent else cached(piece)
+    parts = list[bytes | memoryview]()
+    for piece, sent in _pieces(request):
+        part = cached(piece) if sent is None else sent
         if part is None:
             return None
         parts.append(part)
-        begin += piece.size if piece.sent else 0
     return b"".join(parts)
 
 
 def sent_blocks(request: Request) -> Iterator[tuple[str, memoryview]]:
     """The blocks in a message that are what their digests say."""
+    for piece, sent in _pieces(request):
+        if sent is not None and piece.digest and block_digest(sent) == piece.digest:
+            yield piece.digest, sent
+
+
+def _pieces(request: Request) -> Iterator[tuple[Piece, memoryview | None]]:
+    """Each piece of a message with its bytes; None for one that was left out."""
     view, begin = memoryview(request.body), 0
     for piece in request.pieces:
-        part = view[begin : begin + piece.size] if piece.sent else None
-        begin += piece.size if piece.sent else 0
-        if part is not None and piece.digest and block_digest(part) == piece.digest:
-            yield piece.digest, part
+        end = begin + (piece.size if piece.sent else 0)
+        yield piece, view[begin:end] if piece.sent else None
+        begin = end
 
 
 class BlockCache:
