@@ -23,7 +23,7 @@ from stratafl.advice.tryout import Watch, least_budget, try_out
 from stratafl.config.assemble import federation_of, model_of
 from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import AUTO, metric_for, with_metric
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
@@ -110,7 +110,7 @@ def advise(
     model: ModelSource | None = None,
     budget: float = BUDGET,
     caution: float = CAUTION,
-    trust: Trust | bool = NOTHING,
+    trust: Trust | bool = NO_TRUST,
     watch: Watch | None = None,
 ) -> Advice:
     """Look at the experiment's federation, try a short list of methods, and say what to run.

@@ -13,7 +13,7 @@ from stratafl.config.assemble import algorithm_of, model_of, reading_limit, read
 from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
 from stratafl.config.migrations import migrate
 from stratafl.config.setting_tables import TABLES
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
@@ -90,7 +90,7 @@ class FederationFile:
     def common(self) -> "FederationFile":
         """What host and sites must have alike: all but how patient the host is, which it may change."""
         usual: dict[str, Any] = {
-            each.name: each.default for each in dataclasses.fields(self.deploy) if each.name in OF_THE_HOST
+            field.name: field.default for field in dataclasses.fields(self.deploy) if field.name in OF_THE_HOST
         }
         return dataclasses.replace(self, deploy=dataclasses.replace(self.deploy, **usual))
 
@@ -112,7 +112,7 @@ def federation_from(tables: Mapping[str, Any]) -> FederationFile:
 
 
 def blueprint_of(
-    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NOTHING
+    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NO_TRUST
 ) -> Blueprint:
     """What the members of a deployment agree on: a simulation of the experiment with such samples has the same."""
     run, model = experiment.run, experiment.model

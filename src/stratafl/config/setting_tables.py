@@ -32,12 +32,12 @@ from stratafl.policies.robust import Factor, Share
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision
 
-MANY = 10**9  # more rounds, clients or samples than anybody can mean
+MAX_COUNT = 10**9  # more rounds, clients or samples than anybody can mean
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions have
 
-Some = Range(least=1, most=MANY)
-SomeOrNone = Range(least=0, most=MANY)
+Some = Range(least=1, most=MAX_COUNT)
+SomeOrNone = Range(least=0, most=MAX_COUNT)
 Seed = Range(least=0, most=WHOLE)
 Options = Mapping[str, Any]
 
@@ -140,7 +140,7 @@ class DataTable:
         "images, else none",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"] = None
-    vocabulary: Annotated[int | None, Range(least=4, most=MANY), "texts: so many tokens, the most frequent"] = None
+    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: so many tokens, the most frequent"] = None
     owners: Annotated[int | None, Some, "only so many of those whose samples they are, drawn by the seed"] = None
     fewest: Annotated[int | None, Some, "… of those with so many samples at least"] = None
     most: Annotated[int | None, Some, "… and so many at most"] = None
@@ -265,15 +265,17 @@ def partition_of(data: DataTable) -> Partition:
     partition = PARTITIONS["dirichlet" if data.partition == "auto" else data.partition]
     hints = typing.get_type_hints(partition.__init__, include_extras=True)
     hints.pop("return", None)
-    own = {key: getattr(data, key) for key in keys_of(DataTable)}
+    table_values = {key: getattr(data, key) for key in keys_of(DataTable)}
     for key in data.options:
         if key not in hints:
-            raise unknown("key of [data]", key, [*own, *(name for name in hints if name not in own)])
-    given = {key: value for key, value in own.items() if key in hints and value is not None} | {**data.options}
-    return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in given.items()})
+            raise unknown("key of [data]", key, [*table_values, *(name for name in hints if name not in table_values)])
+    options = {key: value for key, value in table_values.items() if key in hints and value is not None} | {
+        **data.options
+    }
+    return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in options.items()})
 
 
 def without_effect(data: DataTable) -> list[str]:
     """Keys that are set, but that only other partitions have."""
-    own, usual = vars(partition_of(data)), DataTable()
-    return [key for key in DIVIDING if key not in own and getattr(data, key) != getattr(usual, key)]
+    partition_options, usual = vars(partition_of(data)), DataTable()
+    return [key for key in DIVIDING if key not in partition_options and getattr(data, key) != getattr(usual, key)]

@@ -80,8 +80,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:
     wanted = (reading.label,) if reading.label else LABELS
-    if found := [name for name in wanted if name in columns]:
-        return found[0]
+    if present := [name for name in wanted if name in columns]:
+        return present[0]
     near = _alike(wanted, columns)
     hint = f"set data.label to '{near}'" if near else "name the column of labels with data.label"
     raise DataError(f"'{place}' has no column '{wanted[0]}', only: {', '.join(columns)}; {hint}")
@@ -103,8 +103,8 @@ def _check_column(setting: str, name: str | None, columns: Columns, place: Path)
     if name is not None and name not in columns:
         near = get_close_matches(name, columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        there = ", ".join(columns)
-        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {there}")
+        names = ", ".join(columns)
+        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {names}")
     for row, cell in enumerate(columns[name] if name else (), start=1):
         if cell is None or cell != cell:  # NaN
             raise DataError(f"row {row} of '{place}' has no {name}: fill it in, or delete the row")

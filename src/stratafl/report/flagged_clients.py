@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 
 from stratafl.errors import counted, shown
-from stratafl.evaluation.flags import MOST, Flag, all_left_out, flags
+from stratafl.evaluation.flags import MAX_NAMED_CLIENTS, Flag, all_left_out, flags
 from stratafl.execute.uploads import FAR
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
@@ -83,5 +83,8 @@ def _rounds(found: Found, runs: int, kind: str) -> str:
 
 
 def _few(said: Sequence[str], one: str, several: str) -> list[str]:
-    more = len(said) - MOST
-    return [*said[:MOST], *([f"{counted(more, 'more client')} {one if more == 1 else several}"] if more > 0 else [])]
+    more = len(said) - MAX_NAMED_CLIENTS
+    return [
+        *said[:MAX_NAMED_CLIENTS],
+        *([f"{counted(more, 'more client')} {one if more == 1 else several}"] if more > 0 else []),
+    ]

@@ -15,7 +15,7 @@ from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.settings import Settings
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
 from stratafl.evaluation.flags import diverged
@@ -67,7 +67,7 @@ class Work:
     experiment: Experiment
     folder: Path
     rounds: int
-    trust: Trust = NOTHING
+    trust: Trust = NO_TRUST
     failure: Path | None = None
 
 
@@ -113,7 +113,7 @@ class Search:
     """Trials of one method in a folder, on a grid with successive halving; `base` has the method and the seed."""
 
     def __init__(
-        self, folder: Path, base: Experiment, plan: Plan, trust: Trust = NOTHING, trials: int | None = None
+        self, folder: Path, base: Experiment, plan: Plan, trust: Trust = NO_TRUST, trials: int | None = None
     ) -> None:
         self.folder, self.plan, self.trust = folder, plan, trust
         self.method, self.trials = base.algorithm.name, plan.trials if trials is None else trials

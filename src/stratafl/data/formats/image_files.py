@@ -37,7 +37,7 @@ class ImageHeader(NamedTuple):
 
 def read_class_folders(files: Sequence[Path], request: Request) -> Columns:
     listed: dict[str, str] = {}
-    for lines in sorted({found for file in files for found in file.parent.parent.glob(_ANNOTATIONS)}):
+    for lines in sorted({listing for file in files for listing in file.parent.parent.glob(_ANNOTATIONS)}):
         rows = [line.split("\t") for line in lines.read_text(encoding="utf-8").splitlines()]
         listed |= {row[0]: row[1] for row in rows if len(row) > 1}
     return {

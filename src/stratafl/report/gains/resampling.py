@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.evaluation.metrics import Metric
-from stratafl.evaluation.predictions import AT_ONCE, Predictions
+from stratafl.evaluation.predictions import CHUNK_SCORES, Predictions
 from stratafl.report.gains.influence import LINEAR, sample_values
 from stratafl.report.gains.intervals import Noise, noise_of_means, noise_of_replicates, pooled
 
@@ -72,7 +72,7 @@ class ClientScores:
         found, generator = np.full((self._count, len(self.ids)), np.nan), torch.Generator().manual_seed(0)
         classes = self.predictions.scores.shape[1]
         for clients, at, count in self.predictions.side_by_side():
-            step = max(1, AT_ONCE // (at.numel() * classes))
+            step = max(1, CHUNK_SCORES // (at.numel() * classes))
             for start in range(0, self._count, step):
                 several = min(step, self._count - start)
                 drawn = torch.rand((several, *at.shape), generator=generator, dtype=torch.float64)
