@@ -56,7 +56,9 @@ def print_ranking(
     Returns what was read, for the report.
     """
     if target is not None and by is not None:
-        raise RunError("--target needs the metric of the runs, which every round has: leave out --metric")
+        raise RunError(
+            "--target uses the metric of the runs, so it cannot be combined with --metric: leave out one of them"
+        )
     if target is not None and not 0 < target < float("inf"):
         raise RunError(f"--target must be a score above 0, not {target}")
     check_new([csv, pairs, svg, clients])
@@ -147,10 +149,12 @@ def _footnotes(study: Study) -> list[Text]:
     folders = [str(outcome.folder) for outcome in outcomes if outcome.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
-    nothing = "gives all samples of a client the same class: its answers show nothing"
+    nothing = "predicts one class for all samples of each client, so its accuracy is not informative"
     same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(sentence, style="yellow") for sentence in flag_sentences(outcomes)]
-    look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
+    look = (
+        [Text(f"to inspect its data, run: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
+    )
     guards = [Text(sentence) for sentence in guard_sentences(ranks)]
     return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(study), style="dim")]
 

@@ -57,7 +57,7 @@ class KeyRing:
 
 @dataclass
 class Quota:
-    """How many bytes each site may send in every so many seconds."""
+    """At most `most` bytes of each site in every `seconds` seconds."""
 
     most: int = 4_000_000_000
     seconds: float = 60.0

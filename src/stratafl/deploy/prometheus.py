@@ -105,7 +105,7 @@ def _duration(line: Mapping[str, Any]) -> float | None:
 
 
 def _scores(rounds: Sequence[Mapping[str, Any]]) -> list[tuple[Labels, float | None]]:
-    """In a round nobody may have said how good its model is."""
+    """From the last round in which a site reported a score."""
     for line in reversed(rounds):
         scores = {key: _number(line.get(f"{PLACE}.client_{key}")) for key in ("accuracy", "loss")}
         if any(value is not None for value in scores.values()):

@@ -42,7 +42,7 @@ _REASONS = {
     "[code: ": "the server refuses this site",
     "Unable to parse the private key": "the private key cannot be read",
     # How flwr ends at a 401; we did not ask it to end.
-    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
+    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask the host to register the key",
 }
 _FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
 
@@ -109,7 +109,7 @@ class SiteProcesses:
         self.end()
 
     def tend(self) -> list[str]:
-        """Start what is to be started; says what happened, and raises a `DeployError` if trying again is no use."""
+        """Start processes that should run. Returns what happened; a `DeployError` if another try cannot help."""
         if not self._processes:
             return self._start_again()
         gone = next((process for process in self._processes if not process.running()), None)
@@ -120,7 +120,7 @@ class SiteProcesses:
         return {process.name: process.pid for process in self._processes if process.running()}
 
     def end(self) -> None:
-        """Leave: the server is told, so that nobody waits for this site."""
+        """Leave, and tell the server, so that it does not wait for this site."""
         node = next((process for process in self._processes if process.name == "supernode"), None)
         self._end_processes()
         if node is not None and node.exit_code() == 0:  # it has signed off itself
@@ -172,16 +172,16 @@ class SiteProcesses:
         if not refusals or refusals[-1] == self._refusal:
             return []
         self._refusal = refusals[-1]
-        return [f"site '{self.name}' does not do what it was asked: {shown(self._refusal, 400)}"]
+        return [f"site '{self.name}' refuses a request: {shown(self._refusal, 400)}"]
 
     def _status_now(self, log: str) -> SiteStatus:
-        """From the log of the SuperNode, which waits for a server by itself."""
+        """From the log of the SuperNode, which waits for its server."""
         if log.rfind("Connection attempt failed") > log.rfind("Connection successful"):
             return SiteStatus.UNREACHABLE
         return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
 
     def _told(self, status: SiteStatus) -> list[str]:
-        """What is said when the status changes."""
+        """The line for a new status, if it changed."""
         before, self.status = self.status, status
         if status is before or status is SiteStatus.STARTING:
             return []

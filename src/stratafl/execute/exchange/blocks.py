@@ -47,7 +47,7 @@ def pack_download(parcel: bytes, have: Container[str]) -> PackedDownload:
 
 
 def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
-    """The parcel in order: its large tensors, and what is between them."""
+    """The parcel in order: its large tensors, and the bytes between them."""
     view, loose, end = memoryview(parcel), 0, 0
     for stop in tensor_ends(parcel):
         if stop - end >= MIN_BLOCK_BYTES and end:
@@ -88,9 +88,9 @@ def _pieces(request: Request) -> Iterator[tuple[Piece, memoryview | None]]:
 
 
 class BlockCache:
-    """Blocks in a folder, of so many bytes at most, the oldest removed first.
+    """Blocks in a folder of at most `most` bytes; the oldest are removed first.
 
-    Nothing depends on it: what cannot be written is not kept, and what is damaged counts as missing.
+    The cache may fail: a block that cannot be written is not kept, and a damaged one counts as missing.
     """
 
     def __init__(self, folder: Path, most: int = CACHE_BYTES) -> None:

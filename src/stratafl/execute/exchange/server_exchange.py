@@ -1,4 +1,4 @@
-"""The side of the server: asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
+"""The server's side: it asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -226,7 +226,7 @@ class ServerExchange:
         self._asked.clear()
 
     def forget(self, site: str) -> None:
-        """Let a site that has lost its state start anew."""
+        """Let a site that lost its state start over."""
         self._check_site(site)
         self._log.append("forget", site=site, round=self.round, upload=self._absorbed(site))
         rest = {name: digest for name, digest in self._saved.absorbed.items() if name != site}
