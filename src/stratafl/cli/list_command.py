@@ -13,7 +13,7 @@ from rich.text import Text
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PARTS, composition, is_composition
 from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
-from stratafl.algorithms.sent_fields import Sent, Stage
+from stratafl.algorithms.sent_fields import Sent, SentStage
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
@@ -247,7 +247,7 @@ def _print_sent(console: Console, experiment: Experiment, settings: Mapping[str,
     console.print(f"never leaves a site: {what_stays(sent)}")
 
 
-def _print_stage(console: Console, title: str, stage: Stage) -> None:
+def _print_stage(console: Console, title: str, stage: SentStage) -> None:
     caption = f"{title}, {stage.rounds}: {size(stage) if stage.fields else 'nothing'}"
     if not stage.fields:
         console.print(Text(caption, "italic"))
