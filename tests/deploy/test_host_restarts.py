@@ -63,7 +63,7 @@ def test_they_are_stopped_each_time_that_the_process_is_started_again(tmp_path: 
     kept = RestartedProcess(a_host(tmp_path, done)._start_server_tasks)
     done.lines.clear()
     done.runs[5] = "running"
-    assert kept.tend() == "serverapp was killed by SIGKILL. It was started again"
+    assert (kept.tend() or "").startswith("serverapp was killed by SIGKILL")
     assert done.lines == ["stop 5", "start serverapp"]
 
 

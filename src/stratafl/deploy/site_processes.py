@@ -42,7 +42,7 @@ _REASONS = {
     "[code: ": "the server refuses this site",
     "Unable to parse the private key": "the private key cannot be read",
     # How flwr ends at a 401; we did not ask it to end.
-    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask the host to register the key",
+    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
 }
 _FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
 
