@@ -135,11 +135,11 @@ def _check_report_file(path: Path) -> None:
 def _no_choice_notes(no_choice: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
     """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
     shown = no_choice.shown
+    why = f"The order above may be chance. {no_choice.why}"
     if shown is None:
-        more = ["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else []
-        return [f"{no_choice.why}: the order above may be chance", *more]
+        return [why, *(["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else [])]
     again = [] if shown.at_chance else [how_to_rank(folders, metric)]
-    return [f"{no_choice.why}: the order above may be chance", *shown.sentences, *again]
+    return [why, *map(str, (*shown.findings, *again))]
 
 
 def _footnotes(study: Study) -> list[Text]:
@@ -169,7 +169,7 @@ def pair_lines(study: Study) -> list[Text]:
     ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
     over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(pairs)}))
     about = f"in brackets: {unit}95 % intervals over {over}{many}"
-    return [*(Text(pair.short) for pair in with_first(pairs)), Text(about, style="dim")]
+    return [*(Text(pair.sentence) for pair in with_first(pairs)), Text(about, style="dim")]
 
 
 def _caption(study: Study) -> str:
