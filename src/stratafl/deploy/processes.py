@@ -127,9 +127,10 @@ def log_to_stderr() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def python_module(module: str, *options: object) -> list[str]:
-    """The command that runs a module of ours with the Python that runs this."""
-    return [sys.executable, "-m", module, *map(str, options)]
+def python_module(module: str, *arguments: object, **options: object) -> list[str]:
+    """The command that runs a module of ours with this Python; `options` become `--name value`."""
+    named = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    return [sys.executable, "-m", module, *map(str, (*arguments, *named))]
 
 
 def flower_command(name: str) -> str:
