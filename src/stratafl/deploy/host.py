@@ -182,7 +182,9 @@ class Host:
             if "Address already in use" not in process.said():
                 raise
             taken = f"port {self.address.port} of this machine is in use"
-            raise DeployError(f"{taken}: stop what listens there, or host with another port in --address") from error
+            raise DeployError(
+                f"{taken}: stop the program that uses it, or choose another port with --address"
+            ) from error
 
     def _process(self, name: str, module: str, *arguments: object, **options: object) -> Process:
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
@@ -214,7 +216,7 @@ class Host:
             return
         finally:
             stranger.close()
-        raise DeployError("this flwr answers control requests without a token: install a version that we test")
+        raise DeployError("this version of flwr answers control requests without a token: install the tested version")
 
     def _stop_leftovers(self) -> None:
         """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""
