@@ -1,4 +1,4 @@
-"""What host and sites agree on before the first round: how samples look, which site is which client, who has how many.
+"""The agreement of host and sites before the first round: the format of samples, the client numbers, sample counts.
 
 A site introduces itself with the format of its samples and their numbers. From all introductions the host makes the
 agreement, of which every site gets what concerns it; of others it is told how many samples the largest has, if they are

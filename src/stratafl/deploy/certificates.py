@@ -89,7 +89,7 @@ def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pai
 
 
 def belong(pair: Pair) -> bool:
-    """Whether there is a certificate, and the key beside it is its own; a kill can leave an old one of either."""
+    """Whether a certificate exists together with its own key. A kill can leave an old file of either."""
     if not (pair.key.exists() and pair.public.exists()):
         return False
     try:

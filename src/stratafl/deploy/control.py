@@ -4,12 +4,12 @@ The SuperLink takes such requests on loopback alone and with the token that `sup
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import tomli_w
@@ -25,9 +25,6 @@ from stratafl.deploy.certificates import check_site_name
 from stratafl.errors import DeployError, OutageError, shown
 from stratafl.files import write_atomically
 from stratafl.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -136,7 +133,7 @@ class ControlClient:
         with _explained("stop the run"):
             self._client.StopRun(asked.StopRunRequest(run_id=run))
 
-    def _nodes(self) -> "list[Any]":
+    def _nodes(self) -> list[Any]:
         with _explained("list the sites"):
             nodes = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
         return [node for node in nodes if node.status != "unregistered"]
@@ -154,7 +151,7 @@ class _Bearer:
 
 
 @contextmanager
-def _explained(action: str) -> "Iterator[None]":
+def _explained(action: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:

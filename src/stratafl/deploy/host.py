@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
@@ -24,7 +23,7 @@ from stratafl.deploy.processes import Process, flower_environment, free_port, py
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain
 
-RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
+RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
@@ -51,12 +50,14 @@ class RestartedProcess:
         outcome, now = self.process.outcome(), time.monotonic()
         self._starts = [*(then for then in self._starts if now - then < WITHIN), now]
         if len(self._starts) > RESTARTS:
-            raise DeployError(f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is given up")
+            raise DeployError(
+                f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is not started again"
+            )
         self.process.end()
         try:
             self.process = self._start()
         except DeployError as error:  # killed again, or before it answered: that counts as another end
-            return f"{outcome}. It was started again, in vain: {error}"
+            return f"{outcome}. Starting it again failed: {error}"
         return f"{outcome}. It was started again"
 
 
@@ -87,9 +88,7 @@ class Host:
     def __enter__(self) -> "Host":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def register(self, site: str, public_key: Path) -> int:
@@ -224,7 +223,7 @@ class Host:
         raise DeployError("this flwr answers control requests without a token: install a version that we test")
 
     def _stop_leftovers(self) -> None:
-        """Runs of a host or of server_tasks that was killed: their ServerApps are gone, and nobody else says so."""
+        """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""
         for run in self.control.unfinished_runs():
             self.control.stop_run(run)
 

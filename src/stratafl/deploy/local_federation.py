@@ -1,4 +1,4 @@
-"""A federation on one machine: the samples of an experiment, divided and written to a file for each site."""
+"""A rehearsal on one machine: the samples of an experiment, divided into a file for each site."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from stratafl.files import atomically
 
 
 def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
-    """The federation of a file, or of an experiment, with so many sites on this machine."""
+    """The federation of a file, or of an experiment, with `count` sites on this machine."""
     names = [f"site-{number}" for number in range(1, count + 1)]
     deploy = tables.get(DEPLOY, {})
     if not isinstance(deploy, dict):
-        return federation_from(tables)  # which says what is wrong
+        return federation_from(tables)  # which raises the error
     file = federation_from({**tables, DEPLOY: {"sites": names, **deploy}})
     if len(file.deploy.sites) != count:
         raise DeployError(f"the federation has {len(file.deploy.sites)} sites: rehearse with that many")

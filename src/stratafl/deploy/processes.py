@@ -24,7 +24,7 @@ _PAUSE = 0.05
 
 
 class Process:
-    """A command that runs until `end`, until it ends by itself, or until this process is gone."""
+    """A command that runs until `end`, until it exits, or until this process is gone."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
@@ -133,7 +133,7 @@ def python_module(module: str, *options: object) -> list[str]:
 
 
 def flower_command(name: str) -> str:
-    """Where pip put a command of Flower: beside this Python."""
+    """The path of a Flower command, which pip puts into the folder of this Python."""
     require_flower()
     path = Path(sys.executable).with_name(name)
     if not path.exists():
@@ -147,7 +147,7 @@ def require_flower() -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. Whoever takes it may still be too late: then its process says so and ends."""
+    """A port that is free now. Another process may take it first; then ours says so and ends."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

@@ -2,8 +2,8 @@
 
 Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
 noticed. What a chain cannot notice is the loss of its end: a `Mark`, which the server saves with its state, says how
-many lines there must be at least, and the digest of the last of them. Digests are no signatures: whoever can write the
-log, the state and all copies can make another history.
+many lines there must be at least, and the digest of the last of them. Digests are no signatures: a person who can
+write the log, the state and all copies can forge another history.
 """
 
 import json
@@ -31,7 +31,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mark:
-    """So many lines, and the digest of the last of them."""
+    """The number of lines, and the digest of the last one."""
 
     lines: int = 0
     digest: str = START

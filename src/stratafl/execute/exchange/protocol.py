@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RecordError, WireError, shown
@@ -150,14 +150,12 @@ def encode_message(message: Request | Reply) -> bytes:
 
 def decode_request(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Request:
     """What a server sent; anything else is a `WireError`."""
-    request: Request = _decoded(data, _REQUESTS, most)
-    return request
+    return cast(Request, _decoded(data, _REQUESTS, most))
 
 
 def decode_reply(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Reply:
     """What a site replied; anything else is a `WireError`."""
-    reply: Reply = _decoded(data, _REPLIES, most)
-    return reply
+    return cast(Reply, _decoded(data, _REPLIES, most))
 
 
 def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:

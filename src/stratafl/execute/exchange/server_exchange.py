@@ -1,4 +1,4 @@
-"""The side of the server: asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
+"""The server's side: it asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -212,9 +212,7 @@ class ServerExchange:
         reasons = {site: shown(reason, MAX_REFUSAL_LETTERS) for site, reason in left_out.items()}
         # Before the state, so that its mark covers the line; a crash in between shows as a round that is opened again.
         self._log.append("absorb", round=self.round, absorbed=digests, left_out=reasons)
-        saved = Saved(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark)
-        self._store.save(saved)
-        self._saved = saved
+        self._save(Saved(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark))
         self._arrived.clear()
         self._asked.clear()
         return left_out
@@ -224,22 +222,23 @@ class ServerExchange:
         if self._arrived:
             raise RunError(f"uploads of round {self.round} are here: absorb them")
         self._log.append("absorb", round=self.round, absorbed={}, left_out={})
-        saved = replace(self._saved, round=self.round + 1, mark=self._log.mark)
-        self._store.save(saved)
-        self._saved = saved
+        self._save(replace(self._saved, round=self.round + 1, mark=self._log.mark))
         self._asked.clear()
 
     def forget(self, site: str) -> None:
-        """Let a site that has lost its state start anew."""
+        """Let a site that lost its state start over."""
         self._check_site(site)
         self._log.append("forget", site=site, round=self.round, upload=self._absorbed(site))
         rest = {name: digest for name, digest in self._saved.absorbed.items() if name != site}
-        saved = replace(self._saved, absorbed=rest, mark=self._log.mark)
-        self._store.save(saved)
-        self._saved = saved
+        self._save(replace(self._saved, absorbed=rest, mark=self._log.mark))
         self._committed.discard(site)
         for by_site in (self._asked, self._arrived, self._have):
             by_site.pop(site, None)
+
+    def _save(self, saved: Saved) -> None:
+        """On disk first: if that fails, this server is where it was."""
+        self._store.save(saved)
+        self._saved = saved
 
     def _sent(self, event: str, kind: type[DownloadMessage | Commit], site: str, whole: bool) -> bytes:
         have = frozenset[str]() if whole else self._have.get(site, frozenset())

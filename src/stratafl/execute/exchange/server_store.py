@@ -26,7 +26,7 @@ _MAX_STATE_BYTES = 1 << 40  # bytes of a state: it is the server's own file
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The server after so many rounds."""
+    """The server after `round` rounds."""
 
     round: int
     state: State
@@ -75,7 +75,7 @@ class ServerStore:
 
 
 def known_mark(folder: Path) -> Mark:
-    """The mark in the saved state, for whoever only checks the log; the first one if nothing was saved."""
+    """The mark in the saved state, for checks of the log; the first one if nothing was saved."""
     path = folder / STATE
     if not os.path.lexists(path):
         return Mark()

@@ -57,7 +57,7 @@ def explained_full(error: RunError) -> RunError:
 
 
 def read_state(path: Path, most: int) -> tuple[dict[str, Any], Rows]:
-    """The record and the tensors of a file of at most so many bytes, if it is what was written."""
+    """The record and the tensors of a file of at most `most` bytes; an error if the file was changed."""
     with explained("read", path):
         data = read_plain(path, min(most, path.stat().st_size))
     if data[8 : _SUM.start] != _START:
