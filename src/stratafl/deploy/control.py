@@ -99,7 +99,9 @@ class ControlClient:
             if "already in use" not in str(error):
                 raise
             new = f"at the site, move {site}.key and {site}.pub away and join again, which makes a new key"
-            raise DeployError(f"the key of site '{site}' was unregistered, which is for good: {new}") from error
+            raise DeployError(
+                f"the key of site '{site}' was unregistered and cannot be registered again: {new}"
+            ) from error
 
     def unregister(self, site: str) -> None:
         for node in self._nodes():

@@ -154,47 +154,43 @@ class Host:
         self._kept.append(RestartedProcess(self._start_gate))
 
     def _start_superlink(self) -> Process:
-        files = {"ssl-certfile": self._certificate.public, "ssl-keyfile": self._certificate.key}
-        files |= {"ssl-ca-certfile": self._authority, "database": self.folder / "superlink.db"}
-        options = [part for name, path in files.items() for part in (f"--{name}", path)]
-        place = ["--host", "127.0.0.1", "--port", self._port]
-        isolation = ["--isolation", "process", "--superexec-auth-secret-file", self.folder / "secret"]
-        flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        module = "stratafl.deploy.superlink"
-        process = self._process("superlink", module, self.folder / "token", *options, *place, *isolation, *flags)
+        options: dict[str, object] = {"host": "127.0.0.1", "port": self._port, "database": self.folder / "superlink.db"}
+        options |= {"ssl_certfile": self._certificate.public, "ssl_keyfile": self._certificate.key}
+        options |= {"ssl_ca_certfile": self._authority, "isolation": "process"}
+        options |= {"superexec_auth_secret_file": self.folder / "secret"}
+        flags = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        process = self._process("superlink", "stratafl.deploy.superlink", self.folder / "token", *flags, **options)
         return self._answering(process, lambda: self._status("GET", "/health") == 200)
 
     def _start_server_tasks(self) -> Process:
         self._stop_leftovers()
-        options = ["--runtime", f"127.0.0.1:{self._port}", "--root-certificates", self._authority]
-        return self._process("serverapp", "stratafl.deploy.server_tasks", *options, "--secret", self.folder / "secret")
+        options = {"runtime": f"127.0.0.1:{self._port}", "root_certificates": self._authority}
+        return self._process("serverapp", "stratafl.deploy.server_tasks", secret=self.folder / "secret", **options)
 
     def _start_gate(self) -> Process:
         if not self.address.port:
             self.address = ListenAddress(self.address.host, free_port(self.address.host))
-        place = ["--host", self.address.host, "--port", self.address.port, "--superlink-port", self._port]
-        tls = ["--certificate", self._certificate.public, "--key", self._certificate.key]
-        files = [
-            "--authority",
-            self._authority,
-            "--sites",
-            self.folder / "sites",
-            "--counts",
-            self.folder / "counts.json",
-        ]
-        quota = ["--most", self._quota.most, "--seconds", self._quota.seconds]
-        process = self._process("gate", "stratafl.deploy.gate", *place, *tls, *files, *quota)
+        options: dict[str, object] = {"host": self.address.host, "port": self.address.port}
+        options |= {"superlink_port": self._port, "authority": self._authority}
+        options |= {"certificate": self._certificate.public, "key": self._certificate.key}
+        options |= {"sites": self.folder / "sites", "counts": self.folder / "counts.json"}
+        options |= {"most": self._quota.most, "seconds": self._quota.seconds}
+        process = self._process("gate", "stratafl.deploy.gate", **options)
         try:
             return self._answering(process, lambda: "listening on" in process.said())
         except DeployError as error:
             if "Address already in use" not in process.said():
                 raise
             taken = f"port {self.address.port} of this machine is in use"
-            raise DeployError(f"{taken}: stop what listens there, or host with another port in --address") from error
+            raise DeployError(
+                f"{taken}: stop the program that uses it, or choose another port with --address"
+            ) from error
 
-    def _process(self, name: str, module: str, *options: object) -> Process:
+    def _process(self, name: str, module: str, *arguments: object, **options: object) -> Process:
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
-        return Process(name, python_module(module, *options), self.folder / "logs" / f"{name}.log", environment)
+        return Process(
+            name, python_module(module, *arguments, **options), self.folder / "logs" / f"{name}.log", environment
+        )
 
     def _answering(self, process: Process, answers: Callable[[], bool]) -> Process:
         try:
@@ -220,7 +216,7 @@ class Host:
             return
         finally:
             stranger.close()
-        raise DeployError("this flwr answers control requests without a token: install a version that we test")
+        raise DeployError("this version of flwr answers control requests without a token: install the tested version")
 
     def _stop_leftovers(self) -> None:
         """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""

@@ -24,7 +24,7 @@ def checked_log(folder: Path) -> list[Mapping[str, Any]]:
     verify(path, mark, lines.append)
     state = folder / SERVER / STATE
     if not os.path.lexists(state) and any(line.get("event") == "asked" for line in lines):
-        raise DamagedError(f"'{state}' is missing, which knows how long the audit log is: put it back")
+        raise DamagedError(f"'{state}' is missing, so the length of the audit log cannot be checked: restore it")
     return lines
 
 

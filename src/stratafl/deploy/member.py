@@ -113,7 +113,9 @@ class SiteMember:
     def _check_federation(self, table: Mapping[str, Any]) -> None:
         name = self.file.deploy.name
         if table.get("federation") != name:
-            raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{name}'")
+            raise WireError(
+                f"this message is for federation '{shown(table.get('federation'))}', but this site is in '{name}'"
+            )
 
     def _check_format(self, agreed: SampleFormat) -> None:
         """Refuse to read samples in another way than its own: only classes and the order of columns come from others.

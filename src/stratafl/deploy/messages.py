@@ -36,5 +36,5 @@ def read_content(content: RecordDict) -> tuple[dict[str, Any], bytes]:
     except ValueError as error:
         raise WireError(f"the table of this message is not JSON: {shown(error)}") from error
     if not isinstance(content_table, dict):
-        raise WireError("the table of this message is no table")
+        raise WireError("the table of this message is not a table")
     return content_table, array.data

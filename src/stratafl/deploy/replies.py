@@ -63,9 +63,11 @@ def exchange(
     """
     nodes = [message.metadata.dst_node_id for message in messages]
     if len(set(nodes)) < len(nodes):
-        raise DeployError("a round has one message for each site: two are for the same")
+        raise DeployError("a round has one message for each site, but two are for the same one")
     if not deadline > 0 or not late >= 0:
-        raise DeployError(f"a deadline of {deadline} s, {late} s late, is no time: give positive seconds")
+        raise DeployError(
+            f"a deadline of {deadline} s, or {late} s late, is not allowed: use positive numbers of seconds"
+        )
     for message in messages:
         message.metadata.ttl = deadline + late + _MARGIN
     return _Exchange(grid, deadline, enough, late, report).run(messages)

@@ -36,7 +36,9 @@ def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
     """The site that has this folder, with the samples that it joined with."""
     path = folder / NODE
     if not path.exists() or not (folder / FILE).exists():
-        raise DeployError(f"'{folder}' is not the folder of a site: give the one that 'strata join' made, sites/NAME")
+        raise DeployError(
+            f"'{folder}' is not the folder of a site: name the folder that 'strata join' made, sites/NAME"
+        )
     try:
         with explained("read", path):
             node = tomllib.loads(read_plain(path, MAX_NODE_BYTES).decode())
@@ -54,7 +56,7 @@ def final_model(member: SiteMember) -> Predictor:
     site = member.site()
     final = read_site(root, federation, member.name, state_form(site.enrol())).final()
     if final is None:
-        raise DeployError(f"site '{member.name}' has no final model any more: its folder was changed meanwhile")
+        raise DeployError(f"site '{member.name}' no longer has its final model: its folder was changed meanwhile")
     module = site.module(site.deployed(final.round, final.state, final.parcel))
     return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
 

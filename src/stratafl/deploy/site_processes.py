@@ -140,14 +140,11 @@ class SiteProcesses:
         os.chmod(secret, 0o600)
         self.runtime = runtime = f"127.0.0.1:{port}"
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
-        node: list[object] = ["--superlink", self._server, "--host", "127.0.0.1", "--port", port]
-        node += ["--root-certificates", self._authority, "--auth-supernode-private-key", self._key]
-        node += ["--isolation", "process", "--superexec-auth-secret-file", secret]
-        node += ["--node-config", self.folder / "node.toml"]
-        app = python_module(
-            "stratafl.deploy.client_tasks", "--runtime", runtime, "--secret", secret, "--app", self._app
-        )
-        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", *node))):
+        node: dict[str, object] = {"superlink": self._server, "host": "127.0.0.1", "port": port}
+        node |= {"root_certificates": self._authority, "auth_supernode_private_key": self._key}
+        node |= {"isolation": "process", "superexec_auth_secret_file": secret, "node_config": self.folder / "node.toml"}
+        app = python_module("stratafl.deploy.client_tasks", runtime=runtime, secret=secret, app=self._app)
+        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", **node))):
             self._processes.append(Process(name, command, self.folder / "logs" / f"{name}.log", environment))
         return []
 

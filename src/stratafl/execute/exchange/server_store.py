@@ -50,7 +50,7 @@ class ServerStore:
             if wrong is not None:
                 raise DamagedError(f"'{path}' is not the state of federation '{self._federation}': {wrong}")
         except DamagedError as error:
-            raise DamagedError(f"{error}; put back the newest copy of '{self.folder}'") from error
+            raise DamagedError(f"{error}; restore the newest copy of '{self.folder}'") from error
         mark = Mark(record["lines"], record["last"])
         state = unflatten({name: tensors[name] for name in self._form})
         return Saved(record["round"], state, record["absorbed"], mark)
@@ -81,5 +81,5 @@ def known_mark(folder: Path) -> Mark:
         return Mark()
     record, _ = read_state(path, _MAX_STATE_BYTES)
     if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
-        raise DamagedError(f"'{path}' does not say how long the audit log is; put back the newest copy of '{folder}'")
+        raise DamagedError(f"'{path}' does not say how long the audit log is; restore the newest copy of '{folder}'")
     return Mark(record["lines"], record["last"])

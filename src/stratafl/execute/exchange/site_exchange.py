@@ -65,7 +65,7 @@ class SiteExchange:
             ("site", address.site, store.site),
         ):
             if addressee != ours:
-                raise WireError(f"this message is for {what} '{addressee}', and this is '{ours}'")
+                raise WireError(f"this message is for {what} '{addressee}', but this is '{ours}'")
         pending = store.pending()
         if pending is not None and request.absorbed == pending.digest:
             _check_new(request, pending, done=True)
@@ -131,4 +131,4 @@ def _check_known(request: Request, current: RoundResult | None, pending: RoundRe
         f"absorbed upload {request.absorbed[:12]} of this site" if request.absorbed else "knows no upload of this site"
     )
     todo = "restore the newest copy of the lost folder, or let the host forget this site and remove its state"
-    raise LostStateError(f"the server {server}, and {here}: a folder is lost or an old copy; {todo}")
+    raise LostStateError(f"the server {server}, and {here}: one of the two folders is lost or an old copy; {todo}")

@@ -193,9 +193,7 @@ class SiteStore:
         record, tensors = read_state(path, self._most)
         is_ours = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
         if not is_ours or set(tensors) != {_PARCEL}:
-            raise RunError(
-                f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': put back its own folder"
-            )
+            raise RunError(f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': restore its own folder")
         return record, tensors
 
     def _write(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -219,7 +217,7 @@ class SiteStore:
         record, tensors = read_state(path, self._most)
         wrong = self._wrong(record, tensors)
         if wrong is not None:
-            todo = "check that this site runs the method and the model of the federation, or put back its own folder"
+            todo = "check that this site runs the method and the model of the federation, or restore its own folder"
             raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {wrong}; {todo}")
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
         state = unflatten({name: tensors[_STATE + name] for name in self._form})

@@ -52,7 +52,7 @@ def write_state(path: Path, record: Mapping[str, Any], tensors: Mapping[str, Ten
 def explained_full(error: RunError) -> RunError:
     """The error, which says what to do if the disk is full."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
-        return DiskFullError(f"{error}; nothing is lost: free some space, and try the same again")
+        return DiskFullError(f"{error}; nothing is lost: free some space and try again")
     return error
 
 
