@@ -47,9 +47,9 @@ from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.0, "some rounds beside a plain loop")]
 
-TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
+TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9, weight_decay=0.01)
 PLAIN_SGD = replace(TRAIN, momentum=0.0, weight_decay=0.0)  # where it is a choice what a second optimiser takes over
 TOLERANCE, ROUNDS = 1e-8, 3
 MODELS: dict[str, Callable[[], nn.Module]] = {"convnorm": convnorm, "mlp": mlp}

@@ -238,6 +238,7 @@ def test_fedfomo_says_that_it_needs_validation_data():
         made(fedfomo(), data=data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fedala(), apple(), fedamp(), fedcac(), fedfomo()], ids=lambda m: m.row)
 def test_clients_have_models_of_their_own_after_some_rounds(method):
     sim = made(method, batchnorm=False)

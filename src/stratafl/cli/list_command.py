@@ -13,7 +13,7 @@ from rich.text import Text
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PARTS, composition, is_composition
 from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
-from stratafl.algorithms.sent_fields import Sent, Stage
+from stratafl.algorithms.sent_fields import Sent, SentStage
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
@@ -57,7 +57,7 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 
 def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]) -> None:
-    """Print everything; or what is called `name`, or what is listed under it, such as models.
+    """Print the catalogue, or the entries called `name`, or one section, such as models.
 
     `settings` say with which model, data and options a method's messages are shown.
     """
@@ -84,7 +84,7 @@ def _check_settings(name: str | None, method: Method | None, settings: Mapping[s
     """Refuse settings without a method, or of another one."""
     if settings and method is None:
         what = "name one, such as `strata list fedper`" if name is None else f"'{name}' is not a method"
-        raise RecordError(f"--model, --data and --set are for what a method sends: {what}")
+        raise RecordError(f"--model, --data and --set apply to the messages of a method: {what}")
     if method is not None and settings.get("algorithm.name", method.name) != method.name:
         raise RecordError(f"--set algorithm.name contradicts '{name}': leave it out")
 
@@ -247,7 +247,7 @@ def _print_sent(console: Console, experiment: Experiment, settings: Mapping[str,
     console.print(f"never leaves a site: {what_stays(sent)}")
 
 
-def _print_stage(console: Console, title: str, stage: Stage) -> None:
+def _print_stage(console: Console, title: str, stage: SentStage) -> None:
     caption = f"{title}, {stage.rounds}: {size(stage) if stage.fields else 'nothing'}"
     if not stage.fields:
         console.print(Text(caption, "italic"))
