@@ -57,7 +57,7 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 
 def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]) -> None:
-    """Print everything; or what is called `name`, or what is listed under it, such as models.
+    """Print the catalogue, or the entries called `name`, or one section, such as models.
 
     `settings` say with which model, data and options a method's messages are shown.
     """
@@ -84,7 +84,7 @@ def _check_settings(name: str | None, method: Method | None, settings: Mapping[s
     """Refuse settings without a method, or of another one."""
     if settings and method is None:
         what = "name one, such as `strata list fedper`" if name is None else f"'{name}' is not a method"
-        raise RecordError(f"--model, --data and --set are for what a method sends: {what}")
+        raise RecordError(f"--model, --data and --set apply to the messages of a method: {what}")
     if method is not None and settings.get("algorithm.name", method.name) != method.name:
         raise RecordError(f"--set algorithm.name contradicts '{name}': leave it out")
 

@@ -1,6 +1,6 @@
 """Tasks of a SuperLink or a SuperNode: what `flower-superexec` does, with a secret, and with ends that are reported.
 
-Flower hands each run (at the SuperLink) and each message (at a SuperNode) to whoever asks its Runtime API for a task.
+Flower hands each run (at the SuperLink) and each message (at a SuperNode) to a client that asks its Runtime API.
 `server_tasks.py` and `client_tasks.py` ask, and only they know the secret.
 """
 
@@ -104,8 +104,8 @@ def _until_refused(beat: Callable[[], None]) -> None:
 def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
     """Say how a task ended, once more where its process may not have been heard; whether the SuperLink knows it now.
 
-    A task whose end is known is refused. An outage of the SuperLink is waited out: by itself it would notice after half
-    an hour (`superlink.py`) that nobody works on the task any more.
+    A task whose end is known is refused. An outage of the SuperLink is waited out: without a report it
+    would take half an hour (`superlink.py`) to notice that the task has ended.
     """
     latest = time.monotonic() + patience
     with closing(runtime.client(token=token, retries=False)) as client:

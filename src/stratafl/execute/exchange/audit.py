@@ -2,8 +2,8 @@
 
 Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
 noticed. What a chain cannot notice is the loss of its end: a `Mark`, which the server saves with its state, says how
-many lines there must be at least, and the digest of the last of them. Digests are no signatures: whoever can write the
-log, the state and all copies can make another history.
+many lines there must be at least, and the digest of the last of them. Digests are no signatures: a person who can
+write the log, the state and all copies can forge another history.
 """
 
 import json
@@ -31,7 +31,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mark:
-    """So many lines, and the digest of the last of them."""
+    """The number of lines, and the digest of the last one."""
 
     lines: int = 0
     digest: str = START
@@ -59,16 +59,14 @@ def verify(path: Path, saved: Mark | None = None, look: Callable[[Line], None] =
             if line is None and size + len(text) == file_size and mark.lines >= saved.lines:
                 break
             if line is None or (line.get("line"), line.get("before")) != (mark.lines + 1, mark.digest):
-                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not follow from those before it")
+                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not continue the lines before it")
             mark, size = Mark(mark.lines + 1, line["digest"]), size + len(text)
             if mark.lines == saved.lines and mark.digest != saved.digest:
-                raise DamagedError(
-                    f"'{path}' was changed: line {mark.lines} is not the one that the server's state knows"
-                )
+                raise DamagedError(f"'{path}' was changed: line {mark.lines} differs from the server's saved state")
             look(line)
     if mark.lines < saved.lines:
         raise DamagedError(
-            f"'{path}' was cut: it has {mark.lines} lines, and the server's state knows {saved.lines}; put it back"
+            f"'{path}' was cut: it has {mark.lines} lines, but the server's state counts {saved.lines}; restore it"
         )
     return Verified(mark, size, file_size - size)
 
@@ -110,7 +108,7 @@ class AuditLog:
         if not os.path.lexists(path):
             if saved.lines:
                 raise DamagedError(
-                    f"'{path}' is missing, and the server's state knows {saved.lines} lines: put it back"
+                    f"'{path}' is missing, but the server's saved state has {saved.lines} lines: restore it"
                 )
             with explained("write", path):
                 os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -119,7 +117,7 @@ class AuditLog:
         self.mark, self._size = verified.mark, verified.size
         if verified.torn:
             self._write(b"")
-            log.warning("'%s' ended in a line that was not whole, left by a crash: it was cut off", path)
+            log.warning("'%s' ended with an incomplete line, which a crash left: the line was removed", path)
             self.append("cut", bytes=verified.torn)
 
     def append(self, event: str, **what: Any) -> None:

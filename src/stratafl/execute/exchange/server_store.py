@@ -26,7 +26,7 @@ _MAX_STATE_BYTES = 1 << 40  # bytes of a state: it is the server's own file
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The server after so many rounds."""
+    """The server after `round` rounds."""
 
     round: int
     state: State
@@ -50,7 +50,7 @@ class ServerStore:
             if wrong is not None:
                 raise DamagedError(f"'{path}' is not the state of federation '{self._federation}': {wrong}")
         except DamagedError as error:
-            raise DamagedError(f"{error}; put back the newest copy of '{self.folder}'") from error
+            raise DamagedError(f"{error}; restore the newest copy of '{self.folder}'") from error
         mark = Mark(record["lines"], record["last"])
         state = unflatten({name: tensors[name] for name in self._form})
         return Saved(record["round"], state, record["absorbed"], mark)
@@ -75,11 +75,11 @@ class ServerStore:
 
 
 def known_mark(folder: Path) -> Mark:
-    """The mark in the saved state, for whoever only checks the log; the first one if nothing was saved."""
+    """The mark in the saved state, for checks of the log; the first one if nothing was saved."""
     path = folder / STATE
     if not os.path.lexists(path):
         return Mark()
     record, _ = read_state(path, _MAX_STATE_BYTES)
     if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
-        raise DamagedError(f"'{path}' does not say how long the audit log is; put back the newest copy of '{folder}'")
+        raise DamagedError(f"'{path}' does not say how long the audit log is; restore the newest copy of '{folder}'")
     return Mark(record["lines"], record["last"])
