@@ -11,7 +11,7 @@ from stratafl.core.parcel import Parcel
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.runtime import engine
 from stratafl.testing import tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
+from stratafl.testing.watch import Tampered
 
 Q8, Q4 = with_q8(fedavg(), min_size=8), with_q4(fedavg(), min_size=1)
 PHASES = with_q8(fedlag(k=1, xi=0.0, warmup=1), min_size=8)

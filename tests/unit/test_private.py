@@ -23,7 +23,7 @@ from stratafl.policies import Mean, PrivateMean
 from stratafl.policies.accountant import epsilon_of, most_rounds
 from stratafl.policies.noise import gaussian, noise_key
 from stratafl.testing import check_algorithm, difference, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered, not_finite
+from stratafl.testing.watch import Tampered, not_finite
 
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ENDLESS = 1e30

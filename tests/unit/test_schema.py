@@ -21,7 +21,7 @@ from stratafl.errors import RecordError, WireError
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.policies import Mean, Upload
 from stratafl.testing import difference, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
+from stratafl.testing.watch import Tampered
 
 EXECUTORS = {"matrix": Matrix(chunk=1), "messages": Messages(), "debug": Debug()}
 EVERY = {name: algorithm(name) for name in ALGORITHMS} | {

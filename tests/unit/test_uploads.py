@@ -21,7 +21,7 @@ from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, Outlier, inspect, ou
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.testing.watch import Tampered, claiming, not_finite
 
 NAN = torch.nan
 THETA = f"{NOT_FINITE} in field 'theta'"
