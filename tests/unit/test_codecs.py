@@ -140,7 +140,7 @@ def test_of_equals_the_first():
 
 
 @pytest.mark.parametrize(
-    ("keep", "n", "count"), [(0.1, 10, 1), (0.3, 10, 3), (0.01, 10, 1), (0.11, 10, 2), (1.0, 7, 7)]
+    ("keep", "n", "count"), [(0.1, 10, 1), (0.3, 10, 3), (0.01, 10, 1), (0.11, 10, 2), (0.07, 100, 7), (1.0, 7, 7)]
 )
 def test_how_many_are_kept(keep, n, count):
     parts = TopK(keep).encode(torch.arange(float(n))[None] + 1, undrawn)

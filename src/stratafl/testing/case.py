@@ -1,8 +1,9 @@
 """The small federation of the contract, and what a run of it ends with."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class Case:
     buffers: Buffers
     participation: float
     rounds: int
-    shared_runs: dict[Callable[["Case"], Rows], Rows] = field(default_factory=dict, init=False, repr=False)
+    shared_runs: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of laws, see `laws.py`
 
     def simulation(
         self,
