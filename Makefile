@@ -1,8 +1,11 @@
 # make demo    install into .venv and compare six methods on the digits that come with the package
-# make test    install into .venv and run the tests
-# make test-slow  what papers show, on data; fuzz tests; whether every extra can be installed
+# make test    install into .venv and run the fast tests: four to five minutes on two idle cores
+# make test-slow  every method through every law, kills, chaos, fuzz tests, the browser: 17 minutes
+# make test-all   everything, and the full products of methods, settings and executors: an hour or more
+# make mutants  try small mutations of the source, each of which some test must notice
+# make messages write tests/messages.txt, all words of the source, whose diff shows changes of wording
 # make bench   a plain loop against the engine, on this machine
-# make lint    ruff, mypy --strict, formatting, who imports whom (import-linter)
+# make lint    ruff, mypy --strict, formatting, who imports whom (import-linter), names and sizes (tools/)
 # make clean   remove everything that was built or installed
 
 PYTHON ?= python3
@@ -12,17 +15,28 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow bench lint format clean
+.PHONY: demo test test-slow test-all mutants messages bench lint format clean
 
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
 
 # Two processes of one thread each: on two cores faster than two that compete for them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not nightly" $(ARGS)
 
 test-slow: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+	$(PYTEST) -m "slow and not nightly" $(ARGS)
+
+test-all: $(INSTALLED)
+	$(PYTEST) $(ARGS)
+
+mutants: $(INSTALLED)
+	$(BIN)/python tests/mutants try $(ARGS)
+
+messages: $(INSTALLED)
+	$(BIN)/python tools/messages.py
 
 bench: $(INSTALLED)
 	$(BIN)/strata bench $(ARGS)
@@ -32,6 +46,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/house_rules.py
+	$(BIN)/python tools/messages.py --check
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -22,11 +22,11 @@ import numpy as np
 
 import recording
 from recording import Result, Table, bar, row, where_of
-from stratafl.cli.host import CLIENT_APP, SERVER_APP
+from stratafl.cli.host_command import SERVER_APP
 from stratafl.config.deployment import FederationFile, federation_from
-from stratafl.deploy.folders import Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site import Site
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 
@@ -56,14 +56,14 @@ def write_samples(path: Path, seed: int) -> None:
 
 def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
     file = federation(sites, megabytes, rounds)
-    place = Place("127.0.0.1", 0)
+    place = HostAddress("127.0.0.1", 0)
     prepared = prepare_host(folder / "host", file, place)
     begin = time.monotonic()
     with ExitStack() as stack:
         host = stack.enter_context(
             Host(folder / "host" / "flower", place.listens, prepared.certificate, prepared.authority)
         )
-        invitation = prepared.invite(Place(place.host, host.address.port))
+        invitation = prepared.invite(HostAddress(place.host, host.address.port))
         running = []
         for number, name in enumerate(file.deploy.sites):
             write_samples(folder / f"{name}.npz", number)
@@ -71,7 +71,7 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
             host.register(name, mine.key.public)
             settings = {"data": str(folder / f"{name}.npz")}
             files = {"server": mine.server, "key": mine.key.key, "authority": mine.authority}
-            site = Site(mine.path, name, **files, client_app=CLIENT_APP, settings=settings)
+            site = SiteProcesses(mine.path, name, **files, client_app=CLIENT_APP, settings=settings)
             running.append(stack.enter_context(site))
         run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
         until_it_ends(host, running, run)
@@ -80,7 +80,7 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
     return {"seconds": time.monotonic() - begin, "rounds": rounds, **figures(folder / "host", passed)}
 
 
-def until_it_ends(host: Host, sites: Sequence[Site], run: int) -> None:
+def until_it_ends(host: Host, sites: Sequence[SiteProcesses], run: int) -> None:
     while True:
         for each in (host, *sites):
             each.tend()

@@ -32,6 +32,7 @@ DIRECTORY_SECONDS: dict[str, float] = {
     "advice": 5,
     "exchange": 8,
     "mutants": 2,
+    "house": 2,
 }
 REFERENCE_SECONDS = 0.150  # of `reference_seconds` on the machine on which the budgets were chosen
 FAILS_BEYOND = 2.0

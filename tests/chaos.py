@@ -15,7 +15,7 @@ import tomli_w
 import stratafl
 from chaos_apps import PLACES
 from hosted import deployed, largest, replayed, simulated, with_tables, write_samples
-from stratafl.deploy.folders import Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.processes import free_port
 from stratafl.deploy.status import read_status
@@ -49,7 +49,7 @@ class Chaos:
         write_samples(folder, SITES)
         self.path = folder / "given.toml"
         self.path.write_text(tomli_w.dumps(self.file.tables()))
-        self.place = Place("127.0.0.1", free_port())
+        self.place = HostAddress("127.0.0.1", free_port())
         prepared = prepare_host(self.host, self.file, self.place)
         self.invitation = prepared.invite(self.place)
         for site, mine in self.sites.items():

@@ -25,8 +25,8 @@ from unittest.mock import patch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import stratafl.cli.host
-import stratafl.cli.join
+import stratafl.cli.host_command
+import stratafl.cli.site_command
 from stratafl.deploy import client_app, member
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.server_app import GridCourier, host_folder
@@ -67,7 +67,7 @@ def around(kind: type, name: str, call: Callable[..., Any]) -> None:
 # A site
 
 
-def _round(original: Callable[..., Any], self: member.Member, data: bytes) -> Any:
+def _round(original: Callable[..., Any], self: member.SiteMember, data: bytes) -> Any:
     _now.update(site=self.name, round=decode_request(data).address.round)
     _at_site("asked")
     answer = original(self, data)
@@ -106,7 +106,7 @@ def _at_site(done: str) -> None:
     at(f"{_now['site']}.{done}.{_now['round']}")
 
 
-around(member.Member, "round", _round)
+around(member.SiteMember, "round", _round)
 around(member.Working, "work", _work)
 around(SiteStore, "keep", _keep)
 around(SiteStore, "promote", _promote)
@@ -152,6 +152,6 @@ def _clock() -> float:
 
 
 if __name__ == "__main__":
-    stratafl.cli.host.SERVER_APP = "chaos_apps:server"
-    stratafl.cli.host.CLIENT_APP = stratafl.cli.join.CLIENT_APP = "chaos_apps:client"
+    stratafl.cli.host_command.SERVER_APP = "chaos_apps:server"
+    stratafl.cli.host_command.CLIENT_APP = stratafl.cli.site_command.CLIENT_APP = "chaos_apps:client"
     sys.exit(stratafl.cli.command())

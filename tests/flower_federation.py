@@ -11,8 +11,8 @@ from typing import Any
 
 from stratafl.deploy.certificates import Pair, create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.control import RunState
-from stratafl.deploy.host import Address, Host
-from stratafl.deploy.site import Site
+from stratafl.deploy.host import Host, ListenAddress
+from stratafl.deploy.site_processes import SiteProcesses
 from stratafl.errors import DeployError
 
 PATIENCE = 900.0  # seconds; only what hangs takes that long, and a busy machine takes as long as it takes
@@ -29,7 +29,7 @@ class Federation:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
         self.authority = create_authority(folder)
         self.certificate = create_server_certificate(folder, ["127.0.0.1"], self.authority)
-        self.sites, self.notes = dict[str, Site](), list[str]()
+        self.sites, self.notes = dict[str, SiteProcesses](), list[str]()
         self.host = self.start_host()
 
     def __enter__(self) -> "Federation":
@@ -41,17 +41,19 @@ class Federation:
         self.host.end()
 
     def start_host(self) -> Host:
-        return Host(self.folder / "host", Address("127.0.0.1", 0), self.certificate, self.authority.public)
+        return Host(self.folder / "host", ListenAddress("127.0.0.1", 0), self.certificate, self.authority.public)
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.host.address.port}"
 
-    def join(self, name: str, *, register: bool = True, key: Pair | None = None, authority: Path | None = None) -> Site:
+    def join(
+        self, name: str, *, register: bool = True, key: Pair | None = None, authority: Path | None = None
+    ) -> SiteProcesses:
         key = key or create_site_key(self.folder, name)
         if register:
             self.host.register(name, key.public)
-        site = Site(
+        site = SiteProcesses(
             self.folder / name,
             name,
             server=self.address,

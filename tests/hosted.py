@@ -1,5 +1,6 @@
 """A federation of files for tests: each site has its own table, and a simulation reads all of them together."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from stratafl.data import digits
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.courier import Content, Delivered, Kind
 from stratafl.deploy.hosting import AGREED, FILE, SERVER
-from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import Serving
 from stratafl.deploy.site_model import final_model
 from stratafl.errors import StrataError
-from stratafl.execute import Matrix, Simulation
+from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.exchange import read_site, state_form
 from stratafl.execute.exchange.server_store import ServerStore
 from stratafl.execute.server import Server
@@ -92,9 +93,21 @@ def simulation(folder: Path, file: FederationFile) -> Simulation:
     return sim
 
 
+_RUNS: dict[str, tuple[Simulation, Progress]] = {}
+
+
+def _ran(folder: Path, file: FederationFile) -> tuple[Simulation, Progress]:
+    """The simulation at its end, which is run once for its states and its models."""
+    key = json.dumps([str(folder), file.tables()])
+    if key not in _RUNS:
+        sim = simulation(folder, file)
+        _RUNS[key] = sim, sim.run(Matrix())
+    return _RUNS[key]
+
+
 def simulated(folder: Path, file: FederationFile) -> dict[str, Tensor]:
     """The states of server and clients after the simulation of all sites' samples."""
-    progress = simulation(folder, file).run(Matrix())
+    _, progress = _ran(folder, file)
     found = flatten({"server": flatten(progress.server)})
     for client, state in progress.clients.items():
         found |= flatten({file.deploy.sites[client]: flatten(state)})
@@ -105,7 +118,7 @@ def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dic
     """The same from the disks of a host and its sites."""
     found: dict[str, Tensor] = {}
     for name, folder in sites.items():
-        member = Member(folder, name, str(folder.parent / f"{name}.csv"))
+        member = SiteMember(folder, name, str(folder.parent / f"{name}.csv"))
         store = read_site(folder / STATE, file.deploy.name, name, state_form(member._ready().enrol()))
         assert store.pending() is None
         current = store.current()
@@ -124,14 +137,13 @@ def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dic
 
 def simulated_models(folder: Path, file: FederationFile) -> dict[str, Tensor]:
     """The models that clients of the simulation end with, tuned where the method tunes them."""
-    sim = simulation(folder, file)
-    fitted = Fitted(sim, sim.run(Matrix()), [])
+    fitted = Fitted(*_ran(folder, file), [])
     return flatten({site: fitted.model(client).state_dict() for client, site in enumerate(file.deploy.sites)})
 
 
 def deployed_models(sites: Mapping[str, Path]) -> dict[str, Tensor]:
     """The same as sites predict with them."""
-    members = {name: Member(folder, name, str(folder.parent / f"{name}.csv")) for name, folder in sites.items()}
+    members = {name: SiteMember(folder, name, str(folder.parent / f"{name}.csv")) for name, folder in sites.items()}
     return flatten({name: final_model(member).module.state_dict() for name, member in members.items()})
 
 
@@ -143,7 +155,7 @@ def replayed(
     assert agreed is not None
     server = Server.of(blueprint_of(file.experiment, agreed.format, len(file.deploy.sites)), agreed.roster)
     serving = Serving(server, file.deploy.sites)
-    working = {name: Member(path, name, str(folder / f"{name}.csv"))._ready() for name, path in sites.items()}
+    working = {name: SiteMember(path, name, str(folder / f"{name}.csv"))._ready() for name, path in sites.items()}
     state, states = serving.start(), {}
     for number, names in enumerate(absorbed):
         uploads = {}
@@ -157,10 +169,11 @@ def replayed(
 
 
 class Local:
-    """Carries messages to members in this process, each made anew for every message, as after a restart."""
+    """Carries messages to members in this process; with `restarts`, each is made again for every message."""
 
-    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
-        self._folder, self.sites = folder, dict(sites)
+    def __init__(self, folder: Path, sites: Mapping[str, Path], *, restarts: bool = False) -> None:
+        self._folder, self.sites, self._restarts = folder, dict(sites), restarts
+        self._members = dict[tuple[str, Path], SiteMember]()
         self.away: Callable[[str], bool] = lambda site: False
         self.carried = list[tuple[str, str]]()
 
@@ -172,14 +185,18 @@ class Local:
         for site, (table, body) in messages.items():
             self.carried.append((kind, site))
             try:
-                replies[site] = self._answer(
-                    Member(self.sites[site], site, str(self._folder / f"{site}.csv")), kind, table, body
-                )
+                replies[site] = self._answer(self._member(site), kind, table, body)
             except StrataError as error:
                 failures[site] = str(error)
         return Delivered(replies, failures)
 
-    def _answer(self, member: Member, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
+    def _member(self, site: str) -> SiteMember:
+        place = site, self.sites[site]
+        if self._restarts or place not in self._members:
+            self._members[place] = SiteMember(place[1], site, str(self._folder / f"{site}.csv"))
+        return self._members[place]
+
+    def _answer(self, member: SiteMember, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
         if kind == "round":
             return member.round(body)
         return (member.introduce(table) if kind == "introduce" else member.agree(table)), b""

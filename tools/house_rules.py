@@ -8,10 +8,8 @@ Code lines are lines without blank ones, comments and docstrings. The budget of 
 """
 
 import ast
-import io
 import re
 import sys
-import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -55,10 +53,10 @@ def place(path: Path, line: int | None = None) -> str:
     return f"{path.relative_to(ROOT)}{f':{line}' if line else ''}"
 
 
-def repeated_names(found: list[Module]) -> Iterator[str]:
+def repeated_names(source: list[Module]) -> Iterator[str]:
     """Two classes, two modules or two public functions never share a name."""
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for path, tree, _ in found:
+    for path, tree, _ in source:
         if not path.stem.startswith("__"):
             places["module", path.stem].append(place(path))
         for node in tree.body:
@@ -71,9 +69,9 @@ def repeated_names(found: list[Module]) -> Iterator[str]:
             yield f"{where[0]}: the {kind} name '{name}' is also in {', '.join(where[1:])}: rename all but one"
 
 
-def vague_names(found: list[Module]) -> Iterator[str]:
+def vague_names(source: list[Module]) -> Iterator[str]:
     """Variables and constants are named after their role; `each` may stand in a comprehension of one line."""
-    for path, tree, _ in found:
+    for path, tree, _ in source:
         short = {id(part) for node in ast.walk(tree) if _is_short_comprehension(node) for part in ast.walk(node)}
         for node in ast.walk(tree):
             name, is_new = _new_name(node)
@@ -94,22 +92,22 @@ def _new_name(node: ast.AST) -> tuple[str, bool]:
     return (node.arg, True) if isinstance(node, ast.arg) else ("", False)
 
 
-def long_files(found: list[Module]) -> Iterator[str]:
-    for path, _, text in found:
+def long_files(source: list[Module]) -> Iterator[str]:
+    for path, _, text in source:
         if (lines := text.count("\n")) > MAX_FILE_LINES:
             yield f"{place(path)}: {lines} lines; divide it by subject (at most {MAX_FILE_LINES})"
 
 
-def fragments(found: list[Module]) -> Iterator[str]:
+def fragments(source: list[Module]) -> Iterator[str]:
     """A short module that only one neighbour imports belongs into that neighbour, if both fit into one file."""
-    names = {_dotted(path): path for path, _, _ in found}
+    names = {_dotted(path): path for path, _, _ in source}
     importers: dict[Path, set[Path]] = defaultdict(set)
-    for path, tree, _ in found:
+    for path, tree, _ in source:
         for name in _imported(tree, path):
             target = names.get(name)
             if target is not None and target != path:
                 importers[target].add(path)
-    sizes = {path: (code_lines(text), text.count("\n")) for path, _, text in found}
+    sizes = {path: (code_lines(tree, text), text.count("\n")) for path, tree, text in source}
     for path, users in importers.items():
         user = next(iter(users))
         is_private = len(users) == 1 and user.parent == path.parent
@@ -133,26 +131,19 @@ def _imported(tree: ast.Module, path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def code_lines(text: str) -> int:
+def code_lines(tree: ast.Module, text: str) -> int:
     """Lines that are neither blank nor only comment or docstring."""
-    lines: set[int] = set()
-    statement_begins = True
-    skipped = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.COMMENT)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.NEWLINE:
-            statement_begins = True
-        elif token.type not in (*skipped, tokenize.ENDMARKER):
-            if not (statement_begins and token.type == tokenize.STRING):
-                lines.update(range(token.start[0], token.end[0] + 1))
-            statement_begins = False
-    return len(lines)
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    docstrings = {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(1 for number, line in lines if line and line[0] != "#" and number not in docstrings)
 
 
-def package_lines(found: list[Module]) -> Counter[str]:
+def package_lines(source: list[Module]) -> Counter[str]:
     lines: Counter[str] = Counter()
-    for path, _, text in found:
+    for path, tree, text in source:
         parts = path.relative_to(SOURCE).parts
-        lines[parts[0] if len(parts) > 1 else "stratafl"] += code_lines(text)
+        lines[parts[0] if len(parts) > 1 else "stratafl"] += code_lines(tree, text)
     return lines
 
 
@@ -161,9 +152,9 @@ def line_budgets() -> dict[str, int]:
     return dict(tables.get("stratafl", {}).get("lines", {}))
 
 
-def over_budget(found: list[Module]) -> Iterator[str]:
+def over_budget(source: list[Module]) -> Iterator[str]:
     budgets = line_budgets()
-    for package, lines in sorted(package_lines(found).items()):
+    for package, lines in sorted(package_lines(source).items()):
         if lines > (budget := budgets.get(package, 0)):
             yield f"src/stratafl/{package}: {lines} code lines, {budget} allowed by [tool.stratafl.lines]"
 
@@ -188,15 +179,15 @@ RULES = {
 
 
 def main() -> None:
-    found = modules()
+    source = modules()
     if "--lines" in sys.argv:
         budgets = line_budgets()
-        for package, lines in sorted(package_lines(found).items()):
+        for package, lines in sorted(package_lines(source).items()):
             print(f"{package:12} {lines:6} {budgets.get(package, '')}")
-        print(f"{'sum':12} {sum(package_lines(found).values()):6}")
+        print(f"{'sum':12} {sum(package_lines(source).values()):6}")
         return
     chosen = sys.argv[1:] or [*RULES, "tests"]
-    problems = [line for rule in chosen if rule in RULES for line in RULES[rule](found)]
+    problems = [line for rule in chosen if rule in RULES for line in RULES[rule](source)]
     problems += list(sentences_in_tests(ROOT / "tests")) if "tests" in chosen else []
     print("\n".join(problems) or "no rule is broken")
     sys.exit(1 if problems else 0)

@@ -63,7 +63,8 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = Non
 def read_plain(path: Path, most: int) -> bytes:
     """The bytes of a plain file, refused if it has more than `most`."""
     with os.fdopen(open_plain(path), "rb") as file:
-        data = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(min(size, most) + 1)  # a buffer of `most` bytes may not fit into memory
     if len(data) > most:
         raise DamagedError(f"'{path}' is too large: it may hold {most:,} bytes")
     return data

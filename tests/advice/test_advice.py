@@ -11,18 +11,18 @@ import torch
 
 from advice_table import SETTINGS, Store, printed
 from stratafl.advice import Advice, advise, words
-from stratafl.advice.advice import _expectations, _means
+from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.files import plain, write_advice
-from stratafl.advice.jackknife import Difference
 from stratafl.advice.look import LayerConflict
 from stratafl.advice.results import Result
-from stratafl.config.experiment import Experiment, load, with_values
+from stratafl.config.experiment import Experiment, load_experiment, with_values
 from stratafl.data import Federation, from_clients
 from stratafl.errors import DataError, RecordError
 from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import METRICS
 from stratafl.models import MLP
+from stratafl.report.jackknife import Difference
 
 EXPERIMENT = with_values(Experiment(), {"train.lr": 0.3, "train.batch": 20, "run.rounds": 12})
 
@@ -73,7 +73,7 @@ def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
 
 def test_names_are_used_and_the_files_can_be_run(advice: Advice, tmp_path) -> None:
     config = write_advice(advice, tmp_path / "new")
-    assert load(config).algorithm.name == advice.candidate.method
+    assert load_experiment(config).algorithm.name == advice.candidate.method
     page = (tmp_path / "new" / "advice.md").read_text()
     assert all(name in page for name in ("Ulm", "Pisa", "Bern", "Oslo"))
     assert f"strata run --config {config}" in page
@@ -102,6 +102,19 @@ def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
     assert replace(alone, expected=Difference(-0.019, 0.01)).doubt == "chance"
     worse = replace(alone, expected=Difference(-0.05, 0.01))
     assert words.answer(worse).startswith(f"Train alone: the best method, {best.label}, is expected to be worse by 5.0")
+
+
+def test_the_decision_follows_the_expectation_and_caution(advice: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def federates(so_far: float, expected: float, caution: float) -> bool:
+        values = {False: so_far, True: expected}
+        monkeypatch.setattr("stratafl.advice.advice.difference", lambda *_, late: Difference(values[late], 0.01))
+        seen = advice.tryout, advice.facts, advice.comparable, advice.tried, advice.federation
+        return _decided(*seen, caution, 0.1).federate
+
+    assert federates(-0.05, 0.02, 0)
+    assert not federates(0.05, -0.02, 0)
+    assert federates(0.05, 0.02, 1.9)
+    assert not federates(0.05, 0.02, 2.1)
 
 
 def test_a_lower_loss_is_better(advice: Advice) -> None:

@@ -1,6 +1,7 @@
 """Trying out: what is counted, what is held out, what learning curves let expect, and which of equals is taken."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,17 +11,17 @@ from stratafl.advice.advice import simplest
 from stratafl.advice.candidates import Candidate, comparable, short_list
 from stratafl.advice.chance import above_chance
 from stratafl.advice.curves import expected
-from stratafl.advice.jackknife import jackknife_error, parts, sample_values, with_error
 from stratafl.advice.look import Effect, Facts
 from stratafl.advice.problem import Problem, held_out
 from stratafl.advice.results import Result
 from stratafl.advice.trainings import Training
-from stratafl.advice.tryout import least_budget, try_out
+from stratafl.advice.tryout import _survivors, least_budget, try_out
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.data import Federation, from_clients
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.models import MLP
+from stratafl.report.jackknife import jackknife_error, jackknife_parts, sample_values, with_error
 
 
 def small(sizes: tuple[int, ...] = (30, 40, 50, 60), validation: float = 0.2) -> Federation:
@@ -101,6 +102,15 @@ def test_what_is_fitted_already_cannot_be_trained_away() -> None:
     assert expected(problem, [local, fedavg]) == pytest.approx([0.8, 0.8 + 0.1 * (1 - 2**-0.6)])
 
 
+def test_who_goes_on_is_decided_by_what_is_expected() -> None:
+    """FedAvg has the lowest score, and the steepest curve."""
+    curves = {"local": {2: 50, 4: 55}, "fedavg": {2: 40, 4: 60}, "fedper": {2: 64, 4: 65}, "fedrep": {2: 64, 4: 64}}
+    found = results(curves, {name: curve[4] / 100 for name, curve in curves.items()})
+    trainings = [SimpleNamespace(first=each.candidate, candidates=[each.candidate]) for each in found]
+    alive = _survivors(problem_of(small()), trainings, {each.candidate.name: each for each in found})
+    assert {each.first.name for each in alive} == {"local", "fedavg", "fedper"}
+
+
 def test_the_jackknife_gives_the_standard_error_of_a_mean() -> None:
     x = np.random.default_rng(0).normal(size=12)
     without = [np.delete(x, i).mean() for i in range(12)]
@@ -112,7 +122,7 @@ def test_the_jackknife_gives_the_standard_error_of_a_mean() -> None:
 
 def test_every_part_has_its_share_of_each_client() -> None:
     client = torch.tensor([0] * 6 + [1] * 9)
-    part = parts(client, 3)
+    part = jackknife_parts(client, 3)
     assert [int(((part == g) & (client == k)).sum()) for k in (0, 1) for g in range(3)] == [2, 2, 2, 3, 3, 3]
 
 
@@ -134,7 +144,7 @@ def test_values_of_samples_have_the_mean_and_the_variance_of_auroc(monkeypatch: 
     metric, n = METRICS["auroc"], 100
     drawn = np.var([probabilities((n,), seed).value(metric) for seed in range(1, 400)])
     for at_once in (1 << 22, 1):
-        monkeypatch.setattr("stratafl.advice.jackknife.AT_ONCE", at_once)
+        monkeypatch.setattr("stratafl.report.jackknife.MAX_SCORES", at_once)
         variances = []
         for seed in range(30):
             given = probabilities((n,), seed)
@@ -215,6 +225,18 @@ def test_one_prediction_for_all_samples_is_chance() -> None:
     assert above_chance(problem, [given(0.33), given(0.6)])
     same = Predictions(torch.zeros(n, dtype=torch.int64), y, torch.eye(3)[torch.zeros_like(y)])
     assert not above_chance(problem, [Result(Candidate("local"), {1: same}, same).judged(problem)])
+
+
+def test_a_lead_within_its_error_is_chance() -> None:
+    """Of 60 answers 24 are right, where the most frequent class gives 20."""
+    n, problem = 60, problem_of(small())
+    y = torch.arange(n) % 3
+    right = torch.randperm(n, generator=torch.Generator().manual_seed(0)) < 24
+    answers = torch.where(right, y, (y + 1) % 3)
+    seen = {1: Predictions(torch.zeros(n, dtype=torch.int64), y, torch.eye(3)[answers])}
+    result = Result(Candidate("local"), seen, seen[1]).judged(problem)
+    assert result.score == pytest.approx(0.4)
+    assert not above_chance(problem, [result])
 
 
 def test_the_least_budget_scores_all_of_them_in_two_rounds() -> None:

@@ -275,9 +275,7 @@ def test_a_race_between_unlike_computations_is_refused(tmp_path):
     """Averaging without the clients' sizes shows in no accuracy."""
     code, _, err, found = raced(tmp_path, ("n / sum(sizes)", "1 / len(sizes)"))
     assert code == 1
-    assert err.splitlines()[-1].startswith(
-        "PFLlib and this package do not compute the same: after one round in float64"
-    )
+    assert "float64" in err.splitlines()[-1]
     assert found["details"]["one round"]["each"]["0"] < 1e-10
     assert found["details"]["one round"]["each"]["merged"] > 1e-4
     assert "ours" not in found["details"]

@@ -22,6 +22,8 @@ from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun
 from stratafl.runtime.speed import USUAL, Speed
 
+pytestmark = pytest.mark.slow
+
 # A plain loop's over the engine's, for a round of 20 clients: measured 9.9 and 8.1, with captured steps 7.1 and 6.5
 # (torch 2.13, Python 3.11). Without traces calls are 0.7, client by client operations are 0.6.
 FEWER_OPERATIONS, FEWER_CALLS = 5, 4

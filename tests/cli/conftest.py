@@ -1,14 +1,17 @@
 """The command in this process, in a folder of its own; and as a program of its own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from cli_helpers import HERE, SOURCE, Result, Strata, checked_line, command, snapshot
+from cli_helpers import HERE, SMALL, SOURCE, Result, Strata, checked_line, command, snapshot
 
 from stratafl.cli import main
 
@@ -55,6 +58,44 @@ def refused(strata, place) -> Callable[..., str]:
         return line
 
     return call
+
+
+class Originals(NamedTuple):
+    """Directories that tests read or copy, and what the commands that made them printed."""
+
+    folder: Path
+    printed: dict[str, Result]
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory) -> Originals:
+    """`done`, a run of two rounds, and `both`, a comparison of two methods, both made with the folder as current."""
+    folder, printed = tmp_path_factory.mktemp("originals"), {}
+    compared = ("compare", *SMALL, "--algorithms", "local,fedavg", "--seeds", "1", "--rounds", "1")
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    for name, arguments in {"done": ("run", *SMALL, "--rounds", "2"), "both": compared}.items():
+        out, err = StringIO(), StringIO()
+        with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+            code = main([*arguments, "--out", name])
+        printed[name] = Result(code, out.getvalue(), err.getvalue())
+        assert code == 0, printed[name]
+    os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    return Originals(folder, printed)
+
+
+@pytest.fixture
+def finished(originals, place) -> Path:
+    """A finished run of two rounds."""
+    shutil.copytree(originals.folder / "done", place / "done")
+    return Path("done")
+
+
+@pytest.fixture
+def both(originals, place) -> Path:
+    """A finished comparison of `local` and `fedavg`, one seed and one round."""
+    shutil.copytree(originals.folder / "both", place / "both")
+    return Path("both")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from stratafl.bench.options import command_line
 QUICK = ("bench", "--models", "mlp", "--clients", 2, "--steps", 8, "--repeats", 1, "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_a_table_a_chart_and_two_files(strata, place):
     result = strata(*QUICK, "--methods", "fedavg,fedper", "--json", "speed.json", "--svg", "speed.svg")
     assert result.code == 0
@@ -27,8 +28,9 @@ def test_a_table_a_chart_and_two_files(strata, place):
         assert (place / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("processor", ["", "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, a name that takes a line"])
-def test_without_baselines_bars_are_times(strata, monkeypatch, processor):
+@pytest.mark.budget(0.7, "a measurement")
+def test_without_baselines_bars_are_times(strata, monkeypatch):
+    processor = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, a name that takes a line"
     monkeypatch.setattr("stratafl.bench.measurement._processor", lambda: processor)
     result = strata(*QUICK, "--methods", "fedavg", "--no-baselines")
     words = " ".join(result.out.split())  # wherever the name of a processor has broken the line

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from stratafl.config.experiment import load, with_settings
+from stratafl.config.experiment import load_experiment, with_settings
 from stratafl.data import DATASETS, load_samples
 from stratafl.runs import Run
 
@@ -55,6 +55,7 @@ def test_an_export_is_read_instead_of_the_data_set(strata, place, cifar):
     assert (found.x.shape, found.classes, int(found.tests.sum())) == ((80, 3, 8, 8), 10, 20)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_from_the_data_set_and_from_its_export(strata, place, cifar):
     strata("data", "export", "cifar10", "out/", "--path", cifar)
     assert strata("run", *SMALL, "--data", "cifar10", "--set", "data.path=cifar", "--out", "one").code == 0
@@ -97,8 +98,7 @@ def clients(place):
 )
 @pytest.mark.usefixtures("clients")
 def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, strata, setting, said):
-    words = f"{said} has no effect with 'mine': the data names its 2 clients. Leave it out, or set data.partition"
-    refused("data", "show", "--data", "mine.csv", "--set", setting, says=words)
+    refused("data", "show", "--data", "mine.csv", "--set", setting, says=(said, "'mine'", "2", "data.partition"))
     assert strata("data", "show", "--data", "mine.csv").code == 0
     if setting == "data.clients=5":
         assert strata("data", "show", "--data", "mine.csv", "--set", "data.clients=2").code == 0  # as there are
@@ -111,16 +111,16 @@ def test_how_to_divide_means_nothing_where_the_data_names_its_clients(refused, s
         (
             "iid",
             "alpha=0.5",
-            "data.alpha = 0.5 has no effect with 'iid': leave it out (settings with an effect: data.clients)",
+            ("data.alpha", "0.5", "'iid'", "data.clients"),
         ),
         (
             "dirichlet",
             "per_client=5",
-            "'dirichlet': leave it out (settings with an effect: data.clients, data.alpha, data.min",
+            ("'dirichlet'", "data.clients", "data.alpha", "data.min"),
         ),
-        ("pathological", "alpha=0.5", "data.clients, data.per_client, data.balanced)"),
-        ("auto", "per_client=5", "data.per_client = 5 has no effect with 'dirichlet'"),
-        ("classes", "minimum=3", "data.minimum = 3 has no effect with 'classes'"),
+        ("pathological", "alpha=0.5", ("data.clients", "data.per_client", "data.balanced")),
+        ("auto", "per_client=5", ("data.per_client", "5", "'dirichlet'")),
+        ("classes", "minimum=3", ("data.minimum", "3", "'classes'")),
     ],
 )
 def test_what_the_partition_does_not_listen_to_is_refused(refused, strata, partition, setting, says):
@@ -132,7 +132,7 @@ def test_what_the_partition_does_not_listen_to_is_refused(refused, strata, parti
 def test_another_partition_leaves_behind_what_it_does_not_listen_to(strata, place):
     (place / "own.toml").write_text('[data]\npartition = "dirichlet"\nalpha = 0.5\nminimum = 3\ndraws = 50\n')
     assert strata("data", "show", "--config", "own.toml", "--set", "data.partition=classes").code == 0
-    kept = with_settings(load(place / "own.toml"), ["data.partition=pfllib"]).data
+    kept = with_settings(load_experiment(place / "own.toml"), ["data.partition=pfllib"]).data
     assert (kept.alpha, kept.minimum, kept.options) == (0.5, 3, {})
 
 
@@ -141,8 +141,9 @@ def test_the_share_of_tests_is_said_to_mean_nothing_where_the_data_has_tests(str
     (place / "own").mkdir()
     for name in ("train.csv", "test.csv"):
         (place / "own" / name).write_text((place / "mine.csv").read_text())
-    note = "data.test has no effect with 'own', which says what is for testing"
-    assert note in strata("data", "show", "--data", "own/", "--set", "run.protocol=pfedla").err
+    note = strata("data", "show", "--data", "own/", "--set", "run.protocol=pfedla").err
+    assert "data.test" in note
+    assert "'own'" in note
     assert strata("data", "show", "--data", "own/").err == ""
     assert strata("data", "show", "--data", "mine.csv", "--set", "data.test=0.3").err == ""  # which has none
 
@@ -152,24 +153,25 @@ def test_a_regression_of_nobody_is_divided_evenly(strata, refused, place):
     given = ("data", "show", "--data", "mine.csv", "--set", "data.clients=4")
     result = strata(*given)
     assert result.code == 0
-    assert "note: 'mine' has no classes and is divided evenly (data.partition = 'iid')" in result.err
+    assert "'mine'" in result.err
+    assert "data.partition = 'iid'" in result.err
     assert result.out.count("│       5 │") == 4
-    refused(*given, "--set", "data.alpha=1", says="data.alpha = 1.0 has no effect with 'mine': the data has no classes")
-    refused(*given, "--set", "data.partition=classes", says="divide them (data.partition = 'iid')")
+    refused(*given, "--set", "data.alpha=1", says=("data.alpha", "1.0", "'mine'"))
+    refused(*given, "--set", "data.partition=classes", says=("data.partition", "'iid'"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("data", "export", "minst", "out/"), "unknown data.name 'minst'; did you mean 'mnist'?"),
-        (("data", "export", "cifar10", "out/", "--path", "none"), "cifar10 cannot be read from data.path = 'none'"),
-        (("data", "export", "cifar10", "cifar", "--path", "cifar"), "'cifar' exists and is not empty"),
-        (("data", "export", "cifar10", "out/", "--set", "data.sise=1"), "unknown key of [data] 'sise'"),
-        (("run", "--data", "cifar10"), ("cifar10 is not on this machine", "strata data export cifar10 OUT/")),
-        (("run", "--data", "cifar10"), "ConnectionError: tests have no network"),
-        (("run", "--data", "nowhere/"), "there is no data file or folder"),
-        (("run", "--data", "digits", "--set", "data.size=4"), "data.size has no effect with 'digits'"),
-        (("run", "--set", "data.normalise=hlaf"), "unknown data.normalise 'hlaf'; did you mean 'half'?"),
+        (("data", "export", "minst", "out/"), ("data.name", "'minst'", "'mnist'")),
+        (("data", "export", "cifar10", "out/", "--path", "none"), ("cifar10", "data.path", "'none'")),
+        (("data", "export", "cifar10", "cifar", "--path", "cifar"), "'cifar'"),
+        (("data", "export", "cifar10", "out/", "--set", "data.sise=1"), "'sise'"),
+        (("run", "--data", "cifar10"), ("cifar10", "strata data export cifar10 OUT/")),
+        (("run", "--data", "cifar10"), "ConnectionError"),
+        (("run", "--data", "nowhere/"), "nowhere"),
+        (("run", "--data", "digits", "--set", "data.size=4"), ("data.size", "'digits'")),
+        (("run", "--set", "data.normalise=hlaf"), ("data.normalise", "'hlaf'", "'half'")),
     ],
 )
 def test_mistakes_are_one_line(refused, cifar, arguments, says):

@@ -28,14 +28,25 @@ def server_after(folder, rounds):
     ("model", "columns"),
     [
         ("Perceptron", 64 * 8 + 8 + 8 * 10 + 10),
-        ("Recurrent", 4 * 12 * (8 + 12 + 2) + 12 * 10 + 10),
-        ("Attentive", 8 * 16 + 16 + 4 * (16 * 16 + 16) + 2 * 16 + 16 * 10 + 10),
         ("Branching", 64 * 8 + 8 + 8 * 10 + 10),
+        pytest.param("Attentive", 8 * 16 + 16 + 4 * (16 * 16 + 16) + 2 * 16 + 16 * 10 + 10, marks=pytest.mark.slow),
+        pytest.param("Recurrent", 4 * 12 * (8 + 12 + 2) + 12 * 10 + 10, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.budget(0.8, "a run of two rounds, and for some models its resumption")
 def test_an_own_model_is_trained_in_all_its_parts(strata, place, model, columns):
+    """Stacked without a word, or client by client with a note that names the reason."""
     result = strata(*RUN, "--model", f"own_models:{model}", "--out", "mine")
     assert result.code == 0
+    reason = {"Branching": "data-dependent", "Recurrent": "lstm"}.get(model)
+    assert engine_of(place / "mine") == ("StackedEngine" if reason is None else "LoopEngine")
+    if reason is None:
+        assert result.err == ""
+    else:
+        check_said_once(result.err, model, reason)
+        imported, said, _ = strata("resume", "mine", "--trust").err.splitlines(keepends=True)
+        assert f"'own_models:{model}'" in imported
+        check_said_once(said, model, reason)
     assert f"own_models:{model}" in result.out
     first, second = lines(place / "mine" / "rounds.jsonl")
     assert second["train.loss"] < first["train.loss"]
@@ -45,13 +56,7 @@ def test_an_own_model_is_trained_in_all_its_parts(strata, place, model, columns)
     assert all((before[name] != tensor).any() for name, tensor in after.items())
 
 
-@pytest.mark.parametrize("model", ["Perceptron", "Attentive"])
-def test_a_model_that_runs_stacked_says_nothing(strata, place, model):
-    result = strata(*RUN, "--model", f"own_models:{model}", "--out", "mine")
-    assert (result.code, result.err) == (0, "")
-    assert engine_of(place / "mine") == "StackedEngine"
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["Perceptron", "Attentive"])
 def test_client_by_client_gives_the_same(strata, place, model):
     for engine in ("stacked", "loop"):
@@ -63,31 +68,21 @@ def test_client_by_client_gives_the_same(strata, place, model):
 
 def check_said_once(text, model, reason):
     assert text.count("\n") == 1
-    assert text.startswith(f"note: {model} runs client by client, because it does not run stacked: ")
+    assert text.startswith(f"note: {model} ")
     assert reason in text
 
 
-@pytest.mark.parametrize(("model", "reason"), [("Branching", "data-dependent control flow"), ("Recurrent", "lstm")])
-def test_a_model_that_runs_client_by_client_is_announced_once_with_the_reason(strata, place, model, reason):
-    result = strata(*RUN, "--model", f"own_models:{model}", "--out", "mine")
-    check_said_once(result.err, model, reason)
-    assert engine_of(place / "mine") == "LoopEngine"
-    imported, said, finished = strata("resume", "mine", "--trust").err.splitlines(keepends=True)
-    assert f"importing model 'own_models:{model}'" in imported
-    check_said_once(said, model, reason)
-    assert "finished" in finished
-
-
+@pytest.mark.slow
 def test_a_branch_is_also_announced_once_by_a_comparison(strata, place):
-    arguments = ("--algorithms", "local,fedavg", "--seeds", 2, "--rounds", 1, "--model", "own_models:Branching")
+    arguments = ("--algorithms", "local,fedavg", "--seeds", 1, "--rounds", 1, "--model", "own_models:Branching")
     result = strata("compare", *TINY, *arguments)
     assert result.code == 0
-    check_said_once(result.err, "Branching", "data-dependent control flow")
+    check_said_once(result.err, "Branching", "data-dependent")
 
 
 def test_a_branch_cannot_be_forced_into_one_call(refused):
     arguments = ("--model", "own_models:Branching", "--engine", "stacked")
-    refused("run", *TINY, *arguments, says=("Branching does not run stacked", "data-dependent control flow"))
+    refused("run", *TINY, *arguments, says=("Branching", "data-dependent"))
 
 
 def test_a_function_makes_a_model_with_its_options(strata, place):
@@ -97,6 +92,7 @@ def test_a_function_makes_a_model_with_its_options(strata, place):
     assert {line["layer"] for line in lines(place / "mine" / "layers.jsonl")} == {"1", "3", "5"}
 
 
+@pytest.mark.slow
 def test_an_option_reaches_the_model_and_the_configuration(strata, place):
     arguments = ("--model", "own_models:Perceptron", "--set", "model.width=5", "--out", "mine")
     assert strata(*RUN, *arguments).code == 0

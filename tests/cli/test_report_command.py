@@ -1,53 +1,44 @@
 """The report as a person asks for it, and as every comparison ends with it."""
 
 import json
+import re
 import shutil
 import sys
-from html import escape
 
 import numpy as np
+import pytest
 from cli_helpers import SMALL
 
 
-def test_a_comparison_ends_with_its_report(strata, place):
-    result = strata("compare", "-a", "local,fedper", "--seeds", 1, "--rounds", 2, "--lab", 1, "--out", "two", *SMALL)
-    assert result.code == 0
-    assert "report: two/report.html (" in result.out
-    text = (place / "two" / "report.html").read_text(encoding="utf-8")
-    assert all(f'id="chart-{name}"' in text for name in ("curves", "clients", "class_counts", "layers", "bytes"))
-    again = strata("resume", "two")  # writes it once more
-    assert (again.code, "report: two/report.html" in again.out) == (0, True)
+def test_a_comparison_ends_with_its_report(originals, both):
+    assert "report: both/report.html (" in originals.printed["both"].out
+    text = (both / "report.html").read_text(encoding="utf-8")
+    assert all(f'id="chart-{name}"' in text for name in ("curves", "clients", "class_counts", "bytes"))
 
 
-def test_a_comparison_that_was_left_says_which_runs_have_not_begun_and_how_to_go_on(strata, place, refused):
-    asked = ("compare", "-a", "local,fedper", "--seeds", 2, "--rounds", 1, "--out", "left", *SMALL)
-    assert strata(*asked).code == 0
-    assert "not started" not in strata("report", "left").out
-    shutil.rmtree(place / "left" / "fedper" / "seed-1")
-    result = strata("report", "left", "-o", "left.html")
-    says = "1 of the 4 runs of 'left' has not started. To continue, run: strata resume left"
-    assert says in " ".join(result.out.split())
-    assert escape(says) in (place / "left.html").read_text(encoding="utf-8")
-    assert "over the seeds that each row has" in " ".join(result.out.split())
-    refused(*asked, says="'left' already holds a comparison: continue it with 'strata resume left', or choose another")
-    (place / "left" / "compare.toml").write_text("[compare]\n", encoding="utf-8")  # its runs are whole all the same
-    assert strata("report", "left").code == 0
+@pytest.mark.budget(0.7, "three reports")
+def test_a_comparison_that_was_left_says_which_runs_have_not_begun_and_how_to_go_on(strata, place, both, refused):
+    again = "strata resume both"
+    assert again not in strata("report", both).out
+    shutil.rmtree(both / "fedavg")
+    result = strata("report", both, "-o", "left.html")
+    assert re.search(f"\\b1 .*\\b2 .*{again}", " ".join(result.out.split()))  # one of two runs
+    assert again in (place / "left.html").read_text(encoding="utf-8")
+    refused("compare", *SMALL, "-a", "local,fedavg", "--out", both, says=("'both'", f"'{again}'"))
+    (both / "compare.toml").write_text("[compare]\n", encoding="utf-8")  # its runs are whole all the same
+    assert strata("report", both).code == 0
 
 
-def test_a_report_of_any_runs(strata, place):
-    assert strata("run", "-a", "local", "--rounds", 1, "--out", "one", *SMALL).code == 0
-    result = strata("report", "one", "-o", "all.html")
+@pytest.mark.budget(0.8, "two reports")
+def test_a_report_of_any_runs(strata, place, finished, refused):
+    result = strata("report", finished, "-o", "all.html")
     assert (result.code, result.err) == (0, "")
     assert "report: all.html (" in result.out
-    assert "local reaches" in (place / "all.html").read_text(encoding="utf-8")
-    assert strata("report", "one", "-o", "all.html").code == 0  # a report may be replaced
-
-
-def test_other_files_are_not_written_over(strata, place, refused):
-    assert strata("run", "-a", "local", "--rounds", 1, "--out", "one", *SMALL).code == 0
+    assert "fedper" in (place / "all.html").read_text(encoding="utf-8")
+    assert strata("report", finished, "-o", "all.html").code == 0  # a report may be replaced
     (place / "mine.html").write_text("mine", encoding="utf-8")
-    refused("report", "one", "-o", "mine.html", says="'mine.html' exists and is not a report")
-    refused("report", "one", "-o", "one", says="'one' is a folder: name a file, such as one/report.html")
+    refused("report", finished, "-o", "mine.html", says="'mine.html'")
+    refused("report", finished, "-o", finished, says=("'done'", "done/report.html"))
 
 
 def test_verdicts_alone_make_a_report(strata, place):
@@ -63,10 +54,11 @@ def test_without_plotly_a_comparison_is_whole_all_the_same(strata, place, monkey
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     result = strata("compare", "-a", "local", "--seeds", 1, "--rounds", 1, "--out", "c", *SMALL)
     assert result.code == 0
-    assert "note: no report was written: the report needs 'plotly'" in result.err
+    assert "'plotly'" in result.err
     assert not (place / "c" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_regression_that_diverged_has_its_row_and_its_columns(strata, place):
     x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
     np.savez(place / "own.npz", x=x, y=x[:, 0] * 1000, client=np.arange(40) % 4)

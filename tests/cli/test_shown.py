@@ -33,7 +33,7 @@ def test_a_name_of_any_length_is_short():
     assert shown("x" * 80) == "x" * 80
     assert len(shown("x" * 10_000)) == 80
     assert len(shown("\x1b" * 10_000)) == 80
-    assert shown(10**5000) == "a number of thousands of digits"
+    assert len(shown(10**5000)) <= 80
 
 
 def test_errors_show_names_as_they_can_be_shown():
@@ -86,15 +86,15 @@ def test_numbers_that_nobody_can_mean_are_refused(refused, setting):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--set", "train.lr=1" + "0" * 400), "train.lr must be at most 1e+30, not 1000"),
-        (("--set", "train.lr=1e308"), "train.lr must be at most 1e+30, not 1e+308"),
+        (("--set", "train.lr=1" + "0" * 400), ("train.lr", "1e+30", "1000")),
+        (("--set", "train.lr=1e308"), ("train.lr", "1e+30", "1e+308")),
         (("--seed", 2**63), f"run.seed must be at most {2**63 - 1:,}, not {2**63}"),
-        (("--memory-limit", "9" * 400 + "GB"), "run.memory_limit must be a size such as 8GB"),
-        (("--algorithm", "x" * 10_000), "algorithm.name must have at most 4,096 letters, not 10,000: 'xxx"),
-        (("--model", "x" * 4000), "unknown model.name 'xxx"),
-        (("--data", "x" * 4000), "unknown data.name 'xxx"),
-        (("--set", "x" * 10_000), "a setting is written table.key=value, such as train.lr=0.1, not 'xxx"),
-        (("--set", "algorithm." + "k" * 10_000 + "=1"), "must have at most 4,096 letters"),
+        (("--memory-limit", "9" * 400 + "GB"), ("run.memory_limit", "8GB")),
+        (("--algorithm", "x" * 10_000), ("algorithm.name", "4,096", "10,000")),
+        (("--model", "x" * 4000), "model.name"),
+        (("--data", "x" * 4000), "data.name"),
+        (("--set", "x" * 10_000), ("table.key=value", "train.lr=0.1")),
+        (("--set", "algorithm." + "k" * 10_000 + "=1"), "4,096"),
     ],
 )
 def test_long_names_and_large_numbers_are_said_in_short(refused, given, says):
@@ -103,15 +103,15 @@ def test_long_names_and_large_numbers_are_said_in_short(refused, given, says):
 
 def test_the_number_of_seeds_has_a_bound(refused):
     for seeds in (10_001, 10**400):
-        refused("compare", "--seeds", seeds, says="a comparison has from 1 to 10,000 seeds, not 10")
-        refused("reproduce", "fedper/fig11", "--seeds", seeds, says="--seeds must be from 1 to 10,000, not 10")
-    refused("compare", "--seed", 2**63 - 1, "--seeds", 2, says="the last of 2 seeds")
+        refused("compare", "--seeds", seeds, says=("1", "10,000", "10"))
+        refused("reproduce", "fedper/fig11", "--seeds", seeds, says=("--seeds", "1", "10,000", "10"))
+    refused("compare", "--seed", 2**63 - 1, "--seeds", 2, says="2")
 
 
 @pytest.mark.parametrize("told", ["not json", "{}", "[1]", "[" * 100_000])
 def test_a_broken_environment_variable_is_one_line(refused, monkeypatch, told):
     monkeypatch.setenv("STRATAFL_COMMAND", told)
-    line = refused("run", *SMALL, "--rounds", 1, "--out", "mine", says="the environment variable STRATAFL_COMMAND is")
+    line = refused("run", *SMALL, "--rounds", 1, "--out", "mine", says="STRATAFL_COMMAND")
     assert len(line) < 300
 
 
@@ -121,7 +121,7 @@ def test_broken_variables_of_torchrun_are_one_line(strata, monkeypatch, name, va
         monkeypatch.setenv(each, "1")
     monkeypatch.setenv(name, value)
     line = checked_line(strata("run", *SMALL))
-    assert line.startswith(f"{name} is a whole number that torchrun sets, not '")
+    assert line.startswith(f"{name} ")
     assert len(line) < 300
 
 
@@ -150,12 +150,13 @@ def test_warnings_wait_until_no_error_can_follow():
     assert console.file.getvalue() == "note: this waits\nnote: this does not\n"
 
 
-@pytest.mark.parametrize(("every", "lines"), [(0.0, ["1 of 40 rounds", "2 of 40 rounds; fedavg 50.0%"]), (3600.0, [])])
+@pytest.mark.parametrize(("every", "lines"), [(0.0, ["1 of 40 rounds", "3 of 40 rounds; fedavg 50.0%"]), (3600.0, [])])
 def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch, every, lines):
     monkeypatch.setattr(display, "EVERY", every)
     console, runs = Console(file=io.StringIO(), width=80), [DisplayedRun(name, 20, 0) for name in ("fedavg", "local")]
     with Display(console, runs) as shown:
         watch = shown.watch(runs[0])
         watch(1, [{"round": 1}])
-        watch(2, [{"round": 1}, {"round": 2, "test.deployed.accuracy": 0.5, "test.deployed.loss": 1.0}])
+        scored = [{"test.deployed.accuracy": accuracy, "test.deployed.loss": 1.0} for accuracy in (0.25, 0.5)]
+        watch(3, [{"round": 1}, {"round": 2, **scored[0]}, {"round": 3, **scored[1]}])
     assert console.file.getvalue().splitlines() == lines

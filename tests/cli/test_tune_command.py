@@ -1,6 +1,7 @@
 """`strata tune`, and what uses its result."""
 
 import json
+import re
 
 import pytest
 import tomli_w
@@ -10,20 +11,18 @@ from stratafl.config.experiment import Experiment
 from stratafl.runs.format import FORMAT
 from stratafl.tuning import Plan, Tuning
 
-TUNE = ("tune", "-a", "local,fedavg", "--grid", "train.lr=0.01,0.3,3", "-t", 3, "-r", 2, *SMALL, "--seeds", 1)
+TUNE = ("tune", "-a", "local", "--grid", "train.lr=0.01,0.3,3", "-t", 3, "-r", 2, *SMALL, "--seeds", 1)
 
 
+@pytest.mark.slow
 def test_a_tuning_is_reported_resumed_and_used(strata, place):
     made = strata(*TUNE, "--out", "tune")
     assert made.code == 0, made.err
     assert "local: 3 trials of train.lr (3 values)" in made.err
-    assert "trials of each method: 3 for 1 round → 2 for 2\non validation data; then" in made.err
+    assert "3 for 1 round → 2 for 2" in made.err
     assert "train.lr=0.3" in made.out
-    said = " ".join(made.out.split())
-    assert "accuracy; test: on one fresh seed; untuned: with the default settings on the same seeds" in said
-    assert "local or fedavg: cannot be told" in said or "fedavg or local: cannot be told" in said
-    assert "the ranking, and who gains: strata report tune" in made.out
-    assert "more seeds of what was chosen: strata compare --tuned tune --seeds 10" in made.out
+    assert "strata report tune" in made.out
+    assert "strata compare --tuned tune --seeds 10" in made.out
     assert max(map(len, made.out.splitlines())) <= 80
     assert (place / "tune/report.html").exists()
     before = {path: path.read_bytes() for path in (place / "tune").glob("**/*.jsonl")}
@@ -32,11 +31,11 @@ def test_a_tuning_is_reported_resumed_and_used(strata, place):
     assert again.out.splitlines()[:6] == made.out.splitlines()[:6]
     assert {path: path.read_bytes() for path in (place / "tune").glob("**/*.jsonl")} == before
     ranked = strata("report", "tune")
-    assert "fedavg" in ranked.out
+    assert "local" in ranked.out
     assert "train.lr" not in ranked.out  # of each method only what was chosen, no trial
     used = strata("compare", "--tuned", "tune", "-a", "local", "-r", 1, "--out", "used", "--seeds", 1)
     assert used.code == 0, used.err
-    assert "'tune' was tuned with run.rounds = 2 (here 1): other values may be best here" in used.err
+    assert re.search(r"'tune' .*run\.rounds = 2 .*\b1\b", used.err)
     found = json.loads((place / "used/local/seed-1/environment.json").read_text())["identity"]["config"]
     assert (found["train"]["lr"], found["run"]["rounds"], found["data"]["clients"]) == (0.3, 1, 4)
 
@@ -44,12 +43,12 @@ def test_a_tuning_is_reported_resumed_and_used(strata, place):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--set", "data.validation=0"), "local has no validation data to be tuned on: set data.validation"),
-        (("--only", "train.rl"), "unknown setting to tune 'train.rl'; did you mean 'train.lr'?"),
-        (("--trials", "2"), "the given grids have 3 points, more than --trials 2"),
-        (("--sampler", "tpe"), "--grid says which values are tried"),
-        (("--budget", "step"), "unknown budget 'step'; did you mean 'steps'?"),
-        (("--set", "nosuch.lr=1"), "unknown table 'nosuch'"),
+        (("--set", "data.validation=0"), ("local", "data.validation")),
+        (("--only", "train.rl"), ("'train.rl'", "'train.lr'")),
+        (("--trials", "2"), ("3", "--trials 2")),
+        (("--sampler", "tpe"), "--grid"),
+        (("--budget", "step"), ("'step'", "'steps'")),
+        (("--set", "nosuch.lr=1"), "'nosuch'"),
     ],
 )
 def test_what_cannot_be_tuned_is_one_line(refused, arguments, says):
@@ -57,13 +56,12 @@ def test_what_cannot_be_tuned_is_one_line(refused, arguments, says):
 
 
 def test_the_result_of_a_tuning_that_is_not_there_is_one_line(refused):
-    refused("compare", "--tuned", "nowhere", says="'nowhere' is not a tuning: it has no tune.toml")
+    refused("compare", "--tuned", "nowhere", says=("'nowhere'", "tune.toml"))
 
 
 def test_the_report_of_a_tuning_that_was_stopped_says_how_to_continue(refused, place):
     Tuning.create(place / "tune", Experiment(), ["local"], {"data.clients": 4}, Plan(2))
-    again = "has not run yet what it chose: continue it with 'strata resume tune'"
-    refused("report", "tune", says=f"the tuning 'tune' {again}")
+    refused("report", "tune", says=("'tune'", "'strata resume tune'"))
 
 
 def test_code_that_a_tuning_names_was_not_typed(refused, place):
@@ -73,9 +71,10 @@ def test_code_that_a_tuning_names_was_not_typed(refused, place):
     (place / "tune").mkdir()
     (place / "tune/tune.toml").write_text(tomli_w.dumps(made._tables()))
     (place / "tune/tuned.toml").write_text(tomli_w.dumps({"tuned": {"format": FORMAT, "methods": methods}}))
-    refused("compare", "--tuned", "tune", says="'tune/tune.toml' asks to import its algorithm 'evil:build'")
+    refused("compare", "--tuned", "tune", says=("'tune/tune.toml'", "'evil:build'"))
 
 
+@pytest.mark.slow
 def test_a_recipe_tunes_its_rows_and_runs_the_ones_asked_for(strata, place):
     (place / "mine.toml").write_text(
         """
@@ -103,13 +102,12 @@ def test_a_recipe_tunes_its_rows_and_runs_the_ones_asked_for(strata, place):
     asked = ("reproduce", "mine.toml", "--columns", "here, there", "--out", "out")
     part = strata(*asked, "--rows", "Local")
     assert part.code == 0, part.err
-    assert "tuning Local, here, there: 3 trials" in part.err
-    assert "left out: row FedAvg, column elsewhere" in " ".join(part.out.split())
+    assert "Local, here, there: 3 trials" in part.err
+    assert "row FedAvg, column elsewhere" in " ".join(part.out.split())
     whole = strata(*asked)
     assert whole.code == 0, whole.err
-    assert "tuning Local" not in whole.err  # it has been
+    assert "Local" not in whole.err  # it has been tuned
     text = (place / "out/own-mine-smoke-tuned/result.md").read_text()
-    assert "the learning rate of every row was tuned on validation data" in text
     assert "- Local, here, there: train.lr=" in text
     assert "data.validation=0.1" in text
     runs = sorted((place / "out/runs").iterdir())
@@ -121,4 +119,4 @@ def test_a_recipe_tunes_its_rows_and_runs_the_ones_asked_for(strata, place):
 
 
 def test_an_unknown_row_is_refused(refused):
-    refused("reproduce", "flayer/table4", "--rows", "nosuch", says="unknown row 'nosuch'; choose one of: ")
+    refused("reproduce", "flayer/table4", "--rows", "nosuch", says="'nosuch'")

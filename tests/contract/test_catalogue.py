@@ -22,7 +22,7 @@ from stratafl.algorithms import (
     simmix,
 )
 from stratafl.algorithms.special_cases import SPECIAL_CASES
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_special_case, difference, tiny_federation
 
@@ -69,7 +69,7 @@ def test_in_the_contract_their_mechanism_acts(name):
     sim, ids = case.plain, torch.arange(6)
     progress = sim.run(Matrix())
     plain = case.simulation(fedavg())
-    gap = difference(received(sim, progress, ids), received(plain, plain.run(Matrix()), ids))
+    gap = difference(received_models(sim, progress, ids), received_models(plain, plain.run(Matrix()), ids))
     assert gap > 1e-4
     told = sim.algorithm.tell(sim.at(progress.t), progress.server)
     if name == "fedalp":
@@ -111,7 +111,7 @@ SCALARS += [pytest.param(name, Messages(), marks=SLOW) for name in ACTING if nam
 @pytest.mark.parametrize(("name", "executor"), SCALARS)
 def test_a_parameter_without_axes_is_a_column_like_any_other(name, executor):
     sim = simulation(ACTING[name], tiny_federation(), Scaled, rounds=3, dtype=torch.float64)
-    scale = received(sim, sim.run(executor), torch.arange(6))["scale"]
+    scale = received_models(sim, sim.run(executor), torch.arange(6))["scale"]
     assert scale.shape == (6,)
     assert bool((scale != 1.5).all())
 

@@ -6,7 +6,7 @@ import torch
 from stratafl.algorithms import algorithm
 from stratafl.algorithms.composition import PARTS, parse_composition
 from stratafl.algorithms.special_cases import special_cases_of
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix
 from stratafl.testing import Case, check_algorithm, check_special_case, difference
 
@@ -45,7 +45,7 @@ def test_a_part_changes_what_clients_use(name):
     case, ids = Case(acting(name), "follow", 1.0, rounds=3), torch.arange(6)
     progress = case.plain.run(Matrix())
     without = case.simulation(algorithm(parse_composition(name)[0]))
-    gap = difference(received(case.plain, progress, ids), received(without, without.run(Matrix()), ids))
+    gap = difference(received_models(case.plain, progress, ids), received_models(without, without.run(Matrix()), ids))
     assert gap > 1e-4
     if name in LAG:
         told = case.plain.algorithm.tell(case.plain.at(progress.t), progress.server)

@@ -45,6 +45,7 @@ CAUGHT = [
 TWO_ROUNDS = (laws.resume, laws.messages, laws.purity)  # what is remembered shows in the next round
 
 
+@pytest.mark.budget(3, "tracing imports torch._dynamo")
 @pytest.mark.parametrize(
     ("build", "law"), [each[1:] for each in CAUGHT], ids=[f"{fault}: {law.__name__}" for fault, _, law in CAUGHT]
 )
@@ -111,7 +112,7 @@ def test_a_run_with_new_clients_that_cannot_be_served_is_refused_in_one_line():
 
 def test_check_algorithm_stops_at_a_mutant():
     with pytest.raises(ContractError, match="law 'messages'"):
-        testing.check_algorithm(mutants.reads_unsent_head())
+        testing.check_algorithm(mutants.reads_unsent_head(), rounds=1)
 
 
 def test_a_wrong_degenerate_law_is_caught():

@@ -18,7 +18,7 @@ from stratafl.core.round import Plan
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, Mix, Send, Serve, Train
 from stratafl.errors import MemoryLimitError, StrataError
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, Take, Upload
 from stratafl.testing import CLASSES, SIZES, check_algorithm, difference, tiny_federation, tiny_model
@@ -85,7 +85,7 @@ def test_objective_with_features_frozen_row_and_carry_is_what_plain_torch_comput
     module.drop.p = 0.0
     sim = simulation(feature_pull(), federation, module, rounds=1, dtype=torch.float64)
     progress = sim.run(Matrix())
-    ours = received(sim, progress, torch.tensor([0]))
+    ours = received_models(sim, progress, torch.tensor([0]))
 
     live, frozen = (tiny_model().double() for _ in range(2))
     live.drop.p = frozen.drop.p = 0.0
@@ -256,7 +256,7 @@ def test_delivering_own_rows_is_local_training():
     sim, progress = run(row_keeper(Deliver(field="models"), Take("models", "theta")))
     alone, alone_progress = run(local())
     ids = torch.arange(N)
-    assert difference(received(sim, progress, ids), received(alone, alone_progress, ids)) < 1e-12
+    assert difference(received_models(sim, progress, ids), received_models(alone, alone_progress, ids)) < 1e-12
 
 
 def test_stored_rows_belong_to_who_sent_them():
@@ -294,7 +294,7 @@ def test_deploy_tunes_a_copy():
     sim, progress = run(tuned())
     before = {k: x.clone() for k, x in progress.tensors().items()}
     ids = torch.arange(N)
-    plain, tuned_rows = received(sim, progress, ids), deployed(sim, progress, ids)
+    plain, tuned_rows = received_models(sim, progress, ids), deployed(sim, progress, ids)
     assert difference(before, progress.tensors()) == 0
     assert all(torch.equal(plain["fc.weight"][0], row) for row in plain["fc.weight"])
     assert len({tuple(row.flatten().tolist()) for row in tuned_rows["fc.weight"]}) == N
@@ -395,7 +395,7 @@ def test_without_a_pull_the_second_row_is_local_training():
     sim, progress = run(two_rows(0.0))
     alone, alone_progress = run(local())
     ids = torch.arange(N)
-    assert difference(received(sim, progress, ids), received(alone, alone_progress, ids)) < 1e-12
+    assert difference(received_models(sim, progress, ids), received_models(alone, alone_progress, ids)) < 1e-12
 
 
 # Masks per client

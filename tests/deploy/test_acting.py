@@ -16,6 +16,8 @@ from stratafl.core.state import flatten
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.executors import InOneProcess
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Seen(InOneProcess):

@@ -10,7 +10,15 @@ import torch
 
 from stratafl.data.preprocessing import Preprocessing, Standardisation
 from stratafl.data.sample_format import SampleFormat
-from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement, check_digests, common_format, described
+from stratafl.deploy.agreement import (
+    Agreement,
+    Introduction,
+    Offer,
+    agreement,
+    check_digests,
+    common_format,
+    shareable_format,
+)
 from stratafl.errors import DamagedError, DataError, WireError
 
 
@@ -30,13 +38,13 @@ def test_classes_are_all_that_any_site_has_in_alphabetical_order():
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (table_format("a", columns=("p", "r")), "'y' has the columns"),
-        (table_format("a", own_columns=True), "'y' has columns standardised by its own samples: True"),
-        (table_format(classes=1), "'x' has names of classes, and 'y' has numbers"),
-        (table_format("a", dtype=torch.float64), "'y' has numbers computed as torch.float64"),
-        (SampleFormat(Preprocessing("float32", (3,), classes=("a",)), 1), r"'y' has samples of shape \(3,\)"),
-        (SampleFormat(Preprocessing("uint8", (2,), classes=("a",)), 1, columns=("p", "q")), "samples of type uint8"),
-        (SampleFormat(Preprocessing("float32", (2,)), None, columns=("p", "q")), "'y' has targets that are numbers"),
+        (table_format("a", columns=("p", "r")), "'y'.*'x'"),
+        (table_format("a", own_columns=True), "'y'.*True"),
+        (table_format(classes=1), "'x'.*'y'"),
+        (table_format("a", dtype=torch.float64), r"'y'.*torch\.float64"),
+        (SampleFormat(Preprocessing("float32", (3,), classes=("a",)), 1), r"'y'.*\(3,\)"),
+        (SampleFormat(Preprocessing("uint8", (2,), classes=("a",)), 1, columns=("p", "q")), "uint8"),
+        (SampleFormat(Preprocessing("float32", (2,)), None, columns=("p", "q")), "'y' has .*numbers"),
     ],
 )
 def test_a_site_whose_samples_do_not_fit_is_named(other, says):
@@ -51,12 +59,12 @@ def test_columns_may_come_in_another_order():
 def test_means_and_deviations_stay_with_the_site():
     own = replace(table_format("a"), preprocessing=replace(table_format("a").preprocessing,
                   columns=Standardisation((1.5, 2.5), (3.5, 4.5))))  # fmt: skip
-    told = json.dumps(Introduction(described(own), 7, 1).to_table())
-    assert described(own).own_columns
+    told = json.dumps(Introduction(shareable_format(own), 7, 1).to_table())
+    assert shareable_format(own).own_columns
     assert not any(number in told for number in ("1.5", "2.5", "3.5", "4.5"))
     scaled = replace(table_format("a"), preprocessing=replace(own.preprocessing, targets=Standardisation((0,), (1,))))
-    with pytest.raises(DataError, match="would need a mean over all sites"):
-        described(scaled)
+    with pytest.raises(DataError, match="'scaled'"):
+        shareable_format(scaled)
 
 
 def agreed() -> Agreement:
@@ -72,16 +80,16 @@ def test_an_agreement_is_written_down_and_read_again(tmp_path):
     assert Agreement.load(tmp_path / "none.json") is None
     data = (tmp_path / "agreement.json").read_bytes()
     (tmp_path / "agreement.json").write_bytes(data[:-9])
-    with pytest.raises(DamagedError, match="is damaged"):
+    with pytest.raises(DamagedError, match=r"agreement\.json"):
         Agreement.load(tmp_path / "agreement.json")
 
 
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (["\x1b]0;pwned\x07"], "is not a name of at most 200 printable letters"),
-        (["é" * 201], "is not a name of at most 200 printable letters"),
-        ([f"class {number}" for number in range(10_001)], "10,001 names of classes, and at most 10,000"),
+        (["\x1b]0;pwned\x07"], "200"),
+        (["é" * 201], "200"),
+        ([f"class {number}" for number in range(10_001)], "10,001.*10,000"),
     ],
 )
 def test_names_that_would_be_shown_at_other_sites_are_short_and_printable(names, says):
@@ -104,7 +112,7 @@ def test_an_agreement_that_could_not_be_read_again_is_not_saved(tmp_path):
     made = agreed()
     read = replace(made.format.preprocessing, classes=names)
     large = replace(made, format=replace(made.format, classes=len(names), preprocessing=read))
-    with pytest.raises(DataError, match="have fewer or shorter names"):
+    with pytest.raises(DataError):
         large.save(tmp_path / "agreement.json")
     assert not list(tmp_path.iterdir())
 
@@ -130,7 +138,11 @@ def mutated(value: Any, draw: random.Random) -> Any:
     return draw.choice(odd)
 
 
-@pytest.mark.parametrize("cases", [2000, pytest.param(100_000, marks=pytest.mark.slow)], ids=["quick", "whole"])
+@pytest.mark.parametrize(
+    "cases",
+    [1_000, pytest.param(10_000, marks=pytest.mark.slow), pytest.param(100_000, marks=pytest.mark.nightly)],
+    ids=["quick", "more", "whole"],
+)
 def test_tables_that_were_tampered_with_are_refused_or_mean_something(cases):
     draw = random.Random(cases)
     introduction = Introduction(table_format("a", "b"), 12, 3).to_table()

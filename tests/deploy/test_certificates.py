@@ -18,6 +18,7 @@ from stratafl.deploy.certificates import (
     create_server_certificate,
     create_site_key,
     read_public_key,
+    write_once,
 )
 from stratafl.errors import DeployError
 
@@ -88,9 +89,17 @@ def test_every_file_can_be_read_by_its_owner_alone_and_nothing_else_is_left(tmp_
 @pytest.mark.parametrize("taken", ["north.key", "north.pub"])
 def test_nothing_is_overwritten(tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).write_text("mine")
-    with pytest.raises(DeployError, match=f"{taken}' exists and keys are never overwritten"):
+    with pytest.raises(DeployError, match=f"{taken}'"):
         create_site_key(tmp_path, "north")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "mine")]
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    """Of a secret, too, such as that of a host's noise: the name is taken in the same step in which it is checked."""
+    (tmp_path / "noise.key").write_text("mine")
+    with pytest.raises(DeployError, match=r"noise\.key'"):
+        write_once(tmp_path / "noise.key", b"other")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("noise.key", "mine")]
 
 
 def test_a_site_key_is_what_flower_reads(tmp_path: Path) -> None:
@@ -106,31 +115,31 @@ def test_a_site_key_is_what_flower_reads(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_public_key_is_refused(tmp_path: Path) -> None:
     pair = create_site_key(tmp_path, "north")
-    with pytest.raises(DeployError, match=r"is not a public key: ask the site for the file NAME\.pub"):
+    with pytest.raises(DeployError, match=r"north\.key'"):
         read_public_key(pair.key)
     other = ed25519.Ed25519PrivateKey.generate().public_key()
     (tmp_path / "other.pub").write_bytes(
         other.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
-    with pytest.raises(DeployError, match="is not an ECDSA P-384 key"):
+    with pytest.raises(DeployError, match=r"other\.pub.*P-384"):
         read_public_key(tmp_path / "other.pub")
 
 
 def test_key_and_certificate_of_an_authority_belong_together(tmp_path: Path, authority: Pair) -> None:
     other = create_authority(tmp_path)
-    with pytest.raises(DeployError, match="is not the key of"):
+    with pytest.raises(DeployError, match=r"ca\.key'.*ca\.pem'"):
         create_server_certificate(tmp_path, [], Pair(other.key, authority.public))
 
 
 @pytest.mark.parametrize("host", ["https://a.org", "a.org:8000", "", "a b", "-a", "a\nb"])
 def test_what_is_no_name_or_address_gets_no_certificate(tmp_path: Path, authority: Pair, host: str) -> None:
-    with pytest.raises(DeployError, match="is neither a host name nor an address"):
+    with pytest.raises(DeployError, match=r"^'"):
         create_server_certificate(tmp_path, [host], authority)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "../north", "a/b", ".hidden", "a b", 'a"b', "x" * 65, "nörth"])
 def test_a_site_has_a_plain_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DeployError, match="cannot be the name of a site"):
+    with pytest.raises(DeployError, match="64"):
         create_site_key(tmp_path, name)
     assert check_site_name("north-2.icu_A") == "north-2.icu_A"

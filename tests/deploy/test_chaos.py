@@ -19,6 +19,8 @@ At random moments: tests/kill_federation.py.
 """
 
 import asyncio
+import errno
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -95,8 +97,8 @@ def test_hosts_that_are_killed(tmp_path: Path) -> None:
         chaos.lift("server.saved.1")
         status = chaos.finish()
         assert status["state"] == "failed"
-        assert "round 3 has 2 of 3 uploads: 'b' (the server absorbed upload" in status["reason"]
-        assert status["reason"].endswith("put back a copy of the state of b and host again, or host with --forget b")
+        assert "round 3 has 2 of 3 uploads: 'b' " in status["reason"]
+        assert status["reason"].endswith("--forget b")
         shutil.copy(kept, state_of(chaos, "b") / PENDING)
         chaos.start(HOST)
         chaos.reached("b.training.2")
@@ -141,7 +143,7 @@ def test_sites_that_are_away_or_whose_disk_is_full(tmp_path: Path) -> None:
     assert without == [[], ["c"], ["c"], [], ["b"], []]
     said = [line["reason"] for line in chaos.audit() if line["event"] == "declined"]
     assert said
-    assert all("No space left on device; nothing is lost: free some space" in reason for reason in said)
+    assert all(os.strerror(errno.ENOSPC) in reason for reason in said)
 
 
 class Detour:

@@ -7,11 +7,11 @@ from hosted import with_tables, write_file
 from stratafl.cli import main as strata
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.certificates import read_public_key
-from stratafl.deploy.folders import Place, prepare_host, prepare_site
+from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
 
-PLACE = Place("127.0.0.1", 9443)
+PLACE = HostAddress("127.0.0.1", 9443)
 
 
 def test_an_authority_whose_certificate_was_never_written_is_made_anew(tmp_path):
@@ -28,14 +28,14 @@ def test_an_authority_that_sites_know_is_not_made_anew(tmp_path):
     host = prepare_host(tmp_path / "host", with_tables(), PLACE)
     host.invite(PLACE)
     host.authority.unlink()
-    with pytest.raises(DeployError, match=r"'.*ca\.pem' is missing, and sites know it: put it back, it is also in"):
+    with pytest.raises(DeployError, match=r"'.*ca\.pem'.*'.*invitation\.toml'"):
         prepare_host(tmp_path / "host", with_tables(), PLACE)
     assert (host.path / "ca.key").exists()
 
 
 def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
     prepare_host(tmp_path / "host", with_tables(), PLACE)
-    with pytest.raises(DeployError, match=r"holds another federation \(run\.rounds is 5 there and 9 here\)"):
+    with pytest.raises(DeployError, match=r"run\.rounds is 5 .*9"):
         prepare_host(tmp_path / "host", with_tables(run={"rounds": 9}), PLACE)
 
 
@@ -44,7 +44,7 @@ def test_how_patient_a_host_is_may_change(tmp_path):
     file = with_tables(deploy={"deadline": 7.0, "megabytes": 9.0})
     prepare_host(tmp_path / "host", file, PLACE)
     assert read_federation(tmp_path / "host" / "federation.toml", plain=True) == file
-    with pytest.raises(DeployError, match=r"deploy\.scores is true there and false here|deploy\.scores is True"):
+    with pytest.raises(DeployError, match=r"deploy\.scores is True"):
         prepare_host(tmp_path / "host", with_tables(deploy={"scores": False}), PLACE)
 
 
@@ -55,7 +55,7 @@ def test_a_certificate_is_replaced_only_by_one_that_could_be_made(tmp_path, monk
     old, offline = host.certificate.public.read_bytes(), (host.path / "ca.key").rename(tmp_path / "ca.key")
     assert prepare_host(tmp_path / "host", with_tables(), PLACE).certificate.public.read_bytes() == old
     with pytest.raises(StrataError, match=r"ca\.key"):
-        prepare_host(tmp_path / "host", with_tables(), Place("example.org", 1))
+        prepare_host(tmp_path / "host", with_tables(), HostAddress("example.org", 1))
     assert host.certificate.public.read_bytes() == old
     offline.rename(host.path / "ca.key")
     assert prepare_host(tmp_path / "host", with_tables(), PLACE).certificate.public.read_bytes() != old
@@ -77,7 +77,7 @@ def test_a_second_host_changes_nothing_in_the_folder_of_the_first(tmp_path, caps
         prepare_host(host, with_tables(), PLACE)
         before = {path: path.read_bytes() for path in host.iterdir() if path.is_file()}
         assert strata(["host", str(given / "federation.toml"), "--out", str(host), "--address", "example.org:1"]) == 2
-        assert "another process is writing" in capsys.readouterr().err
+        assert str(host) in capsys.readouterr().err
         assert {path: path.read_bytes() for path in host.iterdir() if path.is_file()} == before
 
 
@@ -91,5 +91,5 @@ def test_a_public_key_that_is_missing_is_written_from_the_private_one(tmp_path):
     assert read_public_key(again.public)
     again.public.unlink()
     again.key.write_text("nothing")
-    with pytest.raises(DeployError, match="is not a private key: put it back, or join as another site"):
+    with pytest.raises(DeployError, match=r"a\.key'"):
         prepare_site(tmp_path / "a", invitation, "a")

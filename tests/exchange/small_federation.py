@@ -17,11 +17,11 @@ from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.state import State, flatten, rows_of
 from stratafl.execute.exchange import (
+    ServerComputation,
     ServerExchange,
-    ServerWork,
+    SiteComputation,
     SiteExchange,
     SiteStore,
-    SiteWork,
     open_server,
     open_site,
     state_form,
@@ -147,8 +147,10 @@ class Federation:
     rounds: int = 3
     cohort: Callable[[int], Sequence[str]] = lambda round: SITES if round != 1 else SITES[:2]
     arrow: Callable[[str], None] = lambda name: None
-    server_work: ServerWork = field(default_factory=ArithmeticServer)
-    site_works: Mapping[str, SiteWork] = field(default_factory=lambda: {site: ArithmeticSite(site) for site in SITES})
+    server_work: ServerComputation = field(default_factory=ArithmeticServer)
+    site_works: Mapping[str, SiteComputation] = field(
+        default_factory=lambda: {site: ArithmeticSite(site) for site in SITES}
+    )
     trained: list[tuple[str, int]] = field(default_factory=list)
 
     def server(self):

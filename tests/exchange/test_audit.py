@@ -1,7 +1,9 @@
 """The audit log: a line that is changed, cut or put in is noticed, whichever; a torn end is cut and said."""
 
+import errno
 import json
 import logging
+import os
 import random
 from datetime import UTC, datetime, timedelta
 
@@ -9,7 +11,7 @@ import pytest
 from crashes import Disk
 
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.exchange.audit import LONGEST, START, AuditLog, Mark, lines, verify
+from stratafl.execute.exchange.audit import MAX_LINE_BYTES, START, AuditLog, Mark, lines, verify
 from stratafl.execute.exchange.state_file import DiskFullError
 
 EVENTS = 12
@@ -133,19 +135,19 @@ def test_a_torn_last_line_is_cut_and_said(log, caplog):
             caplog.clear()
             with caplog.at_level(logging.WARNING):
                 again = opened(log.path, mark)
-            assert "ended in a line that was not whole, left by a crash: it was cut off" in caplog.text
+            assert f"'{log.path}'" in caplog.text
             assert log.path.read_bytes().startswith(whole)
             assert lines(log.path)[-1] | {"event": "cut", "bytes": len(tail) - len(whole)} == lines(log.path)[-1]
             assert again.mark.lines == mark.lines + 1
     log.path.write_bytes(torn[:-5])
-    with pytest.raises(DamagedError, match="was changed: line 13 does not follow"):
+    with pytest.raises(DamagedError, match=r"line 13\b"):
         opened(log.path, log.mark)  # a line that the server's state knows is not cut
 
 
 def test_a_failed_line_is_not_there_and_the_next_one_is(log):
     before, mark = log.path.read_bytes(), log.mark
     for number in range(3):
-        with Disk(full=number)(), pytest.raises(DiskFullError, match="No space left on device; nothing is lost"):
+        with Disk(full=number)(), pytest.raises(DiskFullError, match=os.strerror(errno.ENOSPC)):
             log.append("accepted", site="x")
     assert log.mark == mark
     assert log.path.read_bytes().startswith(before)
@@ -154,13 +156,13 @@ def test_a_failed_line_is_not_there_and_the_next_one_is(log):
 
 
 def test_lines_are_bounded(log):
-    with pytest.raises(RunError, match=r"a line of .* would have"):
-        log.append("refused", reason="x" * LONGEST)
-    log.path.write_bytes(log.path.read_bytes() + b"x" * (LONGEST + 10))
-    with pytest.raises(DamagedError, match="a line has more than 1,048,576 bytes"):
+    with pytest.raises(RunError, match=f"{MAX_LINE_BYTES:,}"):
+        log.append("refused", reason="x" * MAX_LINE_BYTES)
+    log.path.write_bytes(log.path.read_bytes() + b"x" * (MAX_LINE_BYTES + 10))
+    with pytest.raises(DamagedError, match=f"{MAX_LINE_BYTES:,}"):
         verify(log.path)
 
 
 def test_a_missing_log_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="cannot read"):
+    with pytest.raises(RunError, match=r"audit\.jsonl"):
         verify(tmp_path / "audit.jsonl")

@@ -11,11 +11,11 @@ from stratafl.core import wire
 from stratafl.core.parcel import Field, Parcel
 from stratafl.errors import WireError
 from stratafl.execute.exchange import SiteExchange, open_site, state_form
-from stratafl.execute.exchange.blocks import BlockCache, block_digest, packed, unpacked
+from stratafl.execute.exchange.blocks import BlockCache, block_digest, pack_download, unpack_download
 from stratafl.execute.exchange.protocol import (
-    MOST_HAVE,
+    MAX_OFFERED_BLOCKS,
     Address,
-    Download,
+    DownloadMessage,
     Piece,
     SendAll,
     decode_reply,
@@ -29,13 +29,13 @@ FROZEN = 6 * 50 * 4  # bytes of the block that never changes
 
 
 def download(have=()):
-    found = packed(PARCEL, have)
-    return found, Download(ADDRESS, "", found.pieces, found.body)
+    found = pack_download(PARCEL, have)
+    return found, DownloadMessage(ADDRESS, "", found.pieces, found.body)
 
 
 def test_a_parcel_is_its_pieces():
     found, message = download()
-    assert unpacked(message, lambda piece: None) == PARCEL
+    assert unpack_download(message, lambda piece: None) == PARCEL
     assert found.saved == 0
     blocks = [piece for piece in found.pieces if piece.digest]
     assert [piece.size for piece in blocks] == [FROZEN, FROZEN]
@@ -46,7 +46,7 @@ def test_a_parcel_is_its_pieces():
 def test_pieces_of_parcels_without_blocks_or_tensors():
     for parcel in (Parcel({}), Parcel({"x": Field(torch.tensor(1.0), common=True)})):
         data = wire.encode(parcel, LAYOUT)
-        found = packed(data, {})
+        found = pack_download(data, {})
         assert found.pieces == (Piece(len(data)),)
 
 
@@ -57,8 +57,8 @@ def test_what_the_site_has_is_left_out_and_put_back():
         found, message = download(have)
         assert found.saved == FROZEN * len(have)
         assert len(found.body) == len(PARCEL) - found.saved
-        assert unpacked(message, lambda piece: kept[piece.digest]) == PARCEL
-        assert unpacked(message, lambda piece: None) is None
+        assert unpack_download(message, lambda piece: kept[piece.digest]) == PARCEL
+        assert unpack_download(message, lambda piece: None) is None
 
 
 def stretches(found):
@@ -121,7 +121,7 @@ def test_wrong_digests_in_a_message_reach_neither_the_cache_nor_the_work(tmp_pat
     assert cache.get(theta) is None
     pieces = tuple(piece if piece != theta else Piece(FROZEN, theta.digest, False) for piece in found.pieces)
     rest = [data for piece, data in zip(found.pieces, stretches(found), strict=True) if piece != theta]
-    other = unpacked(replace(message, pieces=pieces, body=b"".join(rest)), lambda piece: b"y" * FROZEN)
+    other = unpack_download(replace(message, pieces=pieces, body=b"".join(rest)), lambda piece: b"y" * FROZEN)
     with pytest.raises(WireError, match="checksum"):
         wire.decode(other, LAYOUT, DOWN_FORM)
 
@@ -154,8 +154,8 @@ def test_a_cache_is_bounded_and_forgets_the_oldest(tmp_path):
 
 def test_a_cache_offers_no_more_than_a_message_holds(tmp_path):
     cache = BlockCache(tmp_path / "blocks").prepare()
-    cache.add(((f"{number:032x}", memoryview(b"x")) for number in range(MOST_HAVE + 9)), [])
-    assert len(cache.offered()) == len(os.listdir(cache.folder)) == MOST_HAVE
+    cache.add(((f"{number:032x}", memoryview(b"x")) for number in range(MAX_OFFERED_BLOCKS + 9)), [])
+    assert len(cache.offered()) == len(os.listdir(cache.folder)) == MAX_OFFERED_BLOCKS
 
 
 def test_a_site_without_a_cache_gets_everything(tmp_path):

@@ -54,6 +54,7 @@ def test_there_are_many_places_to_crash():
     assert len(seen) > 300
 
 
+@pytest.mark.budget(1.2, "some twenty federations of one round")
 def test_a_power_cut_at_every_arrow(tmp_path):
     """Of one round and its commits; those of further rounds are among all places below."""
     for place, name in enumerate(operations(rounds=1)):
@@ -61,22 +62,34 @@ def test_a_power_cut_at_every_arrow(tmp_path):
             check(tmp_path / str(place), {place: "power"}, again=True, rounds=1)
 
 
-PARTS = 40  # of the places; `make test` takes the first
-
-
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
-@pytest.mark.parametrize("again", [True, False], ids=["asked again", "left alone"])
-def test_one_crash_at_every_place(tmp_path, part, again):
-    places = [(n, how) for n, name in enumerate(operations()) for how in ways(name)]
-    for place, how in places[part::PARTS]:
-        check(tmp_path / f"{place}-{how}", {place: how}, again=again)
-
-
-PAIRS = 4  # parts of 100 pairs each; `make test` takes ten pairs
+PARTS = 40  # of the places: a quarter of the first one is fast, six of them are slow, all are nightly
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(0, 10), *(pytest.param(seed, 100, marks=pytest.mark.slow) for seed in range(1, PAIRS + 1))]
+    ("part", "parts"),
+    [
+        pytest.param(0, 4 * PARTS, id="few"),
+        *(
+            pytest.param(part, PARTS, marks=pytest.mark.nightly if part % 7 else pytest.mark.slow, id=f"{part}")
+            for part in range(PARTS)
+        ),
+    ],
+)
+@pytest.mark.parametrize("again", [True, False], ids=["asked again", "left alone"])
+@pytest.mark.budget(0.8, "several federations of three rounds")
+def test_one_crash_at_every_place(tmp_path, part, parts, again):
+    places = [(n, how) for n, name in enumerate(operations()) for how in ways(name)]
+    for place, how in places[part::parts]:
+        check(tmp_path / f"{place}-{how}", {place: how}, again=again)
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [
+        (0, 4),
+        pytest.param(1, 50, marks=pytest.mark.slow),
+        *(pytest.param(seed, 100, marks=pytest.mark.nightly) for seed in (2, 3, 4, 5)),
+    ],
 )
 def test_two_crashes_at_random_places(tmp_path, seed, count):
     draw, seen = random.Random(seed), operations()

@@ -93,14 +93,21 @@ def check(federation: Federation, name: str) -> None:
     assert name == "local" or {len(federation.cohort(round)) for round in range(ROUNDS)} == {2}
 
 
-@pytest.mark.parametrize("name", ["fedper", "scaffold", "ditto", "local"])
+@pytest.mark.parametrize(
+    "name", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "ditto", "local"))]
+)
 def test_the_exchange_comes_to_the_bits_of_the_simulation(tmp_path, name):
     federation = deployed(tmp_path, name)
     federation.run()
     check(federation, name)
 
 
-@pytest.mark.parametrize("cases", [8, pytest.param(200, marks=pytest.mark.slow)], ids=["quick", "whole"])
+@pytest.mark.parametrize(
+    "cases",
+    [2, pytest.param(40, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)],
+    ids=["quick", "more", "whole"],
+)
+@pytest.mark.budget(1, "two federations with crashes, and one without")
 def test_and_so_it_does_after_crashes(tmp_path, cases):
     (tmp_path / "whole").mkdir()
     federation, disk, draw = deployed(tmp_path / "whole", "fedper"), Disk(), random.Random(cases)

@@ -18,29 +18,31 @@ from test_refusals import files
 from stratafl.errors import WireError
 from stratafl.execute.exchange.protocol import (
     MAGIC,
-    MOST_HEADER,
+    MAX_HEADER_BYTES,
     Address,
     Commit,
     Committed,
-    Download,
+    DownloadMessage,
     Piece,
     Refusal,
     SendAll,
-    Upload,
+    UploadMessage,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
 )
 
 ADDRESS = Address("digits-2026", "anna", 3, 17)
 DIGEST, BLOCK = "0123456789abcdef" * 4, "fedcba9876543210" * 2
 MESSAGES = tuple(
-    encode(message)
+    encode_message(message)
     for message in (
-        Download(ADDRESS, DIGEST, (Piece(5), Piece(4, BLOCK), Piece(3, BLOCK[::-1], False)), b"headblck"[:9] + b"s"),
-        Download(ADDRESS, "", (), b""),
+        DownloadMessage(
+            ADDRESS, DIGEST, (Piece(5), Piece(4, BLOCK), Piece(3, BLOCK[::-1], False)), b"headblck"[:9] + b"s"
+        ),
+        DownloadMessage(ADDRESS, "", (), b""),
         Commit(ADDRESS, DIGEST, (Piece(4, BLOCK),), b"data"),
-        Upload(ADDRESS, DIGEST, (BLOCK, BLOCK[::-1]), b"an encoded parcel"),
+        UploadMessage(ADDRESS, DIGEST, (BLOCK, BLOCK[::-1]), b"an encoded parcel"),
         SendAll(ADDRESS),
         Committed(ADDRESS, DIGEST),
         Refusal(ADDRESS, "its disk is full"),
@@ -132,13 +134,19 @@ def outcomes(cases: int, seed: int) -> Counter[str]:
                 check_one_line(str(error))
                 counted[f"{kind}: refused"] += 1
                 continue
-            assert encode(found) == data
+            assert encode_message(found) == data
             counted[f"{kind}: {'as it was' if data in MESSAGES else 'another message'}"] += 1
     return counted
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(3_000, 1), pytest.param(100_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"),
+    [
+        (3_000, 1),
+        pytest.param(30_000, 2, marks=pytest.mark.slow),
+        pytest.param(100_000, 0, marks=pytest.mark.nightly),
+    ],
+    ids=["quick", "more", "whole"],
 )
 def test_what_is_no_message_is_refused(cases, seed):
     counted = outcomes(cases, seed)
@@ -150,11 +158,11 @@ def test_what_is_no_message_is_refused(cases, seed):
 
 BOMBS = {
     "a length": MAGIC + b"\0" * 32 + b"\xff" * 8,
-    "nested lists": sealed(b"[" * MOST_HEADER, b""),
-    "many lists": sealed(b"[" + b"[]," * (MOST_HEADER // 3 - 2) + b"[]]", b""),
+    "nested lists": sealed(b"[" * MAX_HEADER_BYTES, b""),
+    "many lists": sealed(b"[" + b"[]," * (MAX_HEADER_BYTES // 3 - 2) + b"[]]", b""),
     "a long number": sealed(b'{"round":' + b"9" * 100_000 + b"}", b""),
-    "a long name": sealed(b'{"kind":"' + b"x" * (MOST_HEADER - 20) + b'"}', b""),
-    "a header that is too long": sealed(b" " * (MOST_HEADER + 1), b""),
+    "a long name": sealed(b'{"kind":"' + b"x" * (MAX_HEADER_BYTES - 20) + b'"}', b""),
+    "a header that is too long": sealed(b" " * (MAX_HEADER_BYTES + 1), b""),
     "large pieces": sealed(
         json.dumps(
             parts(MESSAGES[0])[0] | {"pieces": [[2**52, BLOCK, False]] * 9}, sort_keys=True, separators=(",", ":")
@@ -164,7 +172,9 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "many lists" else []) for name in BOMBS]
+)
 def test_memory_is_bounded(name):
     tracemalloc.start()
     try:
@@ -184,7 +194,11 @@ def test_a_receiver_may_allow_less():
             decode_request(message, len(message) - 1)
 
 
-@pytest.mark.parametrize("cases", [150, pytest.param(4_000, marks=pytest.mark.slow)], ids=["quick", "whole"])
+@pytest.mark.parametrize(
+    "cases",
+    [150, pytest.param(1_000, marks=pytest.mark.slow), pytest.param(4_000, marks=pytest.mark.nightly)],
+    ids=["quick", "more", "whole"],
+)
 def test_nothing_changes_by_what_is_refused(tmp_path, cases):
     """Changed messages to a site and replies to a server in the middle of a round, which then goes on."""
     federation, draw, counted = Federation(tmp_path), random.Random(cases), Counter[str]()

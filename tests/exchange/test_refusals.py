@@ -12,13 +12,13 @@ from stratafl.execute.exchange import open_server, open_site, protocol
 from stratafl.execute.exchange.protocol import (
     Commit,
     Committed,
-    Download,
+    DownloadMessage,
     Refusal,
     SendAll,
-    Upload,
+    UploadMessage,
     decode_reply,
     decode_request,
-    encode,
+    encode_message,
     upload_digest,
 )
 
@@ -37,19 +37,19 @@ class Unchanged:
     def __init__(self, federation: Federation, server) -> None:
         self.federation, self.server = federation, server
 
-    def __call__(self, sender: str, data: bytes, reason: str) -> None:
+    def __call__(self, sender: str, data: bytes, *values: str) -> None:
         folder, server = self.federation.folder, self.server
         before, told = files(folder, but="audit.jsonl"), len(self.federation.log())
         standing = (server.round, server.absorbed, server.arrived, server.bytes_saved)
         answer = server.take(sender, data)
         assert answer.kind == "refused"
-        assert reason in answer.reason
+        assert all(value in answer.reason for value in values)
         assert (server.round, server.absorbed, server.arrived, server.bytes_saved) == standing
         assert files(folder, but="audit.jsonl") == before
         line = self.federation.log()[-1]
         assert len(self.federation.log()) == told + 1
         assert (line["event"], line["site"], line["bytes"]) == ("refused", sender, len(data))
-        assert reason in line["reason"]
+        assert line["reason"] == answer.reason
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def federation(tmp_path):
     return Federation(tmp_path)
 
 
-def refused_by_site(federation: Federation, site: str, data: bytes, reason: str) -> None:
+def refused_by_site(federation: Federation, site: str, data: bytes, *values: str) -> None:
     before = files(federation.folder)
     reply = decode_reply(federation.answer(site, data))
     assert isinstance(reply, Refusal)
-    assert reason in reply.reason
+    assert all(value in reply.reason for value in values)
     assert files(federation.folder) == before
 
 
@@ -83,30 +83,33 @@ def test_replies_that_do_not_count_are_refused_and_logged(federation):
         one_round(federation, server)
         old = server.ask(ANNA)
         first = federation.answer(ANNA, old)
-        refused(ANNA, first[:-1], "checksum")
-        refused(ANNA, b"", "begins with")
+        refused(ANNA, first[:-1])
+        refused(ANNA, b"", "b''")
         again = server.ask(ANNA)
-        refused(ANNA, first, "attempt 4, and round 1, attempt 5 is asked")  # of an old attempt
+        refused(ANNA, first, "attempt 4", "attempt 5")  # of an old attempt
         reply = decode_reply(federation.answer(ANNA, again))
-        assert isinstance(reply, Upload)
-        assert encode(reply) != first
+        assert isinstance(reply, UploadMessage)
+        assert encode_message(reply) != first
         assert reply.body == decode_reply(first).body
-        refused(BELA, encode(reply), "of site 'anna', and 'bela' sent it")
-        refused("mallory", encode(reply), "of site 'anna', and 'mallory' sent it")
-        refused(CARL, encode(replace(reply, address=replace(reply.address, site=CARL))), "nothing is asked of 'carl'")
+        refused(BELA, encode_message(reply), "'anna'", "'bela'")
+        refused("mallory", encode_message(reply), "'anna'", "'mallory'")
+        refused(CARL, encode_message(replace(reply, address=replace(reply.address, site=CARL))), "'carl'")
         refused(
-            ANNA, encode(replace(reply, address=replace(reply.address, federation="other"))), "of federation 'other'"
+            ANNA,
+            encode_message(replace(reply, address=replace(reply.address, federation="other"))),
+            "'other'",
+            f"'{FEDERATION}'",
         )
-        refused(ANNA, encode(replace(reply, address=replace(reply.address, round=0))), "answers round 0")
-        refused(ANNA, encode(replace(reply, address=replace(reply.address, attempt=6))), "attempt 6")
-        refused(ANNA, encode(replace(reply, body=reply.body + b"x")), "another digest than it says")
-        refused(ANNA, encode(replace(reply, digest="0" * 64)), "another digest than it says")
-        refused(ANNA, encode(Committed(reply.address, "0" * 64)), "another kind of message")
-        refused(ANNA, old, "it is of kind 'download'")
-        assert server.take(ANNA, encode(reply)).kind == "accepted"
-        refused(ANNA, encode(reply), "nothing is asked of 'anna'")  # replayed
+        refused(ANNA, encode_message(replace(reply, address=replace(reply.address, round=0))), "round 0", "round 1")
+        refused(ANNA, encode_message(replace(reply, address=replace(reply.address, attempt=6))), "attempt 6")
+        refused(ANNA, encode_message(replace(reply, body=reply.body + b"x")))
+        refused(ANNA, encode_message(replace(reply, digest="0" * 64)))
+        refused(ANNA, encode_message(Committed(reply.address, "0" * 64)))
+        refused(ANNA, old, "'download'")
+        assert server.take(ANNA, encode_message(reply)).kind == "accepted"
+        refused(ANNA, encode_message(reply), "attempt 5", "'anna'")  # replayed
         server.absorb()
-        refused(ANNA, encode(reply), "nothing is asked of 'anna'")  # late
+        refused(ANNA, encode_message(reply), "attempt 5", "'anna'")  # late
 
 
 def test_a_reply_counts_for_the_round_that_asked(federation):
@@ -114,9 +117,9 @@ def test_a_reply_counts_for_the_round_that_asked(federation):
         refused = Unchanged(federation, server)
         late = federation.answer(CARL, server.ask(CARL))
         one_round(federation, server, ANNA, BELA)
-        refused(CARL, late, "nothing is asked of 'carl'")
+        refused(CARL, late, "'carl'")
         server.ask(CARL)
-        refused(CARL, late, "answers round 0")
+        refused(CARL, late, "round 0", "round 1")
 
 
 def test_what_a_site_kept_is_checked(federation):
@@ -124,8 +127,8 @@ def test_what_a_site_kept_is_checked(federation):
         one_round(federation, server)
         reply = decode_reply(federation.answer(ANNA, server.commit(ANNA)))
         wrong = replace(reply, absorbed="0" * 64)
-        Unchanged(federation, server)(ANNA, encode(wrong), "another state than the one that was absorbed")
-        assert server.take(ANNA, encode(reply)).kind == "committed"
+        Unchanged(federation, server)(ANNA, encode_message(wrong))
+        assert server.take(ANNA, encode_message(reply)).kind == "committed"
         assert federation.log()[-1]["upload"] == server.absorbed[ANNA]
 
 
@@ -139,9 +142,7 @@ def test_an_old_commit_does_not_replace_a_later_parcel(federation):
         assert server.take(ANNA, federation.answer(ANNA, last)).kind == "committed"
         with federation.site(ANNA) as store:
             assert store.delivered() == federation.server_work.download(2, server.state, ANNA)
-        refused_by_site(
-            federation, ANNA, first, "round 1, attempt 4 is an old message: the parcel of round 2, attempt 6"
-        )
+        refused_by_site(federation, ANNA, first, "round 1, attempt 4", "round 2, attempt 6")
         assert isinstance(decode_reply(federation.answer(ANNA, last)), Committed)
 
 
@@ -162,7 +163,7 @@ def test_a_reply_of_another_session_is_old(federation):
     with federation.server() as server:
         message = server.ask(ANNA)
         assert decode_request(message).address.attempt == 2
-        Unchanged(federation, server)(ANNA, first, "answers round 0, attempt 1, and round 0, attempt 2 is asked")
+        Unchanged(federation, server)(ANNA, first, "round 0, attempt 1", "round 0, attempt 2")
         assert server.take(ANNA, federation.answer(ANNA, message)).kind == "accepted"
     assert federation.trained == [(ANNA, 0)]
 
@@ -170,19 +171,19 @@ def test_a_reply_of_another_session_is_old(federation):
 def test_the_reason_of_a_site_is_passed_on(federation):
     with federation.server() as server:
         address = decode_request(server.ask(ANNA)).address
-        answer = server.take(ANNA, encode(Refusal(address, "its disk is full\n\x1b[2J")))
+        answer = server.take(ANNA, encode_message(Refusal(address, "its disk is full\n\x1b[2J")))
         assert (answer.kind, answer.reason, answer.lost) == ("declined", "its disk is full\\x0a\\x1b[2J", False)
         assert federation.log()[-1]["event"] == "declined"
-        with pytest.raises(RunError, match="no upload of round 0 is here: ask the sites again, or stop"):
+        with pytest.raises(RunError, match="round 0"):
             server.absorb()
 
 
 def test_a_site_is_not_asked_again_once_its_upload_is_here(federation):
     with federation.server() as server:
         server.take(ANNA, federation.answer(ANNA, server.ask(ANNA)))
-        with pytest.raises(RunError, match="the upload of 'anna' for round 0 is here"):
+        with pytest.raises(RunError, match=r"'anna'.*round 0"):
             server.ask(ANNA)
-        with pytest.raises(UnknownNameError, match="unknown site 'ana'; did you mean 'anna'"):
+        with pytest.raises(UnknownNameError, match=r"'ana'.*'anna'"):
             server.ask("ana")
 
 
@@ -193,13 +194,13 @@ def test_messages_for_others_and_of_others_are_refused(federation):
     with federation.server() as server:
         messages = one_round(federation, server)
         message = decode_request(server.ask(ANNA))
-    refused_by_site(federation, BELA, encode(message), "for site 'anna', and this is 'bela'")
+    refused_by_site(federation, BELA, encode_message(message), "'anna'", "'bela'")
     other = replace(message, address=replace(message.address, federation="other"))
-    refused_by_site(federation, ANNA, encode(other), "for federation 'other'")
-    federation.answer(ANNA, encode(message))
-    refused_by_site(federation, ANNA, messages[ANNA], "round 0, attempt 1 is an old message")  # replayed
-    with pytest.raises(WireError, match="not a message of this exchange"):
-        federation.answer(ANNA, encode(message)[:-1])
+    refused_by_site(federation, ANNA, encode_message(other), "'other'", f"'{FEDERATION}'")
+    federation.answer(ANNA, encode_message(message))
+    refused_by_site(federation, ANNA, messages[ANNA], "round 0, attempt 1")  # replayed
+    with pytest.raises(WireError):
+        federation.answer(ANNA, encode_message(message)[:-1])
 
 
 def test_old_messages_do_not_replace_what_may_have_been_absorbed(federation):
@@ -209,12 +210,12 @@ def test_old_messages_do_not_replace_what_may_have_been_absorbed(federation):
         federation.answer(CARL, old)
         one_round(federation, server, ANNA, BELA)
         assert server.take(CARL, federation.answer(CARL, server.ask(CARL))).kind == "accepted"
-        refused_by_site(federation, CARL, old, "round 0, attempt 1 is an old message: this site has answered round 1")
+        refused_by_site(federation, CARL, old, "round 0, attempt 1", "round 1, ")
         server.absorb()
-        refused_by_site(federation, CARL, old, "old message")
+        refused_by_site(federation, CARL, old, "round 0, attempt 1")
         answer = federation.answer(CARL, server.commit(CARL))
         assert server.take(CARL, answer).kind == "committed"
-        refused_by_site(federation, CARL, old, "old message")
+        refused_by_site(federation, CARL, old, "round 0, attempt 1")
     assert federation.trained == [(CARL, 0), (ANNA, 0), (BELA, 0), (CARL, 1)]
 
 
@@ -225,7 +226,21 @@ def test_a_round_that_was_absorbed_is_not_asked_for_again(federation, round):
         one_round(federation, server)
         message = decode_request(server.ask(ANNA))
     again = replace(message, address=replace(message.address, round=round))
-    refused_by_site(federation, ANNA, encode(again), "old message")
+    refused_by_site(federation, ANNA, encode_message(again), f"round {round}, ")
+
+
+def test_an_attempt_that_was_absorbed_is_not_answered_again(federation):
+    """Not even for a later round: attempts number all messages that a server ever sent."""
+    with federation.server() as server:
+        absorbed = decode_request(one_round(federation, server)[ANNA]).address.attempt
+        message = decode_request(server.ask(ANNA))
+        again = replace(message, address=replace(message.address, attempt=absorbed))
+        refused_by_site(federation, ANNA, encode_message(again), f"round 1, attempt {absorbed}")
+        assert server.take(ANNA, federation.answer(ANNA, encode_message(message))).kind == "accepted"
+        refused_by_site(
+            federation, ANNA, encode_message(again), f"round 1, attempt {absorbed}"
+        )  # now of a pending state
+    assert federation.trained.count((ANNA, 1)) == 1
 
 
 def test_a_repeated_message_is_answered_from_the_disk(federation):
@@ -240,13 +255,13 @@ def test_a_server_that_was_put_back_is_refused(federation):
     with federation.server() as server:
         one_round(federation, server)
         message = decode_request(server.ask(ANNA))
-        assert isinstance(message, Download)
-        federation.answer(ANNA, encode(message))
+        assert isinstance(message, DownloadMessage)
+        federation.answer(ANNA, encode_message(message))
         later = replace(message.address, attempt=99, round=5)
     for absorbed in ("", "0" * 64):
         commit = Commit(later, absorbed, message.pieces, message.body)
         for request in (commit, replace(message, address=later, absorbed=absorbed)):
-            refused_by_site(federation, ANNA, encode(request), "a folder is lost or an old copy")
+            refused_by_site(federation, ANNA, encode_message(request), server.absorbed[ANNA][:12])
 
 
 # A method that leaves uploads out, and sites that are forgotten
@@ -274,8 +289,8 @@ def test_a_site_that_lost_its_folder_starts_anew_only_if_the_host_says_so(federa
         one_round(federation, server)
         (tmp_path / "sites" / FEDERATION / CARL).rename(tmp_path / "lost")
         refused_by_site_without_folder = decode_reply(federation.answer(CARL, server.ask(CARL)))
-        assert "it has no state: a folder is lost or an old copy" in refused_by_site_without_folder.reason
-        answer = server.take(CARL, encode(refused_by_site_without_folder))
+        assert server.absorbed[CARL][:12] in refused_by_site_without_folder.reason
+        answer = server.take(CARL, encode_message(refused_by_site_without_folder))
         assert (answer.kind, answer.lost, federation.log()[-1]["lost"]) == ("declined", True, True)
         server.forget(CARL)
         assert CARL not in server.absorbed
@@ -299,9 +314,9 @@ def test_equal_uploads_of_two_rounds_have_two_digests():
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a\0b", "ä", "x" * 65, "-x", "a b"])
 def test_a_name_is_no_way_out_of_a_folder(tmp_path, name):
     for federation, site in ((FEDERATION, name), (name, ANNA)):
-        with pytest.raises(RecordError, match="cannot be called"), open_site(tmp_path, federation, site, {}):
+        with pytest.raises(RecordError), open_site(tmp_path, federation, site, {}):
             pass
-        with pytest.raises(RecordError, match="cannot be called"), open_server(tmp_path, federation, [site], None):
+        with pytest.raises(RecordError), open_server(tmp_path, federation, [site], None):
             pass
     assert list(tmp_path.iterdir()) == []
 
@@ -310,12 +325,12 @@ def test_messages_have_one_encoding():
     address = protocol.Address(FEDERATION, ANNA, 3, 7)
     piece = protocol.Piece(3, "a" * 32)
     pieces = (piece, replace(piece, sent=False))
-    for request in (Download(address, "", pieces, b"abc"), Commit(address, "0" * 64, pieces, b"abc")):
-        assert decode_request(encode(request)) == request
+    for request in (DownloadMessage(address, "", pieces, b"abc"), Commit(address, "0" * 64, pieces, b"abc")):
+        assert decode_request(encode_message(request)) == request
     for reply in (
-        Upload(address, "1" * 64, ("b" * 32,), b"data"),
+        UploadMessage(address, "1" * 64, ("b" * 32,), b"data"),
         SendAll(address),
         Committed(address, ""),
         Refusal(address, "why"),
     ):
-        assert decode_reply(encode(reply)) == reply
+        assert decode_reply(encode_message(reply)) == reply

@@ -17,8 +17,10 @@ import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import algorithm_of, completed
-from stratafl.config.experiment import TABLES, Experiment, from_tables, load, to_tables, with_settings
+from stratafl.config.experiment import TABLES, Experiment, from_tables, load_experiment, to_tables, with_settings
 from stratafl.errors import StrataError, printable
+
+pytestmark = pytest.mark.slow
 
 SEED = 13
 LONGEST = 4000  # letters of an error
@@ -124,7 +126,7 @@ class Cases:
             else:
                 text[at : at + 1] = chr(draw.choice((draw.randrange(128), draw.randrange(0x3000))))
         self.path.write_bytes("".join(text).encode("utf-8", "surrogateescape" if draw.random() < 0.9 else "replace"))
-        return load(self.path)
+        return load_experiment(self.path)
 
     def settings(self):
         """An experiment from changed settings of a command."""
@@ -193,6 +195,6 @@ def test_broken_configurations(tmp_path, monkeypatch):
     assert 100 < fuzz(tmp_path, monkeypatch, 900) < 700
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_broken_configurations(tmp_path, monkeypatch):
     assert 500 < fuzz(tmp_path, monkeypatch, 6_000) < 5_000

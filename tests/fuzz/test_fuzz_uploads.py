@@ -30,6 +30,8 @@ from stratafl.execute.executors import InOneProcess
 from stratafl.execute.round import unwatched
 from stratafl.testing import tiny_federation, tiny_model
 
+pytestmark = pytest.mark.slow
+
 METHODS = {
     "fedavg": fedavg(),
     "fedper": fedper(),
@@ -130,7 +132,7 @@ def _kind(reason):
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(60, 1), pytest.param(3_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"), [(60, 1), pytest.param(3_000, 0, marks=pytest.mark.nightly)], ids=["quick", "whole"]
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_hostile_uploads_are_refused_and_change_nothing(name, cases, seed):

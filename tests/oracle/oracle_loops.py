@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from stratafl.core import keys
 from stratafl.data import Federation, from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -233,7 +233,7 @@ def gap(rows: Mapping[str, Tensor], client: int, module: nn.Module) -> float:
 
 def assert_same_models(sim: Simulation, progress: Progress, oracle: Federated, tolerance: float = 1e-10) -> None:
     """Every client, in the cohort or not, would start its next round from the same model."""
-    rows = received(sim, progress, torch.arange(oracle.federation.clients))
+    rows = received_models(sim, progress, torch.arange(oracle.federation.clients))
     gaps = [gap(rows, k, oracle.received(k)) for k in range(oracle.federation.clients)]
     assert max(gaps) < tolerance, gaps
     trained = max(gap(rows, k, oracle.start.double()) for k in range(oracle.federation.clients))

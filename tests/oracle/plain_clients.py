@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from stratafl.core import keys
 from stratafl.data import Federation
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Progress, Simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -104,7 +104,7 @@ def clients(participation: float = 1.0, train: LocalTraining | None = None) -> C
 
 def assert_same(sim: Simulation, progress: Progress, models: Iterable[Model], tolerance: float = 1e-10) -> None:
     """Every client, in the last cohort or not, would start its next round from its model here."""
-    rows = received(sim, progress, torch.arange(sim.setup.clients))
+    rows = received_models(sim, progress, torch.arange(sim.setup.clients))
     for client, model in enumerate(models):
         assert set(rows) == set(model)
         gaps = {name: float((rows[name][client] - x).abs().max()) for name, x in model.items()}

@@ -7,28 +7,26 @@ from plain_compression import Compressed, CompressedPFedLA
 from plain_pfedla import TRAIN as WHOLE
 
 from stratafl.algorithms import algorithm
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
+from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.9, "some rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
 QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": WHOLE}
 MIN_SIZE = 5  # BatchNorm's four weights and the head's three biases travel as they are
-SLOW = pytest.mark.slow
 CASES = [("q8", False), ("q4", False), ("q4", True), ("topk", True), ("topk", False)]
-MEANS = [("fedavg", "q8", False), ("fedavg", "q4", True), ("fedper", "topk", True)]
-MEANS += [pytest.param(h, *c, marks=SLOW) for h in ("fedavg", "fedper") for c in CASES if (h, *c) not in MEANS]
-RETAINED = [("q4", False, 1, ()), ("topk", True, 1, ())]
-RETAINED += [
-    pytest.param(*c, *of, marks=SLOW)
-    for c in CASES
-    for of in ((1, ()), (None, ("conv2",)))
-    if (*c, *of) not in RETAINED
-]
+MEANS = slow_except(
+    [("fedavg", "q4", True), ("fedper", "topk", True)],
+    ((host, *case) for host in ("fedavg", "fedper") for case in CASES),
+)
+RETAINED = slow_except(
+    [("topk", True, 1, ())], ((*case, *chosen) for case in CASES for chosen in ((1, ()), (None, ("conv2",))))
+)
 PERSONAL = {"fedavg": (), "fedper": ("fc",)}
 
 
@@ -62,7 +60,7 @@ def test_heurpfedla_mixes_what_is_compressed(how, feedback, k, retained):
     plain = CompressedPFedLA(sim, lr=0.5, k=k or 0, retained=retained).compressing(how, feedback, MIN_SIZE)
     for t in range(5):
         plain.round(t)
-    rows = received(sim, progress, torch.arange(4))
+    rows = received_models(sim, progress, torch.arange(4))
     for i in range(4):
         expected = {n: x for n, x in plain.received(i).state_dict().items() if x.is_floating_point()}
         assert difference({n: x[i] for n, x in rows.items()}, expected) < 1e-10

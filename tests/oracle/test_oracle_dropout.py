@@ -12,7 +12,7 @@ from torch import Size, Tensor, nn
 from stratafl.algorithms import fedavg, fedper
 from stratafl.core.records import record
 from stratafl.core.task import Stack
-from stratafl.evaluation.evaluate import received, score
+from stratafl.evaluation.evaluate import received_models, score
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("untraced")
 ONE_STEP = LocalTraining(lr=0.1, batch=50)
 
 
-@pytest.mark.parametrize("engine", ["stacked", "loop"])
-@pytest.mark.parametrize("name", ["convnorm with dropout", "dropping"])
+@pytest.mark.parametrize(("name", "engine"), [("convnorm with dropout", "stacked"), ("dropping", "loop")])
 def test_one_step_with_the_same_mask(name: str, engine: str) -> None:
     module, federation = made(name)
     sim = simulation(fedavg(train=ONE_STEP), federation, module, rounds=1, engine=engine, dtype=torch.float64)  # type: ignore[arg-type]
@@ -30,7 +29,7 @@ def test_one_step_with_the_same_mask(name: str, engine: str) -> None:
 
 
 def test_three_rounds_with_the_same_masks() -> None:
-    train = LocalTraining(lr=0.1, batch=5, epochs=2, momentum=0.9)
+    train = LocalTraining(lr=0.1, batch=8, epochs=1, momentum=0.9)
     module, federation = convnorm(0.4), images((14, 21, 4))
     sim = simulation(fedper(train=train), federation, module, rounds=3, engine="stacked", dtype=torch.float64)
     masked = with_masks(module)
@@ -61,12 +60,11 @@ def _left(drop: nn.Module, shape: tuple[int, ...], engine: str = "stacked") -> T
         sim.at(0).keys(ids, "some purpose"),
         (20,) * 5,
     )
-    out = sim.task(ids, sim.at(0)).gradients(received(sim, sim.start(), ids), stack, objective=OracleWatch())
+    out = sim.task(ids, sim.at(0)).gradients(received_models(sim, sim.start(), ids), stack, objective=OracleWatch())
     return out.metrics["features"].reshape(5, 20, *shape)
 
 
-@pytest.mark.parametrize("engine", ["stacked", "loop"])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("p", "engine"), [(0.1, "stacked"), (0.5, "loop"), (0.9, "stacked")])
 def test_the_fraction_dropped(p: float, engine: str) -> None:
     left = _left(nn.Dropout(p), (50, 4), engine)
     assert left.unique().tolist() == [0.0, pytest.approx(1 / (1 - p), rel=1e-12)]
@@ -96,7 +94,7 @@ def _rounds(sim: Simulation) -> Iterator[Tensor]:
     progress = sim.start()
     for _ in range(2):
         progress, _ = sim.round(progress, Matrix())
-        yield received(sim, progress, torch.tensor([0]))["fc.weight"]
+        yield received_models(sim, progress, torch.tensor([0]))["fc.weight"]
 
 
 def test_evaluation_drops_nothing() -> None:
@@ -105,7 +103,7 @@ def test_evaluation_drops_nothing() -> None:
     sim = simulation(fedavg(), federation, module, rounds=1, dtype=torch.float64)
     ids = torch.arange(2)
     progress = sim.start()
-    scores = score(sim, progress, received(sim, progress, ids), ids, "test")
+    scores = score(sim, progress, received_models(sim, progress, ids), ids, "test")
     plain = convnorm(0.0)
     plain.load_state_dict(state(module), strict=False)
     held = federation.split("test").of(0)

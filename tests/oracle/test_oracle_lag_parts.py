@@ -12,7 +12,7 @@ from test_oracle_rivals_b import TRAIN, assert_same_predictions, simulated
 
 from stratafl.execute import Matrix
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("untraced")]
 
 ROUNDS, K, XI = 3, 1, 0.0
 FOLLOWS = {"conv1": ("conv1", "bn1"), "conv2": ("conv2", "bn2"), "fc": ("fc",)}
@@ -65,7 +65,7 @@ class PlainFedPACLag(Lagging, PlainFedPAC):
     scored = ("conv1", "conv2")
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.nightly), 0.5])
 @pytest.mark.parametrize(("name", "oracle"), [("fedrod+lag", PlainFedRoDLag), ("fedpac+lag", PlainFedPACLag)])
 def test_composition_is_its_plain_loop(name: str, oracle: type[Lagging], participation: float) -> None:
     clients = Clients(skewed(), convnorm(), replace(TRAIN, lr=0.2), participation)

@@ -24,22 +24,23 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.state import rows_of
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import Staged
 from stratafl.policies import Exponential, LocalTraining, Mean
+from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.8, "three rounds beside a plain loop")]
 
 D = torch.float64
 ROUNDS = 3
 SEED = 3  # with which half of the clients in three rounds are one client that never takes part, and three that do twice
-PLAIN = LocalTraining(lr=0.1, epochs=2, batch=8)
+PLAIN = LocalTraining(lr=0.1, epochs=1, batch=8)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.01)
 # Clients of 7 and of 4 samples take no step.
 EVERYTHING = replace(HEAVY, clip=0.5, drop_last=True, schedule=Exponential(0.8))
 CORRECTED = replace(EVERYTHING, momentum=0.0)
-FAST = replace(HEAVY, lr=0.5)  # clients that go far from each other
+FAR = replace(HEAVY, lr=0.5, epochs=2)  # clients that go far from each other
 WHOLE = LocalTraining(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
 FIXED = {"head": ("fc",), "last:2": ("conv2", "bn2", "fc")}
 
@@ -56,16 +57,16 @@ class Case:
 
 
 ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.9, "tau": 0.02}
-PFEDME = {"strength": 6.0, "inner": 3, "personal_lr": 0.05, "beta": 0.6}
+PFEDME = {"strength": 6.0, "inner": 2, "personal_lr": 0.05, "beta": 0.6}
 CASES = {
     "scaffold": Case("scaffold", PlainScaffold, PLAIN, {"server_lr": 0.7}),
     "scaffold, clipped, decayed": Case("scaffold", PlainScaffold, CORRECTED, {"server_lr": 1.2}),
-    "fedexp": Case("fedexp", PlainFedExp, FAST, {"epsilon": 0.05}),
+    "fedexp": Case("fedexp", PlainFedExp, FAR, {"epsilon": 0.05}),
     "fedopt, adam": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "adam", **ADAPTIVE}),
     "fedopt, yogi": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "yogi", **ADAPTIVE}),
     "fedopt, momentum": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "momentum", "server_lr": 0.6, "beta1": 0.7}),
     "moon": Case("moon", PlainMoon, HEAVY, {"strength": 3.0, "temperature": 0.3}),
-    "ditto": Case("ditto", PlainDitto, HEAVY, {"strength": 0.4, "personal_epochs": 3}),
+    "ditto": Case("ditto", PlainDitto, HEAVY, {"strength": 0.4, "personal_epochs": 2}),
     "ditto, clipped": Case("ditto", PlainDitto, replace(HEAVY, clip=0.5), {"strength": 2.0}),
     "pfedme": Case("pfedme", PlainPFedMe, PLAIN, PFEDME),
     "perfedavg, fo": Case("perfedavg", PlainPerFedAvg, PLAIN, {"version": "fo", "alpha": 0.3}),
@@ -112,7 +113,7 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
     """Every client's model as received and deployed, whether it ever took part or not, and the server's."""
     sim, progress = found
     ids = torch.tensor(plain.clients.everybody)
-    assert_rows(received(sim, progress, ids), map(plain.received, plain.clients.everybody), tolerance)
+    assert_rows(received_models(sim, progress, ids), map(plain.received, plain.clients.everybody), tolerance)
     assert_rows(deployed(sim, progress, ids), map(plain.deployed, plain.clients.everybody), tolerance)
     served = rows_of(progress.server, sim.algorithm.global_model or "theta")
     assert set(served) >= set(plain.sent)
@@ -122,8 +123,14 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
 # The methods of the catalogue
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("scaffold", "fedexp", "fedopt, adam", "moon", "ditto", "pfedme", "perfedavg, hf", "fedavglpft", "fedbabu")
+ALL = ("scaffold, clipped, decayed", "ditto, clipped", "pfedme")  # with all clients, slowly
+
+
+@pytest.mark.parametrize(
+    ("case", "participation"),
+    slow_except(((case, 0.5) for case in QUICK), [*((case, 0.5) for case in CASES), *((case, 1.0) for case in ALL)]),
+)
 def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     chosen = CASES[case]
     if chosen.name not in ALGORITHMS:
@@ -132,11 +139,11 @@ def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     assert_stages(simulated(algorithm(chosen.name, train=chosen.train, **chosen.options), plain.clients), plain)
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_models_move_and_the_method_is_not_fedavg(case: str, participation: float) -> None:
+def test_models_move_and_the_method_is_not_fedavg(case: str) -> None:
     """Otherwise a comparison would show nothing."""
-    plain, plainer = oracle(case, participation), averaged(CASES[case].train, participation)
+    plain, plainer = oracle(case, 0.5), averaged(CASES[case].train, 0.5)
     for client in plain.clients.everybody:
         for model in (plain.received(client), plain.deployed(client)):
             assert furthest(model, plain.start) > 1e-3
@@ -152,6 +159,7 @@ def _options() -> list[tuple[str, str]]:
     return [(name, option) for name, option, values in given if values[option] != defaults[name][option]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "option"), _options())
 def test_every_option_acts(case: str, option: str) -> None:
     """A case with one option left at its default ends with other models."""
@@ -174,12 +182,14 @@ def uniform(train: LocalTraining) -> Algorithm:
     return replace(fedavg(train=train), merge=(Mean(weights="uniform"),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_scaffold_begins_as_fedavg_with_uniform_weights(participation: float) -> None:
     plain = PlainScaffold(clients(participation, HEAVY))
     assert_stages(simulated(uniform(HEAVY), plain.clients, rounds=1), plain.run(1))
 
 
+@pytest.mark.slow
 def test_scaffolds_server_goes_part_of_the_way() -> None:
     whole, part = (PlainScaffold(clients(train=PLAIN), rate).run(1) for rate in (1.0, 0.7))
     expected = {n: whole.start[n] + 0.7 * d for n, d in change(whole.global_model, whole.start).items()}
@@ -187,6 +197,7 @@ def test_scaffolds_server_goes_part_of_the_way() -> None:
     assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
 
 
+@pytest.mark.slow
 def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     """The corrections of all clients sum to 0, and no client has moved when it takes its gradient."""
     plain = PlainScaffold(clients(train=WHOLE))
@@ -194,6 +205,7 @@ def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     assert all(furthest(c, plain.c) > 1e-3 for c in plain.own_c)
 
 
+@pytest.mark.slow
 def test_control_variates_are_mean_gradients() -> None:
     """c_i⁺ = c_i − c + (x − y)/(Kη): the mean of g_i over K steps, whatever c_i and c were before."""
     plain = PlainScaffold(clients(0.5, replace(WHOLE, epochs=2, schedule=Exponential(0.5)))).run(2)
@@ -210,6 +222,7 @@ def test_control_variates_are_mean_gradients() -> None:
         assert furthest(plain.own_c[k], {n: (first[n] + second[n]) / 2 for n in first}) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", ["scaffold", "scaffold, clipped, decayed"])
 def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, participation: float) -> None:
@@ -220,6 +233,7 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, parti
     assert max(float(x.abs().max()) for x in mean.values()) > 1e-3
 
 
+@pytest.mark.slow
 def test_clients_without_a_batch_keep_their_control_variate() -> None:
     plain = oracle("scaffold, clipped, decayed", 1.0)
     assert isinstance(plain, PlainScaffold)
@@ -239,6 +253,7 @@ DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], LocalTraining]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
@@ -247,6 +262,7 @@ def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
     assert_stages(simulated(fedavg(train=train), plain.clients), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_fedexp_meets_both_sides_of_its_maximum(participation: float) -> None:
     plain = oracle("fedexp", participation)
@@ -296,12 +312,14 @@ def test_yogi_lets_v_fall_by_no_more_than_the_square() -> None:
     torch.testing.assert_close(plain.step(name, one), one / (3.5**0.5 + 2))  # 4 − 0.5·1
 
 
+@pytest.mark.slow
 def test_moon_begins_as_fedavg() -> None:
     """The previous model is the received one: its term is a constant."""
     plain = PlainMoon(clients(train=HEAVY), strength=5.0).run(1)
     assert_stages(simulated(fedavg(train=HEAVY), plain.clients, rounds=1), plain)
 
 
+@pytest.mark.slow
 def test_moon_pulls_features_to_the_received_model() -> None:
     """ℓ_con = log(1 + e^((cos(z, z_p) − cos(z, z_g))/τ)), with z_g and z_p of networks in evaluation mode."""
     plain = PlainMoon(clients(train=HEAVY), strength=2.0, temperature=0.3).run(1)
@@ -321,15 +339,17 @@ def test_moon_pulls_features_to_the_received_model() -> None:
     torch.testing.assert_close(found, 2 * softplus((far - near) / 0.3).mean())
 
 
+@pytest.mark.slow
 def test_ditto_of_strength_0_is_local_training_beside_fedavg() -> None:
     plain = PlainDitto(clients(train=HEAVY), strength=0.0).run(ROUNDS)
     sim, progress = simulated(local(train=replace(HEAVY, purpose="personal")), plain.clients)
     everybody = plain.clients.everybody
-    assert_rows(received(sim, progress, torch.tensor(everybody)), map(plain.received, everybody))
+    assert_rows(received_models(sim, progress, torch.tensor(everybody)), map(plain.received, everybody))
     sim, progress = simulated(fedavg(train=HEAVY), plain.clients)
     assert furthest(rows_of(progress.server, "theta"), plain.global_model) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float) -> None:
     train = replace(HEAVY, clip=0.5)
@@ -339,6 +359,7 @@ def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
 
 
+@pytest.mark.slow
 def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
     plain = PlainDitto(clients(train=WHOLE), strength=2.0).run(1)
     v, w = dict(plain.personal), plain.global_model
@@ -349,6 +370,7 @@ def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
         assert furthest(trainable(plain.personal[k]), expected) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(participation: float) -> None:
     """With one inner step and η·strength = 1, w_i = θ after every batch, and nothing pulls."""
@@ -359,6 +381,7 @@ def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(particip
     assert furthest(plain.clients.mean(last), plain.global_model) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) -> None:
     still = replace(PLAIN, lr=0.0)
@@ -369,6 +392,7 @@ def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) 
     assert furthest(trainable(plain.global_model), trainable(plain.start)) < 1e-12
 
 
+@pytest.mark.slow
 def test_pfedmes_server_goes_part_of_the_way() -> None:
     whole, part = (PlainPFedMe(clients(train=PLAIN), 6.0, 3, 0.05, beta=beta).run(1) for beta in (1.0, 0.6))
     expected = {n: whole.start[n] + 0.6 * d for n, d in change(whole.global_model, whole.start).items()}
@@ -376,6 +400,7 @@ def test_pfedmes_server_goes_part_of_the_way() -> None:
     assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
 
 
+@pytest.mark.slow
 def test_pfedme_repeats_a_batch() -> None:
     """Without a pull, K inner steps on all samples are K epochs of that."""
     still = replace(WHOLE, lr=0.0)
@@ -384,6 +409,7 @@ def test_pfedme_repeats_a_batch() -> None:
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["fo", "hf"])
 def test_perfedavg_without_a_step_is_fedavg(version: str) -> None:
     """On all samples at once, since its gradients are taken on the second draw."""
@@ -410,6 +436,7 @@ def exact_gradient(clients: Clients, model: Model, samples: Tensor, alpha: float
     return dict(zip(w, through, strict=True)), dict(zip(w, direct, strict=True))
 
 
+@pytest.mark.slow
 def test_meta_gradients_are_those_of_automatic_differentiation() -> None:
     """On one batch in all three places, FO is the gradient at w̃ and HF that through the step."""
     first = PlainPerFedAvg(clients(train=PLAIN), "fo", alpha=0.3)
@@ -421,6 +448,7 @@ def test_meta_gradients_are_those_of_automatic_differentiation() -> None:
     assert furthest(through, direct) > 1e-3
 
 
+@pytest.mark.slow
 def test_each_draw_of_perfedavg_has_its_place() -> None:
     plain = PlainPerFedAvg(clients(train=PLAIN), "hf", alpha=0.3)
     a, b, c = plain.clients.federation.split("train").of(0)[:30].split(10)
@@ -437,6 +465,7 @@ def tuned(method: Algorithm, *steps: LocalTraining) -> Algorithm:
     return replace(method, tune=steps)  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
     everything = replace(HEAVY, epochs=3, purpose="tune")
@@ -446,6 +475,7 @@ def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
         assert_stages(simulated(tuned(fedavg(train=HEAVY), *steps), plain.clients), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     plain = PlainPerFedAvg(clients(participation, replace(WHOLE, batch=8)), alpha=0.3)
@@ -457,6 +487,7 @@ def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     assert_rows(rows, map(plain.deployed, plain.clients.everybody))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("fixed", FIXED)
 def test_fedbabu_is_fedper_whose_personal_layers_nobody_trains(fixed: str, participation: float) -> None:

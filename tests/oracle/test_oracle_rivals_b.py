@@ -40,15 +40,16 @@ from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.data import Federation
-from stratafl.evaluation.evaluate import deployed, received, score_stages
+from stratafl.evaluation.evaluate import deployed, received_models, score_stages
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
+from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.0, "some rounds beside a plain loop")]
 
-TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
+TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9, weight_decay=0.01)
 PLAIN_SGD = replace(TRAIN, momentum=0.0, weight_decay=0.0)  # where it is a choice what a second optimiser takes over
 TOLERANCE, ROUNDS = 1e-8, 3
 MODELS: dict[str, Callable[[], nn.Module]] = {"convnorm": convnorm, "mlp": mlp}
@@ -133,7 +134,7 @@ def logits(sim: Simulation, rows: Rows, client: int) -> Tensor:
 def assert_same_predictions(sim: Simulation, progress: Progress, plain: Plain) -> None:
     everybody = torch.arange(sim.setup.clients)
     for stage, rows in (
-        ("received", received(sim, progress, everybody)),
+        ("received", received_models(sim, progress, everybody)),
         ("deployed", deployed(sim, progress, everybody)),
     ):
         gaps = [float((logits(sim, rows, k) - plain.predictions(k)).abs().max()) for k in plain.clients.everybody]
@@ -162,24 +163,25 @@ def both(name: str, federation: str, model: str, participation: float) -> tuple[
     return sim, case.oracle(clients, **parts, **case.options)
 
 
+VARIANTS = ("fedrod, not balanced", "feddbe, no momentum")
+FAST = [(name, "skewed", "convnorm", 0.5) for name in CASES if name not in VARIANTS]
+SETTINGS = (("skewed", "convnorm", 0.5), ("tiny", "convnorm", 1.0), ("skewed", "mlp", 1.0))
+
+
 @pytest.mark.parametrize(
-    ("federation", "model", "participation"),
-    [("tiny", "convnorm", 1.0), ("tiny", "convnorm", 0.5), ("skewed", "convnorm", 0.5), ("skewed", "mlp", 1.0)],
+    ("name", "federation", "model", "participation"),
+    slow_except(FAST, ((name, *setting) for name in CASES for setting in SETTINGS)),
 )
-@pytest.mark.parametrize("name", CASES)
 def test_method_is_its_plain_loop(name: str, federation: str, model: str, participation: float) -> None:
+    """And the global model, where there is one that is not what clients receive, has no personal part."""
     sim, plain = both(name, federation, model, participation)
     progress = sim.start()
     for t in range(ROUNDS):
         progress, _ = sim.round(progress, Matrix())
         plain.round(t)
         assert_same_predictions(sim, progress, plain)
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_global])
-def test_global_model_has_no_personal_part(name: str) -> None:
-    sim, plain = both(name, "skewed", "convnorm", 0.5)
-    assert_same_global_model(sim, sim.run(Matrix()), plain.run(ROUNDS))
+    if CASES[name].has_global:
+        assert_same_global_model(sim, progress, plain)
 
 
 # What the plain loops do, whatever the library has
@@ -226,6 +228,7 @@ CHOICES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_models_move(name: str) -> None:
     case = CASES[name]
@@ -234,12 +237,14 @@ def test_models_move(name: str) -> None:
     assert gap(usual(name), start) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changed"), [*TERMS.items(), *CHOICES.values()], ids=[*TERMS, *CHOICES])
 def test_every_term_and_choice_matters(name: str, changed: dict[str, object]) -> None:
     """A library that leaves it out or decides otherwise is found out: predictions differ by far more than 1e-8."""
     assert gap(usual(name), ran(CASES[name], **changed)) > 1e-5
 
 
+@pytest.mark.slow
 def test_parts_are_personal() -> None:
     rod, bias, dbe, cp = (usual(name) for name in ("fedrod", "fedbias", "feddbe", "fedcp"))
     for plain, name in ((rod, "extra.weight"), (bias, "body.fc.bias"), (dbe, "shift"), (cp, "extra.weight")):
@@ -266,7 +271,7 @@ def against(name: str, plain: Plain, t: int = 0, **options: object) -> float:
     for round_ in range(t, ROUNDS):
         progress, _ = sim.round(progress, Matrix())
         plain.round(round_)
-    rows = received(sim, progress, torch.arange(sim.setup.clients))
+    rows = received_models(sim, progress, torch.arange(sim.setup.clients))
     same = [
         float((log_softmax(logits(sim, rows, k), 1) - log_softmax(plain.predictions(k), 1)).abs().max())
         for k in plain.clients.everybody
@@ -283,6 +288,7 @@ def some_clients(
     return Clients(federation or skewed(), MODELS[model](), train, participation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_loop_is_fedavg_and_fedper(model: str) -> None:
     assert against("fedavg", Plain(some_clients(model=model))) < TOLERANCE
@@ -290,6 +296,7 @@ def test_the_loop_is_fedavg_and_fedper(model: str) -> None:
     assert against("fedper", Plain(some_clients(model=model))) > 1e-3
 
 
+@pytest.mark.slow
 def test_fedprior_with_much_smoothing_is_fedavg() -> None:
     assert against("fedavg", PlainFedPrior(some_clients(), smoothing=1e14)) < TOLERANCE
 
@@ -300,11 +307,13 @@ def test_fedprior_adds_log_frequencies() -> None:
     torch.testing.assert_close(added.exp(), torch.tensor([[4 / 7, 2 / 7, 1 / 7]]).double().expand(6, 3))
 
 
+@pytest.mark.slow
 def test_fedbias_with_one_client_is_local_training() -> None:
     alone = labelled([[0, 1, 2] * 7])
     assert against("local", PlainFedBias(some_clients(1.0, federation=alone))) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_fedrod_without_balance_has_fedavg_below_its_personal_heads() -> None:
     class Generic(PlainFedRoD):
         def predictions(self, client: int, split: str = "test") -> Tensor:
@@ -316,12 +325,14 @@ def test_fedrod_without_balance_has_fedavg_below_its_personal_heads() -> None:
     assert against("fedavg", Generic(some_clients())) > 1e-3
 
 
+@pytest.mark.slow
 def test_feddbe_without_its_parts_is_fedavg_from_the_second_round() -> None:
     plain = PlainFedDBE(some_clients(), strength=0.0, train_shift=False)
     plain.round(0)
     assert against("fedavg", plain, t=1) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_feddbe_means_are_those_of_every_client() -> None:
     plain = PlainFedDBE(some_clients(0.5))
     plain.round(0)
@@ -338,6 +349,7 @@ class OwnHead(PlainFedPAC):
         return torch.eye(len(cohort), dtype=torch.float64)[cohort.index(i)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_fedpac_without_prototypes_and_mixtures_is_fedrep(model: str) -> None:
     plain = OwnHead(some_clients(model=model), strength=0.0, head_epochs=2)
@@ -345,6 +357,7 @@ def test_fedpac_without_prototypes_and_mixtures_is_fedrep(model: str) -> None:
     assert against("fedrep", OwnHead(some_clients(model=model), strength=1.0, head_epochs=2), head_epochs=2) > 1e-3
 
 
+@pytest.mark.slow
 def test_fedpac_mixes_heads() -> None:
     mixed, own = (make(some_clients(1.0), strength=0.7) for make in (PlainFedPAC, OwnHead))
     assert gap(mixed.run(ROUNDS), own.run(ROUNDS)) > 1e-3
@@ -353,6 +366,7 @@ def test_fedpac_mixes_heads() -> None:
     assert ((shares == 0).sum(1) > 0).any()
 
 
+@pytest.mark.slow
 def test_fedpac_has_no_prototype_of_a_class_before_somebody_has_it() -> None:
     plain = PlainFedPAC(some_clients())
     without = {k: plain.work(plain.received(k), k, 0) for k in (0, 3)}
@@ -364,6 +378,7 @@ def test_fedpac_has_no_prototype_of_a_class_before_somebody_has_it() -> None:
     assert not torch.equal(plain.prototypes[1], before[1])
 
 
+@pytest.mark.slow
 def test_fedpac_solves_its_programme() -> None:
     generator = torch.Generator().manual_seed(2)
     for _ in range(20):
@@ -386,6 +401,7 @@ def test_fedpac_describes_features_by_their_definition() -> None:
     assert told.V > 0
 
 
+@pytest.mark.slow
 def test_fedas_without_alignment_is_fedper_with_other_weights() -> None:
     class BySamples(PlainFedAS):
         def fisher(self, net: nn.Module, client: int, t: int) -> float:
@@ -433,6 +449,7 @@ def test_fedcp_measures_a_discrepancy() -> None:
     assert float(mmd(a, b)) == pytest.approx(by_hand)
 
 
+@pytest.mark.slow
 def test_fedcp_with_an_even_policy_averages_two_heads() -> None:
     plain = PlainFedCP(some_clients())
     even = {n: torch.zeros_like(x) if n.startswith("policy.") else x for n, x in plain.server.items()}
@@ -443,6 +460,7 @@ def test_fedcp_with_an_even_policy_averages_two_heads() -> None:
         torch.testing.assert_close(plain.logits(net, x, 0), net.head(z / 2) * 2)  # both heads are the same at first
 
 
+@pytest.mark.slow
 def test_fedcp_sees_one_context_in_a_round() -> None:
     """Whether a library takes it from the head as received or as it is now makes no difference."""
     plain = PlainFedCP(some_clients())
@@ -452,6 +470,7 @@ def test_fedcp_sees_one_context_in_a_round() -> None:
     assert float((after - before).abs().max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_gpfl_with_a_closed_valve_is_its_base_and_head() -> None:
     plain = PlainGPFL(some_clients())
     closed = {n: torch.zeros_like(x) if n.split(".")[0] in ("gamma", "beta") else x for n, x in plain.server.items()}

@@ -8,8 +8,9 @@ from plain_robust import RobustFederated, krum, middle, trimmed
 from stratafl.algorithms import algorithm
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.policies import LocalTraining
+from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.9, "some rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
 SIZES = (14, 11, 4, 20, 9, 17)  # two thirds of the clients: an even number; all but one: an odd one
@@ -30,9 +31,8 @@ KRUM = {
     "fedavg+krum": ({"f": 1}, {"choose": krum(1, 1)}, ()),
     "fedper+krum": ({"f": 0, "keep": 2}, {"choose": krum(0, 2)}, ("fc",)),
 }
-RUNS = [(name, 0.84) for name in CASES] + [("fedavg+median", 0.67)]
-RUNS += [(name, 0.84) for name in KRUM]
-RUNS += [pytest.param(name, 0.67, marks=pytest.mark.slow) for name in CASES if name != "fedavg+median"]
+FAST = [("fedavg+median", 0.67), ("fedper+trimmed", 0.84), ("fedopt+clipped", 0.84), ("fedper+krum", 0.84)]
+RUNS = slow_except(FAST, [*((name, 0.84) for name in {**CASES, **KRUM}), *((name, 0.67) for name in CASES)])
 
 
 @pytest.mark.parametrize(("name", "participation"), RUNS)

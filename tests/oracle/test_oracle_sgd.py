@@ -19,10 +19,11 @@ from stratafl.core.objectives import MeanSquaredError
 from stratafl.core.records import record
 from stratafl.core.state import Value, rows_of, tensor_of
 from stratafl.data import Federation, from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import Broadcast, Cosine, Deliver, Exponential, LocalTraining, Mean, Remember, Take, Upload
+from tiers import slow_except
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -47,7 +48,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+FAST = ["clip, decay, momentum", "cosine", "more steps than an epoch", "steps, drop last", "no shuffle"]
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, OPTIONS))
 def test_option_is_that_of_torch(name: str) -> None:
     train, federation, module = OPTIONS[name], images((14, 11, 4)), convnorm()
     sim = simulation(fedavg(train=train), federation, module, rounds=2, engine="stacked", dtype=torch.float64)
@@ -84,10 +88,11 @@ def test_a_client_below_a_batch_does_nothing_if_the_last_batch_is_dropped() -> N
     assert batches(federation, 0, 0, 1, Phase(train), 1) == []
     sim = simulation(fedavg(train=train), federation, module, rounds=1, dtype=torch.float64)
     progress, _ = sim.round(sim.start(), Matrix(), torch.tensor([1]))
-    rows = received(sim, progress, torch.tensor([0]))
+    rows = received_models(sim, progress, torch.tensor([0]))
     assert all(torch.equal(rows[name][0], x) for name, x in state(module).items())
 
 
+@pytest.mark.slow
 def test_clipping_counts_trained_layers_only() -> None:
     """Fine-tuning clips by the norm of the head's gradient, as clip_grad_norm_ on the head's parameters does."""
     train = replace(PLAIN, clip=CLIP)
@@ -119,8 +124,9 @@ def _numbers(width: int | None) -> Federation:
     return from_splits([{"train": samples(n), "test": samples(3)} for n in (13, 6, 21)], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("width", [None, 1, 3])
-@pytest.mark.parametrize("objective", [None, MeanSquaredError()])
+@pytest.mark.parametrize(
+    ("objective", "width"), slow_except([(None, None), (MeanSquaredError(), 3)], [(None, 3), (MeanSquaredError(), 1)])
+)
 def test_regression_by_squared_error(objective: MeanSquaredError | None, width: int | None) -> None:
     federation = _numbers(width)
     torch.manual_seed(2)
@@ -192,6 +198,7 @@ def _torch_with_groups(net: nn.Module, lr: float) -> torch.optim.SGD:
     return torch.optim.SGD(groups, lr, momentum=0.9, weight_decay=0.05)
 
 
+@pytest.mark.slow
 def test_a_rate_per_layer_is_a_parameter_group() -> None:
     train = replace(MOVING, rates=(OracleHeadRate(0.5), OracleHeadRate(0.5)))  # two rates multiply
     federation, module = images((14, 11, 4)), convnorm()
@@ -255,7 +262,7 @@ def test_an_edit_that_reads_a_number_of_each_client() -> None:
     oracle.before_batch = pace
     for _ in range(2):
         progress, _ = sim.round(progress, Matrix(), torch.arange(3))
-    rows = received(sim, progress, torch.arange(3))
+    rows = received_models(sim, progress, torch.arange(3))
     oracle.run()
     for name, x in state(oracle.server).items():
         torch.testing.assert_close(rows[name][0], x, rtol=0, atol=1e-10)

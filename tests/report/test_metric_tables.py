@@ -7,7 +7,7 @@ from rich.console import Console
 from written_runs import write_run
 
 from stratafl.cli.display import scores_so_far
-from stratafl.cli.ranking import ranking_table
+from stratafl.cli.result_tables import console_ranking
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report import gather
 from stratafl.report.formats import difference, limits, score, spread
@@ -20,7 +20,7 @@ HELD = {"classes": 2, "clients": 4, "counts": {split: [[3, 1]] * 4 for split in 
 def printed(place, width):
     study = gather([place])
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(ranking_table(study, width))
+    console.print(console_ranking(study, width))
     return console.file.getvalue().splitlines()
 
 

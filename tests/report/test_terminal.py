@@ -9,7 +9,7 @@ from written_runs import as_regression, write_run
 
 from stratafl.cli.console import PIPED_WIDTH, result_console
 from stratafl.cli.display import scores_so_far, sparkline
-from stratafl.cli.ranking import ranking_table
+from stratafl.cli.result_tables import console_ranking
 from stratafl.report import gather
 
 
@@ -17,7 +17,7 @@ def printed(place, width):
     """The lines of the table, as a terminal of this width has them."""
     study = gather([place])
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(ranking_table(study, width))
+    console.print(console_ranking(study, width))
     return console.file.getvalue().splitlines()
 
 

@@ -1,6 +1,7 @@
 """What a run came to, and a driver that kills the command again and again before it lets it finish.
 
 python kill.py DIR SEED SETTING...    prints {"kills": [[aim, during], ...], "code": of the last child, "rounds": its}
+python kill.py DIR few SETTING...     the same after three kills: in a journal, in round 3, and while that is saved
 
 The driver imports everything once and forks a child for each attempt, which runs `strata run` or `strata resume`, tells
 through a pipe what it is doing, and is sent SIGKILL by the driver. No tensor is touched before the fork.
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +185,7 @@ class Driver:
     """Attempts at a run, one after the other."""
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
-        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.run"):
+        for module in ("torch._dynamo", "stratafl.cli.app", "stratafl.cli.run_command"):
             import_module(module)  # or else every child would
         torch.set_num_threads(1)
         self.folder, self.settings = folder, settings
@@ -241,10 +243,20 @@ class Driver:
         """Kill before each file operation of a moment, the first, the second …, until there is no further one."""
         number, there = 1, True
         while there and not (moment == "creating" and self.folder.exists()):
-            there = self._at_operation(moment, number)
+            there = self.at_operation(moment, number)
             number += 1
 
-    def _at_operation(self, moment: str, number: int) -> bool:
+    def in_round(self, number: int) -> None:
+        """Kill when a round begins."""
+        begun = count(1)
+        self.attempt(
+            f"in round {number}",
+            lambda _: None,
+            lambda word: 0.0 if word == "+training" and next(begun) == number else None,
+        )
+
+    def at_operation(self, moment: str, number: int) -> bool:
+        """Kill before the so many-th file operation of a moment; False if it has fewer."""
         met = False
 
         def strike(word: str) -> float | None:
@@ -262,11 +274,15 @@ class Driver:
     def in_every_journal(self) -> None:
         """Kill in the middle of writing to each journal."""
         for name in ("rounds", "clients", "layers"):
-            self.attempt(
-                f"half of {name}",
-                lambda child, name=name: child.stop_in_journal(name),
-                lambda word: 0.0 if word == "!" else None,
-            )
+            self.in_journal(name)
+
+    def in_journal(self, name: str) -> None:
+        """Kill in the middle of writing to a journal."""
+        self.attempt(
+            f"half of {name}",
+            lambda child: child.stop_in_journal(name),
+            lambda word: 0.0 if word == "!" else None,
+        )
 
     def in_a_record(self) -> None:
         """Kill in the middle of writing a memory."""
@@ -325,8 +341,18 @@ def _words(reading: int) -> Iterator[str]:
 def main(folder: str, seed: str, *settings: str) -> None:
     """Kill, then finish."""
     driver = Driver(Path(folder), list(settings))
+    if seed == "few":
+        driver.in_journal("clients")
+        driver.in_round(3)
+        driver.at_operation("saving", 5)
+    else:
+        _kill_everywhere(driver, random.Random(int(seed)), settings)
+    code, rounds = driver.to_the_end()
+    print(json.dumps({"kills": driver.kills, "code": code, "rounds": rounds}))
+
+
+def _kill_everywhere(driver: Driver, draw: random.Random, settings: tuple[str, ...]) -> None:
     driver.at_every_operation("creating")
-    draw = random.Random(int(seed))
     driver.at_some_call(draw)
     driver.at_some_time(draw)
     driver.in_every_journal()
@@ -336,8 +362,6 @@ def main(folder: str, seed: str, *settings: str) -> None:
         driver.at_every_operation("keeping")
         driver.at_every_operation("settling")
         driver.in_a_record()
-    code, rounds = driver.to_the_end()
-    print(json.dumps({"kills": driver.kills, "code": code, "rounds": rounds}))
 
 
 if __name__ == "__main__":

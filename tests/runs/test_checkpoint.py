@@ -197,7 +197,7 @@ def test_a_save_that_fails_at_any_step_leaves_the_old_generations(tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os if step == "fsync" else checkpoint, step, fail)
-    with pytest.raises(RunError, match=r"cannot save the checkpoint '.*000003': No space left on device"):
+    with pytest.raises(RunError, match=r"000003': No space left"):
         saved(tmp_path, 3)
     monkeypatch.undo()
     assert names(tmp_path) == ["000001", "000002"]

@@ -18,7 +18,7 @@ from stratafl.runs.guard import read_guard
 from stratafl.runs.predictions import PREDICTIONS, _digest, read_predictions
 
 TABLES = {"run": {"rounds": 2}, "data": {"clients": 3, "validation": 0.2}, "evaluate": {"guard": True}}
-TABLES |= {"train": {"batch": 200}, "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "fedavg"}}
+TABLES |= {"train": {"batch": 400}, "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "fedavg"}}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_forged_predictions_are_one_line(copied: Path, part: str, change: Any, s
     tensors = {f"test.{key}": x.contiguous() for key, x in found.items()}
     about = {"round": 2, "stage": "deployed", "sha256": _digest(tensors)}
     (copied / PREDICTIONS).write_bytes(save(tensors, {"stratafl": json.dumps(about)}))
-    with pytest.raises(DamagedError, match=rf"damaged: .*{says}.*write it again with 'strata resume'") as error:
+    with pytest.raises(DamagedError, match=rf"{PREDICTIONS}'.*: .*{says}.*'strata resume'") as error:
         read_predictions(copied)
     assert "\n" not in str(error.value)
 

@@ -6,36 +6,17 @@ import tomllib
 
 import pytest
 import tomli_w
+from stored_runs import created, finished_tuning
 
-from stratafl.config.experiment import Experiment
 from stratafl.errors import DamagedError, RecordError, UnknownNameError
 from stratafl.report.tuned import read_tuning
 from stratafl.tuning import Plan, Tuning, advance
-from stratafl.tuning.result import write_results
 from stratafl.tuning.reuse import tuned_settings
-
-SETTINGS = {
-    **{"model.hidden": [8], "data.clients": 3, "data.partition": "iid", "data.validation": 0.2},
-    **{"train.batch": 128, "run.rounds": 2},
-}
-
-
-def created(folder, plan, **more):
-    return Tuning.create(folder, Experiment(), ["fedavg", "fedprox"], {**SETTINGS, **more}, plan, 1)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "tune"
-    tuning = created(folder, Plan(2, grids={"train.lr": [0.01, 1.0]}, only=("train.lr",), widen=False))
-    assert advance(tuning)
-    write_results(tuning)
-    return folder
 
 
 @pytest.fixture
-def tuning(finished, tmp_path):
-    return shutil.copytree(finished, tmp_path / "tune")
+def tuning(tmp_path):
+    return shutil.copytree(finished_tuning(), tmp_path / "tune")
 
 
 def change(path, key, value):
@@ -56,24 +37,19 @@ def change(path, key, value):
 @pytest.mark.parametrize(
     ("grid", "says"),
     [
-        ({"run.rounds": [1, 2]}, r"run\.rounds cannot be tuned, because all trials share it: tune METHOD\.option or"),
-        ({"run.seed": [1, 2]}, "all trials share it"),
-        ({"run.participation": [0.5, 1.0]}, "all trials share it"),
-        ({"data.validation": [0.1, 0.2]}, "all trials share it"),
-        ({"evaluate.every": [1, 2]}, "all trials share it"),
-        ({"stop.patience": [1, 2]}, "all trials share it"),
-        ({"model.hidden": [[8], [16]]}, "all trials share it"),
-        ({"fedprox.name": ["fedavg", "local"]}, "all trials share it"),
-        ({"train.lr": [-1.0, 0.1]}, r"train\.lr must be at least 0"),
-        ({"train.lr": [float("nan"), 0.1]}, r"train\.lr must be"),
+        ({"run.rounds": [1, 2]}, r"run\.rounds .*METHOD\.option"),
+        ({"data.validation": [0.1, 0.2]}, r"data\.validation .*METHOD\.option"),
+        ({"fedprox.name": ["fedavg", "local"]}, r"algorithm\.name .*METHOD\.option"),
+        ({"train.lr": [-1.0, 0.1]}, r"train\.lr .* 0"),
+        ({"train.lr": [float("nan"), 0.1]}, r"train\.lr "),
         ({"train.lr": ["x", 0.1]}, r"lr"),
-        ({"fedprox.mu": [0.1, 0.2]}, "unknown option of fedprox .mu."),
-        ({"fedprox.strength": [-1.0, 0.1]}, "strength must be at least 0"),
+        ({"fedprox.mu": [0.1, 0.2]}, "'mu'"),
+        ({"fedprox.strength": [-1.0, 0.1]}, "strength .* 0"),
     ],
 )
 def test_a_bad_grid_is_refused_before_anything_is_written_and_when_it_is_read(tmp_path, tuning, grid, says):
     with pytest.raises((RecordError, UnknownNameError), match=says):
-        created(tmp_path / "new", Plan(2, grids=grid))
+        created(tmp_path / "new", plan=Plan(2, grids=grid))
     assert not (tmp_path / "new").exists()
     (tuning / "tuned.toml").unlink()
     change(tuning / "tune.toml", ("tune", "plan", "grids"), grid)
@@ -146,25 +122,24 @@ def test_damaged_choices_are_one_line(tuning, key, value, says):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("key", "value"), [("settings", {"train.lr": 0.3}), ("is_default", True), ("settings", None)])
+@pytest.mark.parametrize(("key", "value"), [("settings", {"train.lr": 0.2}), ("is_default", True), ("settings", None)])
 def test_choices_that_are_not_those_of_the_trials_are_refused_and_written_again(tuning, key, value):
     written = (tuning / "tuned.toml").read_bytes()
     change(tuning / "tuned.toml", ("tuned", "methods", "fedavg", key), value)
-    with pytest.raises(DamagedError, match=rf"tuned\.toml' is damaged: {key} of fedavg is .*: remove it, and write it"):
+    with pytest.raises(DamagedError, match=rf"tuned\.toml'.*: {key} of fedavg "):
         Tuning.open(tuning)
     (tuning / "tuned.toml").unlink()
     assert advance(Tuning.open(tuning))
     assert (tuning / "tuned.toml").read_bytes() == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["winners", "untuned"])
 def test_runs_of_other_settings_than_the_chosen_ones_are_refused(tuning, name):
-    other = {"winners": {"train.lr": 0.3}, "untuned": {"train.lr": 0.5}}[name]
+    other = {"winners": {"train.lr": 0.2}, "untuned": {"train.lr": 0.5}}[name]
     shutil.rmtree(tuning / name / "fedavg")  # or else its runs tell
     change(tuning / name / "compare.toml", ("compare", "settings", "fedavg"), other)
-    with pytest.raises(
-        DamagedError, match=rf"{name}' is damaged: its settings or seeds are not those of .*tuned\.toml"
-    ):
+    with pytest.raises(DamagedError, match=rf"{name}'.*tuned\.toml"):
         Tuning.open(tuning).work()
     shutil.rmtree(tuning / name)
     assert advance(Tuning.open(tuning))
@@ -174,7 +149,7 @@ def test_runs_of_other_settings_than_the_chosen_ones_are_refused(tuning, name):
 def test_runs_of_what_was_chosen_before_the_plan_changed_are_refused(tuning):
     (tuning / "tuned.toml").unlink()
     change(tuning / "tune.toml", ("tune", "seeds"), 2)
-    with pytest.raises(DamagedError, match=r"winners' is damaged: its settings or seeds"):
+    with pytest.raises(DamagedError, match=r"winners'.*tuned\.toml"):
         Tuning.open(tuning).work()
 
 

@@ -50,6 +50,6 @@ def test_what_the_first_found_out_about_speed_holds_for_all():
 
 def test_client_states_on_disk_are_refused_before_a_directory_is_made(tmp_path):
     experiment = with_settings(Experiment(), ["run.store=disk", "run.rounds=1"])
-    with pytest.raises(RunError, match=r"several processes cannot keep client states on disk: .* run\.store=ram"):
+    with pytest.raises(RunError, match=r"run\.store=ram"):
         Run.create(experiment, tmp_path / "run", First())
     assert not (tmp_path / "run").exists()

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from stored_runs import TINY, left
 
 import stratafl
 from stratafl.config.assemble import simulation_of
@@ -23,7 +24,6 @@ from stratafl.runs.directory import config_of
 from stratafl.runs.format import FORMAT
 
 OLD = Path(__file__).with_name("old_run")
-TINY = ["run.rounds=1", "data.clients=2", "data.partition=iid", "model.hidden=[2]"]
 
 
 def edit(path, change):
@@ -92,18 +92,11 @@ def future_checkpoint(folder):
 
 @pytest.mark.parametrize("future", [future_directory, future_checkpoint])
 def test_a_newer_format_is_refused_in_one_line(tmp_path, future):
-    folder = tmp_path / "run"
-    with Run.create(with_settings(Experiment(), TINY), folder) as run:
-        list(run.rounds())
+    folder = left(tmp_path / "run", 1)
     place, before = future(folder), sorted(folder.rglob("*"))
-    says = (
-        f"'{place}' was written by a newer version of stratafl "
-        f"(format {FORMAT + 1}; this one reads up to {FORMAT}): update stratafl"
-    )
     for call in (Run.open, stratafl.load):
-        with pytest.raises(RunError) as caught:
+        with pytest.raises(RunError, match=rf"'{place}'.*\(format {FORMAT + 1}; .* {FORMAT}\)"):
             call(folder)
-        assert str(caught.value) == says
     assert sorted(folder.rglob("*")) == before  # a checkpoint of the future is not put aside as damaged
 
 
@@ -111,12 +104,12 @@ def test_a_comparison_of_a_newer_format_is_refused_in_one_line(tmp_path):
     Comparison.create(tmp_path / "both", with_settings(Experiment(), TINY), ["fedavg", "local"], 1, {})
     file = tmp_path / "both" / "compare.toml"
     file.write_text(file.read_text().replace(f"format = {FORMAT}", "format = 99"))
-    with pytest.raises(RunError, match=r"compare.toml' was written by a newer version of stratafl \(format 99; "):
+    with pytest.raises(RunError, match=r"compare\.toml'.*\(format 99; "):
         Comparison.open(tmp_path / "both")
 
 
 @pytest.mark.parametrize("number", [None, 0, True, "2", 2.0])
 def test_what_is_no_format_is_damage(old, number):
     edit(old / "environment.json", lambda told: told.update(format=number))
-    with pytest.raises(DamagedError, match=r"is damaged: its format is .*, not a number from 1 to"):
+    with pytest.raises(DamagedError, match=r"'.*old'.* 1 "):
         Run.open(old)

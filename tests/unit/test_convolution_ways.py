@@ -146,5 +146,5 @@ def test_clients_are_counted_inside_vmap():
 
 def test_a_run_remembers_its_kernels():
     assert misstated({"tuning": {"products": {"conv1": "kernel", "conv2": True, "conv3": "stock"}}}) is None
-    assert misstated({"tuning": {"products": {"conv1": "cudnn"}}}) == "tuning.products is not a table of convolutions"
-    assert misstated({"tuning": {"products": {"conv1": 1}}}) == "tuning.products is not a table of convolutions"
+    assert "tuning.products" in misstated({"tuning": {"products": {"conv1": "cudnn"}}})
+    assert "tuning.products" in misstated({"tuning": {"products": {"conv1": 1}}})

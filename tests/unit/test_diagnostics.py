@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -10,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from methods import every_method
-from stratafl.algorithms import algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
+from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, pfedla
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.describe import columns, describe
 from stratafl.core.layout import Layout
@@ -21,10 +21,17 @@ from stratafl.errors import RecordError
 from stratafl.evaluation import LayerDiagnostics, cka, diagnostics
 from stratafl.evaluation import trial as trial_module
 from stratafl.evaluation.cka import centred_gram, grams, mean_similarity, outlet
-from stratafl.evaluation.diagnostics import DiagnosticsCollector, _written, common, conflict_numbers, noted, told
+from stratafl.evaluation.diagnostics import (
+    DiagnosticsCollector,
+    _written,
+    common_samples,
+    conflict_numbers,
+    noted,
+    told,
+)
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
-from stratafl.models import build
+from stratafl.models import ResNet, build
 from stratafl.policies import Exponential, LocalTraining
 from stratafl.runs import Run
 from stratafl.runs.journal import read_lines
@@ -47,7 +54,7 @@ def untraced(monkeypatch):
     monkeypatch.setattr(engine, "patience", lambda _: float("inf"), raising=False)
 
 
-def made(alg, batchnorm=True, rounds=3, **options):
+def made(alg, batchnorm=True, rounds=1, **options):
     options = {"dtype": torch.float64, "participation": 0.5} | options
     return simulation(alg, tiny_federation(), tiny_model(batchnorm), rounds=rounds, **options)
 
@@ -58,6 +65,14 @@ def run(trial):
         progress, entry = trial.round(progress)
         entries.append(entry)
     return progress, entries
+
+
+@cache
+def examined(name):
+    """The simulation of a method with every layer examined in two rounds, its end, and its lines."""
+    method, rounds = within_reach(ACTING.get(name) or algorithm(name), 2)
+    sim = made(method, rounds=rounds)
+    return sim, *run(Trial(sim, lab=LayerDiagnostics(1)))
 
 
 def looked(entry):
@@ -118,16 +133,22 @@ def test_the_mean_leaves_out_what_a_client_is_to_itself():
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "module", "block"])
-@pytest.mark.parametrize("name", ["mlp", "convnorm", "resnet18"])
-def test_what_layers_give_at_every_granularity(name, granularity):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **sizes: build("mlp", hidden=(5,), norm=True, **sizes),
+        lambda **sizes: build("convnorm", **sizes),
+        lambda **sizes: ResNet(blocks=(2, 1), stem="cifar", width=4, **sizes),
+    ],
+    ids=["mlp", "convnorm", "resnet"],
+)
+def test_what_layers_give_at_every_granularity(make, granularity):
     torch.manual_seed(0)
-    options = {"hidden": (5,), "norm": True} if name == "mlp" else {}
-    shape = (3, 32, 32) if name == "resnet18" else SHAPE
-    module = build(name, shape=shape, classes=CLASSES, **options)
+    module = make(shape=SHAPE, classes=CLASSES)
     layout = describe(module, granularity=granularity)
     rows = {n: x.clone() for n, x in expand(columns(module), 2).items()}
     rows["fc.weight"][1] *= 3
-    x = torch.randn(4, *shape)
+    x = torch.randn(4, *SHAPE)
     seen = grams(module, rows, x, layout)
     assert set(seen) == set(layout.names)
     last = "fc.bias" if granularity == "tensor" else "fc"
@@ -193,7 +214,7 @@ def test_cka_is_that_of_trained_models_on_so_many_samples(samples):
         seen.update(after)
 
     lines = collector.lines(*sim.round(sim.start(), Matrix(), examine=examine))
-    x = common(sim, samples).flatten(1)
+    x = common_samples(sim, samples).flatten(1)
     assert len(x) == samples
     hidden = [x @ seen["fc1.weight"][k].T + seen["fc1.bias"][k] for k in range(6)]
     last = [torch.relu(h) @ seen["fc.weight"][k].T + seen["fc.bias"][k] for k, h in enumerate(hidden)]
@@ -212,18 +233,18 @@ def test_a_linear_base_is_seen_as_well():
 def test_samples_are_common_constant_and_of_the_test_split():
     sim = made(fedavg())
     held = {tuple(x.flatten().tolist()) for x in sim.runtime.federation.x[sim.runtime.federation.split("test").indices]}
-    x = common(sim, 10)
+    x = common_samples(sim, 10)
     assert len(x) == 10
     assert {tuple(one.flatten().tolist()) for one in x} <= held
-    assert torch.equal(x, common(made(fedlag(k=1, warmup=0), rounds=9), 10))
-    assert not torch.equal(x, common(made(fedavg(), seed=1), 10))
-    assert len(common(sim, 1000)) == len(held)
+    assert torch.equal(x, common_samples(made(fedlag(k=1, warmup=0), rounds=9), 10))
+    assert not torch.equal(x, common_samples(made(fedavg(), seed=1), 10))
+    assert len(common_samples(sim, 1000)) == len(held)
 
 
 def test_without_a_test_split_other_samples_are_taken():
     data = from_splits([{"train": ([[0.0], [1.0]], [0, 1])}] * 3, classes=2)
     sim = simulation(fedavg(), data, nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)), rounds=1)
-    assert sorted(common(sim, 9).flatten().tolist()) == [0, 0, 0, 1, 1, 1]
+    assert sorted(common_samples(sim, 9).flatten().tolist()) == [0, 0, 0, 1, 1, 1]
 
 
 # Conflicts, cosines, norms, rates, shares
@@ -248,7 +269,7 @@ def test_conflicts_cosines_and_norms_by_hand(layout):
 
 
 def test_an_update_is_what_was_trained_less_what_was_received():
-    sim, seen = made(flayer(), batchnorm=False, participation=1.0), {}
+    sim, seen = made(flayer(), batchnorm=False, participation=1.0, rounds=2), {}
     progress, _ = sim.round(sim.start(), Matrix())
     collector = DiagnosticsCollector(LayerDiagnostics(1), sim, sim.at(1))
 
@@ -303,7 +324,7 @@ def test_a_rate_that_chooses_layers_leaves_the_others_at_the_plain_rate():
 
 
 def test_a_schedule_shows_in_the_rates_of_every_method():
-    sim = made(fedavg(train=LocalTraining(lr=0.1, schedule=Exponential(0.5))), rounds=3)
+    sim = made(fedavg(train=LocalTraining(lr=0.1, schedule=Exponential(0.5))), rounds=2)
     _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     for t, entry in enumerate(entries):
         assert [line["train.rate"] for line in entry.layers] == pytest.approx([0.1 * 0.5**t] * 5, rel=1e-12)
@@ -351,12 +372,12 @@ def test_shares_are_of_all_columns_with_statistics(buffers, norm):
 
 
 def test_the_weight_of_the_own_head_is_told():
-    sim = made(flayer(), batchnorm=False)
+    sim = made(flayer(), batchnorm=False, rounds=3)
     _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
     assert [line["mix.own"] for line in entries[0].layers] == [0, 0]  # nobody has an accuracy yet
     assert entries[-1].layers[0]["mix.own"] == 0
     assert 0 < entries[-1].layers[1]["mix.own"] <= 1
-    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False), lab=LayerDiagnostics(1)))
+    _, official = run(Trial(made(flayer(preset="official"), batchnorm=False, rounds=2), lab=LayerDiagnostics(1)))
     assert 0 < official[-1].layers[1]["mix.own"] <= 1
     assert official[-1].layers[1]["train.rate"] == pytest.approx(0.05 / 5, rel=1e-6)
 
@@ -364,11 +385,11 @@ def test_the_weight_of_the_own_head_is_told():
 # What methods tell
 
 
+@pytest.mark.slow
 def test_alpha_psi_and_conflicts_are_told_layer_by_layer():
-    names = made(fedavg()).setup.layout.names
-    entries = {name: run(Trial(made(alg, rounds=4), lab=LayerDiagnostics(1)))[1][-1] for name, alg in ACTING.items()}
+    entries = {name: examined(name)[2][-1] for name in ("pfedla", "fedalp", "fedlag")}
     for entry in entries.values():
-        assert [line["layer"] for line in entry.layers] == list(names)
+        assert [line["layer"] for line in entry.layers] == ["conv1", "bn1", "conv2", "bn2", "fc"]
     alpha = torch.tensor([line["alpha"] for line in entries["pfedla"].layers])
     assert alpha.shape == (5, 6, 6)
     torch.testing.assert_close(alpha.sum(-1), torch.ones(5, 6))
@@ -391,10 +412,14 @@ def test_a_server_tells_as_of_after_the_round():
     assert told(sim, SimpleNamespace(t=3, server=7)) == {"t": [[3], [7]]}
 
 
-@pytest.mark.parametrize("name", every_method())
+TELLING = ("flayer", "pfedla")  # notes of clients, and a matrix of the server
+
+
+@pytest.mark.parametrize(
+    "name", [*TELLING, *(pytest.param(m, marks=pytest.mark.slow) for m in sorted(ALGORITHMS) if m not in TELLING)]
+)
 def test_every_method_has_its_lines(name):
-    method, rounds = within_reach(ACTING.get(name) or algorithm(name), 2)
-    _, entries = run(Trial(made(method, rounds=rounds), lab=LayerDiagnostics(1)))
+    _, _, entries = examined(name)
     assert all(looked(entry) for entry in entries)
     trained = [line for line in entries[-1].layers if line["update_norm"] > 0]
     assert len(trained) >= min(2, len(entries[-1].layers))
@@ -426,7 +451,7 @@ def test_where_all_are_left_out_there_is_nothing_to_compare():
     "bad", [{"every": -1}, {"every": 1.5}, {"every": "2"}, {"clients": 0}, {"samples": 1}, {"samples": True}]
 )
 def test_impossible_settings_are_refused(bad):
-    with pytest.raises(RecordError, match=f"LayerDiagnostics: {next(iter(bad))} must be a whole number of at least"):
+    with pytest.raises(RecordError, match=f"LayerDiagnostics: {next(iter(bad))} .*{next(iter(bad.values()))!r}"):
         LayerDiagnostics(**bad)
 
 
@@ -437,18 +462,18 @@ def test_every_so_many_rounds_and_always_the_first(every, expected):
 
 def test_only_so_many_clients_are_looked_at():
     sim = made(fedavg(), participation=1.0)
-    for chunk in (None, 1, 4):
-        collector, seen = DiagnosticsCollector(LayerDiagnostics(1, clients=3), sim, sim.at(0)), []
+    for chunk in (None, 1):
+        collector = DiagnosticsCollector(LayerDiagnostics(1, clients=3), sim, sim.at(0))
         examine = lambda group, before, after, collector=collector: collector.collect(before, after)  # noqa: E731
         sim.round(sim.start(), Matrix() if chunk is None else Matrix(chunk=chunk), examine=examine)
         seen = sum(len(next(iter(rows.values()))) for rows in collector._trained)
         assert seen == 3
 
 
-@pytest.mark.parametrize("name", ["fedlag", "flayer", "pfedla"])
+@pytest.mark.parametrize("name", ["flayer", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedlag", "pfedla"))])
 def test_diagnostics_change_nothing(name):
-    sim = made(ACTING[name])
-    (plain, without), (watched, looks) = run(Trial(sim)), run(Trial(sim, lab=LayerDiagnostics(1)))
+    sim, watched, looks = examined(name)
+    plain, without = run(Trial(sim))
     assert difference(everything(sim, plain), everything(sim, watched)) == 0
     for a, b in zip(without, looks, strict=True):
         drop = lambda line: {k: v for k, v in line.items() if not k.startswith("seconds")}  # noqa: E731
@@ -463,31 +488,30 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
     def counted(name, function):
         return lambda *a, **k: (calls.append(name), function(*a, **k))[1]
 
-    for name in ("grams", "similarities", "conflict_numbers", "told", "noted", "common"):
+    for name in ("grams", "similarities", "conflict_numbers", "told", "noted", "common_samples"):
         monkeypatch.setattr(diagnostics, name, counted(name, getattr(diagnostics, name)))
     monkeypatch.setattr(trial_module, "DiagnosticsCollector", counted("DiagnosticsCollector", DiagnosticsCollector))
     monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
-    sim = made(fedavg())
-    run(Trial(sim))
-    assert calls == []
-    examined = []
+    sim = made(fedavg(), batchnorm=False, rounds=3)
+    examiners = []
     real = type(sim).round
     monkeypatch.setattr(
         type(sim),
         "round",
         lambda self, p, e, examine, watched: (
-            examined.append(examine),
+            examiners.append(examine),
             real(self, p, e, examine=examine, watched=watched),
         )[1],
     )
     run(Trial(sim, every=3))
-    assert [examine is None for examine in examined] == [True, True, False]  # only the evaluated round is examined
+    assert [examine is None for examine in examiners] == [True, True, False]  # only the evaluated round is examined
+    assert calls == []
     run(Trial(sim, lab=LayerDiagnostics(2)))
     layers = len(sim.setup.layout.layers)
     assert {name: calls.count(name) for name in set(calls)} == {
         "DiagnosticsCollector": 2,
         "grams": 2,
-        "common": 2,
+        "common_samples": 2,
         "conflict_numbers": 2,
         "gram": 2,
         "told": 2,
@@ -502,12 +526,14 @@ SETTINGS = (
     "run.checkpoint=1",
     "evaluate.lab=2",
     "evaluate.every=4",
-    "data.clients=4",
-    "data.alpha=1.0",
+    "data.clients=3",
+    "data.partition=iid",
+    "train.batch=200",
     "model.hidden=[8]",
 )
 
 
+@pytest.mark.budget(1.0, "two runs of four rounds with their files, of which one is resumed")
 def test_a_resumed_run_has_the_same_lines(tmp_path):
     experiment = with_settings(Experiment(), SETTINGS)
     with Run.create(experiment, tmp_path / "whole") as whole:

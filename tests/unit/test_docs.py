@@ -3,9 +3,11 @@
 import ast
 import importlib
 import re
+import runpy
 import shlex
 import tomllib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,8 @@ from stratafl.cli import main as strata
 from stratafl.config.deployment import FEDERATION_TABLES
 from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
-from stratafl.config.sent_page import sent_tables
+from stratafl.config.setting_tables import partition_of
 from stratafl.config.settings import documented
-from stratafl.config.tables import partition_of
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import read, recipe_names
@@ -45,15 +46,18 @@ def run(block, **space):
     return space
 
 
+@cache
 def defined(file):
     """The names that a module defines at its top level, and `Class.method` of its classes."""
+    names = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            yield from (f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef))
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 DOCUMENTS = [p.relative_to(ROOT).as_posix() for p in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])]
@@ -93,6 +97,7 @@ def test_the_index_of_decisions_is_complete():
         assert all(part in text(f"docs/decisions/{file}") for part in ("# ", "**Why.**", "**What it costs.**"))
 
 
+@pytest.mark.budget(1, "twenty rounds, as the README has them")
 def test_the_five_lines_run(capsys):
     federation = digits()
     clients = [(federation.x[held], federation.y[held]) for held in map(federation.splits["train"].of, range(5))]
@@ -106,19 +111,24 @@ def test_the_record_of_the_readme_is_fedavg():
     assert run(blocks("README.md")[1])["fedavg"]() == fedavg()
 
 
-def test_the_example_method_is_the_file_and_keeps_the_contract(monkeypatch, capsys):
+def test_the_example_method_is_the_file():
     assert blocks("CONTRIBUTING.md")[0] == text("examples/halfway.py")
+
+
+@pytest.mark.slow
+def test_the_example_method_keeps_the_contract(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert strata(["check", "examples.halfway:halfway", "--quick"]) == 0
-    assert "obeys the contract" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_share_the_example_is_fedavg(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     halfway = importlib.import_module("examples.halfway").halfway
     check_special_case(SpecialCase("Halfway that keeps nothing is FedAvg", halfway(share=0.0), fedavg()))
 
 
+@pytest.mark.slow
 def test_the_step_of_contributing_keeps_the_contract():
     step = run(blocks("CONTRIBUTING.md")[1], __name__="docs_step")["SignDescent"]()
     check_algorithm(replace(fedavg(), train=(step,)), settings=[("follow", 0.5)])
@@ -132,8 +142,10 @@ def test_the_settings_are_documented():
 LEARNS = "docs/what_the_server_learns.md"
 
 
+@pytest.mark.slow
 def test_the_page_of_what_the_server_learns_lists_what_methods_send():
-    assert sent_tables() in text(LEARNS), f"write config.sent_page.sent_tables into {LEARNS}"
+    pages = runpy.run_path(str(ROOT / "docs/tools/pages.py"))
+    assert pages["sent_tables"]() in text(LEARNS), "run docs/tools/pages.py"
 
 
 def test_the_page_of_what_the_server_learns_says_what_each_kind_and_each_method_gives_away():

@@ -12,17 +12,18 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.state import clone, flatten, rows_of
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received
-from stratafl.execute import Matrix, Messages, Simulation, simulation
+from stratafl.evaluation.evaluate import received_models
+from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation, tiny_model
+from tiers import slow_except
 
 EVERYBODY = torch.arange(6)
 METHODS = {"feddbe": feddbe(), "fedpac": fedpac(), "fedrod": fedrod()}
 
 
-def simulated(method: Algorithm, *, rounds: int = 3, participation: float = 1.0, **options: Any) -> Simulation:
+def simulated(method: Algorithm, *, rounds: int = 2, participation: float = 1.0, **options: Any) -> Simulation:
     model = options.pop("model", tiny_model())
     return simulation(
         method, tiny_federation(), model, rounds=rounds, participation=participation, dtype=torch.float64, **options
@@ -63,7 +64,7 @@ def test_the_global_model_is_what_a_client_without_a_past_receives(name, persona
     for tensor in sim.setup.layout.trainable(personal):
         assert float(model[tensor].abs().max()) == 0
     without_a_past = replace(progress, clients=sim.start().clients)
-    rows = received(sim, without_a_past, EVERYBODY)
+    rows = received_models(sim, without_a_past, EVERYBODY)
     assert difference(rows, {n: x.expand(6, *x.shape) for n, x in model.items()}) == 0
 
 
@@ -103,19 +104,17 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("name", METHODS)
 def test_they_train_any_model(name) -> None:
     sim = simulated(METHODS[name], model=Scaled())
-    runs = [received(sim, sim.run(executor), EVERYBODY) for executor in (Matrix(), Messages())]
-    assert difference(*runs) < 1e-12
-    assert all(bool(torch.isfinite(x).all()) for x in runs[0].values())
+    assert all(bool(torch.isfinite(x).all()) for x in received_models(sim, sim.run(Matrix()), EVERYBODY).values())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_except(["fedrod"], METHODS))
 def test_they_train_a_model_with_more_outputs_than_classes(name) -> None:
     sim = simulated(METHODS[name], model=build("mlp", shape=SHAPE, classes=CLASSES + 2, hidden=(8,)))
-    assert all(bool(torch.isfinite(x).all()) for x in received(sim, sim.run(Matrix()), EVERYBODY).values())
+    assert all(bool(torch.isfinite(x).all()) for x in received_models(sim, sim.run(Matrix()), EVERYBODY).values())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_they_refuse_targets_that_are_numbers(name) -> None:
     clients = [{"train": (torch.rand(8, *SHAPE).numpy(), torch.rand(8).numpy())} for _ in range(2)]
-    with pytest.raises(RecordError, match="needs classes, and the targets of this data are numbers"):
+    with pytest.raises(RecordError, match="classes"):
         simulation(METHODS[name], from_splits(clients, classes=None), build("mlp", shape=SHAPE, classes=1), rounds=3)

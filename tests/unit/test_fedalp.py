@@ -8,13 +8,10 @@ import pytest
 import torch
 from plain_clients import assert_same, clients
 from plain_fedalp import PlainFedALP
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import pdist
 from torch import Tensor
 
 from stratafl.algorithms import fedalp, fedavg
-from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups
-from stratafl.algorithms.grouping import shares, ward
+from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups, shares, ward
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
@@ -22,11 +19,12 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import cosines
 from stratafl.core.round import Round, Setup
 from stratafl.errors import ContractError, RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 from stratafl.testing import SETTINGS, check_special_case, difference, tiny_federation, tiny_model
+from tiers import slow_except
 
 D = torch.float64
 
@@ -83,6 +81,9 @@ def test_two_clear_groups_are_found():
 
 
 def test_rows_of_similarities_are_what_ward_sees():
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import pdist
+
     rng = np.random.default_rng(1)
     rho = similarity_of(rng.standard_normal((9, 4)))
     for features, x in (("cosine", rho.numpy()), ("angle", np.arccos(rho.numpy().clip(-1, 1)))):
@@ -304,7 +305,7 @@ def test_folding_in_chunks_is_folding_at_once(mixed):
 # The quadratic toy: two groups of one client with optima −1 and 2, from which a round moves by a share of the way
 
 
-def _fixed_point(psi: float, base: str, share: float = 0.5, rounds: int = 600):
+def _fixed_point(psi: float, base: str, share: float = 0.5, rounds: int = 250):
     layout = Layout([Spec("w", (1,), 0, True)], [Layer("w", "linear", "w", True, None, ("w",))])
     setup = Setup(layout, {"w": T(0)}, lambda _: {}, 2, rounds)
     optima, ids, rnd, step = T([-1], [2]), torch.arange(2), Round(setup, 0), LearnGroups(base)
@@ -316,7 +317,7 @@ def _fixed_point(psi: float, base: str, share: float = 0.5, rounds: int = 600):
     return MixGroups()(rnd, server, ids)["theta"].rows["w"].flatten(), server["group"]["w"].flatten()
 
 
-PSIS = (0.1, 0.3, 0.6, 0.9, 1.0)
+PSIS = (0.3, 0.6, 1.0)  # the letter's way to the optimum shrinks by 1 − Ψ/2 a round
 
 
 @pytest.mark.parametrize("psi", PSIS)
@@ -357,7 +358,8 @@ def together(plain: PlainFedALP, rounds: int = 4) -> Simulation:
     )
 
 
-@pytest.mark.parametrize(("base", "gamma"), BY_HAND)
+@pytest.mark.budget(0.8, "four rounds against a plain loop")
+@pytest.mark.parametrize(("base", "gamma"), slow_except([("received", "group"), ("group", "all")], BY_HAND))
 def test_four_rounds_against_a_plain_loop(base, gamma):
     plain = PlainFedALP(clients(), base=base, gamma=gamma)
     sim = together(plain)
@@ -388,6 +390,7 @@ def test_the_probing_round_asks_everybody_and_averages_the_sampled():
 # Special cases, what is evaluated, bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batchnorm", [True, False])
 @pytest.mark.parametrize(("buffers", "participation"), SETTINGS)
 def test_without_beta_it_is_fedavg_after_four_rounds(buffers, participation, batchnorm):
@@ -406,20 +409,22 @@ def test_who_was_only_probed_keeps_its_own_statistics():
         assert same == [client not in sampled] * 4
 
 
+@pytest.mark.slow
 def test_to_the_letter_it_is_fedavg_only_if_everybody_takes_part():
     law = SpecialCase("β = 0 is FedAvg", fedalp(beta=0.0, groups=3, warmup=1, base="group"), fedavg(), batchnorm=False)
     check_special_case(law, rounds=4)
-    with pytest.raises(ContractError, match="β = 0 is FedAvg, but models differ"):
+    with pytest.raises(ContractError, match="β = 0"):
         check_special_case(law, rounds=4, participation=0.5)
 
 
+@pytest.mark.slow
 def test_where_it_acts_models_differ_between_groups_and_from_fedavg():
     data, module, train = tiny_federation(), tiny_model(), LocalTraining(lr=0.2)
     runs = []
     for method in (fedalp(groups=2, warmup=1, train=train), fedavg(train=train)):
         sim = simulation(method, data, module, rounds=3, dtype=D)
         progress = sim.run(Matrix())
-        runs.append((sim, progress, received(sim, progress, torch.arange(6))))
+        runs.append((sim, progress, received_models(sim, progress, torch.arange(6))))
     (sim, progress, own), (_, _, common) = runs
     assert progress.server["member"].unique().tolist() == [0, 1]
     assert difference(own, common) > 1e-3
@@ -451,8 +456,8 @@ def test_the_global_model_is_evaluated_on_every_clients_samples():
     assert entry.round["test.global.loss"] != entry.round["test.received.loss"]
 
 
-def test_bytes_of_clients_and_between_servers():
-    sim = simulation(fedalp(groups=2, warmup=1), tiny_federation(), tiny_model(batchnorm=False), rounds=3)
+def test_bytes_of_clients_and_between_servers_are_recorded_in_every_round():
+    sim = simulation(fedalp(groups=2, warmup=2), tiny_federation(), tiny_model(batchnorm=False), rounds=3)
     model = 4 * sim.setup.layout.columns
     trial, progress = Trial(sim), sim.start()
     between = []
@@ -461,29 +466,20 @@ def test_bytes_of_clients_and_between_servers():
         between.append(entry.round["bytes.between"])
         assert entry.round["bytes.down"] == 6 * model
         assert entry.round["bytes.up"] == 6 * (model + 8)  # and n_k
-    assert between == [0, 2 * 2 * model, 2 * 2 * model]
-
-
-def test_bytes_between_servers_are_recorded_in_every_round_of_a_longer_warm_up():
-    sim = simulation(fedalp(groups=2, warmup=3), tiny_federation(), tiny_model(batchnorm=False), rounds=4)
-    trial, progress = Trial(sim), sim.start()
-    between = []
-    for _ in range(4):
-        progress, entry = trial.round(progress)
-        between.append(entry.round["bytes.between"])
-    assert between == [0, 0, 0, 2 * 2 * 4 * sim.setup.layout.columns]
+    assert between == [0, 0, 2 * 2 * model]
 
 
 # Bad input
 
 
 def test_more_groups_than_clients_are_refused():
-    with pytest.raises(RecordError, match="groups is from 1 to 6, the clients, not 7"):
+    with pytest.raises(RecordError, match=r"1 to 6, .*not 7"):
         simulation(fedalp(groups=7), tiny_federation(), tiny_model(), rounds=1)
-    with pytest.raises(RecordError, match="groups is from 1 to 4"):  # new clients are nobody's members
+    with pytest.raises(RecordError, match=r"1 to 4, .*not 5"):  # new clients are nobody's members
         simulation(fedalp(groups=5), tiny_federation(), tiny_model(), rounds=1, new_clients=2)
 
 
+@pytest.mark.slow
 def test_as_many_groups_as_clients_and_one_group_run():
     for groups in (1, 6):
         sim = simulation(fedalp(groups=groups, warmup=1), tiny_federation(), tiny_model(), rounds=3)
@@ -500,6 +496,7 @@ def test_new_clients_are_sent_the_global_model():
     assert all(torch.equal(given.rows[n], x) for n, x in progress.server["theta"].items())
 
 
+@pytest.mark.slow
 def test_one_group_is_fedavg():
     """w_1 is w_g: there is nothing to mix."""
     law = SpecialCase("one group is FedAvg", fedalp(groups=1, warmup=1), fedavg(), batchnorm=False)

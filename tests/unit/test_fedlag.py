@@ -17,11 +17,12 @@ from stratafl.core.phased import Phased
 from stratafl.core.reduce import conflicting_pairs, cosines
 from stratafl.core.round import Round, Setup
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, check_special_case, difference, tiny_federation, tiny_model
+from tiers import slow_except
 
 D = torch.float64
 IDS = torch.arange(6)
@@ -173,7 +174,7 @@ def test_no_normalisation_is_scored_whether_or_not_it_follows_a_layer():
     everywhere = dict.fromkeys(layout.names, 9) | {"fc1": 1, "conv": 2, "fc": 3}
     assert personal_layers(layout, everywhere, k=3) == ["conv", "fc1", "group", "fc"]
     assert personal_layers(layout, everywhere, k=3, bn="averaged") == ["conv", "fc1", "fc"]
-    with pytest.raises(RecordError, match="k is from 0 to 3, the layers of this model that are scored, not 4"):
+    with pytest.raises(RecordError, match=r"0 to 3, .*not 4"):
         simulation(fedlag(k=4), tiny_federation(), Normed, rounds=1)
 
 
@@ -226,9 +227,10 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
-    plain = PlainFedLAG(clients(participation=0.5), **options)
+@pytest.mark.budget(0.7, "five rounds against a plain loop")
+@pytest.mark.parametrize("name", slow_except(["default", "warm-up, uniform"], VARIANTS))
+def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(name):
+    plain = PlainFedLAG(clients(participation=0.5), **VARIANTS[name])
     sim = together(plain)
     progress = sim.start()
     for t in range(5):
@@ -246,19 +248,18 @@ def test_five_rounds_with_half_of_the_clients_against_a_plain_loop(options):
 
 def test_a_warm_up_counts_conflicts_with_the_methods_own_threshold():
     told = []
-    for xi in (0.0, -0.1, -0.4):
+    for xi in (0.0, -0.4):
         plain = PlainFedLAG(clients(), xi=xi, warmup=3)
         sim = together(plain, rounds=4)
-        progress = sim.start()
-        for _ in range(2):
-            progress, _ = sim.round(progress, Matrix())
-        found = sim.algorithm.tell(sim.at(1), progress.server)["conflicting_pairs"]
-        scores = plain.run(2).scores
-        told.append([int(found[sim.setup.layout.index[name]]) for name in UNITS])
+        progress, _ = sim.round(sim.start(), Matrix())
+        pairs = sim.algorithm.tell(sim.at(0), progress.server)["conflicting_pairs"]
+        scores = plain.run(1).scores
+        told.append([int(pairs[sim.setup.layout.index[name]]) for name in UNITS])
         assert told[-1] == [scores[name] for name in UNITS]
-    assert told[0] != told[1] != told[2]
+    assert told[0] != told[1]
 
 
+@pytest.mark.slow
 def test_everybody_against_a_plain_loop():
     plain = PlainFedLAG(clients(), k=2, xi=-0.1)
     sim = together(plain)
@@ -266,9 +267,9 @@ def test_everybody_against_a_plain_loop():
     assert any(plain.sets)
 
 
-@pytest.mark.parametrize("buffers", ["follow", "local"])
-@pytest.mark.parametrize("warmup", [0, 2])
-def test_the_server_knows_what_a_client_started_from(buffers, warmup):
+@pytest.mark.budget(0.7, "five rounds, whose starts are compared")
+@pytest.mark.parametrize(("warmup", "buffers"), [(0, "follow"), pytest.param(2, "local", marks=pytest.mark.slow)])
+def test_the_server_knows_what_a_client_started_from(warmup, buffers):
     """Bit for bit, in every round, for clients that were away as well: it never needs to be told."""
     method = fedlag(k=2, xi=0.0, warmup=warmup, train=LocalTraining(lr=0.2))
     sim = simulation(method, tiny_federation(), tiny_model(), rounds=5, participation=0.5, buffers=buffers, dtype=D)
@@ -297,7 +298,7 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
     personal = {names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
     assert personal
     assert personal != set(names)
-    rows = received(sim, progress, torch.tensor([2, 5]))
+    rows = received_models(sim, progress, torch.tensor([2, 5]))
     for name, spec in layout.specs.items():
         mine = names[spec.layer] in personal
         assert torch.equal(rows[name][0], away[name] if mine else progress.server["theta"][name])
@@ -337,12 +338,14 @@ def test_a_model_goes_up_and_what_is_shared_comes_down():
 # Special cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_without_personal_layers_it_is_fedavg_after_five_rounds(participation):
     law = SpecialCase("k = 0 is FedAvg", fedlag(k=0, warmup=2), fedavg(), batchnorm=False)
     check_special_case(law, rounds=5, participation=participation)
 
 
+@pytest.mark.slow
 def test_a_warm_up_is_fedavg():
     check_special_case(
         SpecialCase("a warm-up is FedAvg", Phased(fedlag(k=2, xi=0.0, warmup=5).phases[:-1]), fedavg()),
@@ -351,12 +354,13 @@ def test_a_warm_up_is_fedavg():
     )
 
 
+@pytest.mark.slow
 def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
     models = []
     for method in (fedlag(k=1, xi=0.0, warmup=1, train=LocalTraining(lr=0.2)), fedavg(train=LocalTraining(lr=0.2))):
         sim = simulation(method, tiny_federation(), tiny_model(), rounds=4, dtype=D)
         progress = sim.run(Matrix())
-        models.append(received(sim, progress, IDS))
+        models.append(received_models(sim, progress, IDS))
         if method != fedavg(train=LocalTraining(lr=0.2)):
             told = sim.algorithm.tell(sim.at(4), progress.server)
             assert 0 < int(told["personal"].sum()) < len(sim.setup.layout.layers)
@@ -376,7 +380,7 @@ def control(warmup: int, rounds: int):
     return plain, simulation(method, plain.federation, plain.module, rounds=rounds, participation=0.5, dtype=D)
 
 
-@pytest.mark.parametrize(("warmup", "rounds"), [(1, 3), (2, 3), (2, 4), (3, 4)])
+@pytest.mark.parametrize(("warmup", "rounds"), slow_except([(2, 4)], [(1, 3), (3, 4)]))
 def test_the_control_goes_on_from_what_was_trained_or_sent_last_in_its_warm_up(warmup, rounds):
     """As in the published code, which sends the model to all clients in every round of the warm-up."""
     plain, sim = control(warmup, rounds)
@@ -410,8 +414,6 @@ def test_the_control_reaches_everybody_once_and_sends_nothing_after_its_warm_up(
 
 def test_more_layers_than_there_are_is_refused():
     for batchnorm, most in ((True, 3), (False, 2)):
-        with pytest.raises(
-            RecordError, match=f"k is from 0 to {most}, the layers of this model that are scored, not 4"
-        ):
+        with pytest.raises(RecordError, match=f"0 to {most}, .*not 4"):
             simulation(fedlag(k=4), tiny_federation(), tiny_model(batchnorm), rounds=1)
         simulation(fedlag(k=most, warmup=0), tiny_federation(), tiny_model(batchnorm), rounds=1)

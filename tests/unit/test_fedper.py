@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stratafl.algorithms import fedavg, fedbn, fedper, fedprox, fedrep, lgfedavg
+from stratafl.algorithms import fedavg, fedper, fedprox, lgfedavg
 from stratafl.core.describe import describe
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
@@ -39,9 +39,7 @@ def test_without_personal_layers_the_record_is_fedavg():
     assert fedper(personal="none") == fedavg()
 
 
-@pytest.mark.parametrize(
-    "alg", [fedper(), fedrep(), fedbn(), lgfedavg()], ids=["fedper", "fedrep", "fedbn", "lgfedavg"]
-)
+@pytest.mark.parametrize("alg", [fedper(), lgfedavg()], ids=["fedper", "lgfedavg"])
 def test_bytes_are_those_of_the_shared_layers(alg):
     sim = simulation(alg, tiny_federation(), tiny_model(), rounds=1)
     ids = torch.tensor([0])
@@ -73,10 +71,10 @@ def test_a_linear_base_replaces_all_but_the_personal_blocks_and_is_shared(person
 
 
 def test_a_linear_base_needs_blocks_and_stages():
-    with pytest.raises(RecordError, match="personal is 'conv1'"):
+    with pytest.raises(RecordError, match="'conv1'"):
         fedper(personal="conv1", linear_base=True)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
-    with pytest.raises(ModelError, match="a linear base needs a model in stages, which Sequential is not"):
+    with pytest.raises(ModelError, match="Sequential"):
         simulation(fedper(linear_base=True), tiny_federation(), module, rounds=1)
 
 

@@ -13,7 +13,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.round import Round
 from stratafl.core.state import pick
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Messages
 from stratafl.policies import Adopt, Broadcast, Deliver, Fresh, Increment, LocalTraining, Mean, StoreRows, Take, Upload
 from stratafl.testing import CLASSES
@@ -66,7 +66,7 @@ def test_statistics_alone_travel():
     sim = built(replace(statistics, server={"theta": Start(columns="statistics")}))
     progress = sim.run(Matrix())
     assert set(progress.server["theta"]) == {n for n, s in sim.setup.layout.specs.items() if not s.trainable}
-    rows = received(sim, progress, torch.arange(6))
+    rows = received_models(sim, progress, torch.arange(6))
     assert all(bool((x == x[:1]).all()) for n, x in rows.items() if n in progress.server["theta"])
     assert not bool((rows["fc.weight"] == rows["fc.weight"][:1]).all())
 
@@ -131,7 +131,7 @@ def test_the_first_time_a_client_is_met_it_starts_from_what_it_receives():
     )
     sim = built(method, participation=0.5)
     progress = sim.run(Matrix())
-    rows = received(sim, progress, torch.arange(6))
+    rows = received_models(sim, progress, torch.arange(6))
     met = {i for t in range(2) for i in sim.setup.sampled(t).tolist()}
     shared, start = progress.server["theta"]["fc.weight"], sim.setup.start["fc.weight"]
     first = sim.setup.sampled(0).tolist()

@@ -22,12 +22,13 @@ from stratafl.core.layers import select
 from stratafl.core.parcel import ColumnMask, Field, Parcel, count_bytes
 from stratafl.data import from_splits
 from stratafl.errors import DataError, RecordError
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import Accuracy, LocalTraining, Mean, Pull, Remember, Take
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
+from tiers import slow_except
 
 SIZES = (23, 14, 12, 7, 4)
 PARTS = {
@@ -61,7 +62,7 @@ def made(alg, module, federation=None, **options):
 
 
 def everybody(sim, progress):
-    return received(sim, progress, torch.arange(sim.setup.clients))
+    return received_models(sim, progress, torch.arange(sim.setup.clients))
 
 
 def close(a, b):
@@ -105,8 +106,7 @@ def test_statistics_of_the_head_are_mixed_like_it_where_they_travel(buffers, exp
     assert rows["bn1.weight"].unique().tolist() == rows["conv1.weight"].unique().tolist() == [6.0]
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-@pytest.mark.parametrize("moment", ["trained", "initialised"])
+@pytest.mark.parametrize(("moment", "split"), [("trained", "train"), ("initialised", "validation")])
 def test_the_accuracy_is_that_of_the_last_time_it_took_part(moment, split):
     module, federation = convnorm(), tiny_federation(SIZES)
     sim = made(flayer(accuracy_of=moment, accuracy=split, train=TRAIN), module, federation)
@@ -177,9 +177,8 @@ def test_a_normalisation_is_part_of_the_layer_it_normalises():
     factors = LayerRate()(gradients, gradients, {}, layout)
     for name in ("conv2.weight", "bn2.weight", "bn2.bias"):
         close(factors[name].flatten(), [1 + math.log(1.2) * 2 / 3])
-    with torch.device("meta"):
-        blocks = describe(build("resnet18", shape=(3, 32, 32), classes=10), granularity="block")
-    assert blocks.units == tuple(range(10))  # stem, eight blocks, fc
+    blocks = describe(build("resnet20", shape=(3, 8, 8), classes=10), granularity="block")
+    assert blocks.units == tuple(range(11))  # stem, nine blocks, fc
 
 
 def test_two_steps_by_hand():
@@ -391,6 +390,7 @@ def test_the_letter_of_line_12_averages_zeros_in():
     close(merged("zero"), [16 / 8, 48 / 8, 3 / 8, 0])
 
 
+@pytest.mark.slow
 def test_the_letter_of_line_12_collapses_the_base():
     norms = {}
     for unsent in ("held", "zero"):
@@ -410,19 +410,18 @@ def test_the_letter_of_line_12_collapses_the_base():
 CONV = (("conv1", "bn1"), ("conv2", "bn2"), ("fc",))
 CASES = {
     "paper": ({}, {}, "follow"),
-    "local statistics": ({}, {}, "local"),
-    "two layers in the head": ({"s": 2}, {"s": 2}, "follow"),
+    "two layers in the head, zeros averaged in": (
+        {"s": 2, "unsent": "zero", "accuracy": "validation", "accuracy_of": "initialised", "least": 0.5},
+        {"s": 2, "unsent": "zero", "split": "validation", "moment": "initialised", "least": 0.5},
+        "local",
+    ),
     "zeros averaged in": ({"unsent": "zero"}, {"unsent": "zero"}, "follow"),
     "fixed accuracy": ({"accuracy": 0.3}, {"fixed": 0.3}, "follow"),
-    "validation, as initialised": (
-        {"accuracy": "validation", "accuracy_of": "initialised", "least": 0.5},
-        {"split": "validation", "moment": "initialised", "least": 0.5},
-        "follow",
-    ),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.budget(0.9, "three rounds, all parts, against a plain loop")
+@pytest.mark.parametrize("name", slow_except(list(CASES)[:2], CASES))
 def test_a_run_is_its_plain_loop(name):
     """Three rounds, five ragged clients of which three take part, all three parts on."""
     options, plain, buffers = CASES[name]
@@ -446,6 +445,7 @@ def test_a_run_is_its_plain_loop(name):
         close(progress.clients[k]["accuracy"], A)
 
 
+@pytest.mark.slow
 def test_each_part_alone_and_all_together_differ():
     """Fig. 3's variants: from FedAvg, and from each other."""
     models = {}
@@ -478,6 +478,7 @@ def examples(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_layers_are_less_alike_the_nearer_they_are_to_the_output(examples, seed):
     """Fig. 2: CKA after local training, on the digits."""
@@ -487,6 +488,7 @@ def test_layers_are_less_alike_the_nearer_they_are_to_the_output(examples, seed)
         assert similar["fc2"] > similar["fc"] + 0.05
 
 
+@pytest.mark.slow
 def test_early_on_mixing_the_head_helps_and_all_parts_help_more(examples):
     """Fig. 3, models as received after eight rounds on the digits: 56 and 71 % where FedAvg has 22 %."""
     reached = {
@@ -501,31 +503,31 @@ def test_early_on_mixing_the_head_helps_and_all_parts_help_more(examples):
 
 
 @pytest.mark.parametrize(
-    ("module", "s", "said"),
+    ("module", "s", "values"),
     [
-        (mlp(4), 2, "s is from 1 to 1"),
-        (mlp(4, 4, 4), 4, "s is from 1 to 3"),
-        (convnorm(), 3, "s is from 1 to 2"),
-        (mlp(), 1, "a model of one layer has no head to mix"),
-        (mlp(4), 5, "the model has 2: fc1, fc"),
+        (mlp(4), 2, "1 to 1$"),
+        (mlp(4, 4, 4), 4, "1 to 3$"),
+        (convnorm(), 3, "1 to 2$"),
+        (mlp(), 1, "'last:1'"),
+        (mlp(4), 5, "2: fc1, fc"),
     ],
 )
-def test_a_head_that_leaves_no_base_is_refused(module, s, said):
-    with pytest.raises(RecordError, match=said):
+def test_a_head_that_leaves_no_base_is_refused(module, s, values):
+    with pytest.raises(RecordError, match=values):
         made(flayer(s=s), module)
 
 
 def test_a_split_that_does_not_exist_is_refused():
     nothing = from_splits([{"train": ([[0.0], [1.0]], [0, 1]), "test": ([[0.0]], [0])}] * 2, classes=2)
     module = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2))
-    with pytest.raises(DataError, match="needs the split 'validation', which some clients do not have"):
+    with pytest.raises(DataError, match="'validation'"):
         simulation(flayer(accuracy="validation"), nothing, module, rounds=1)
 
 
 def test_an_accuracy_needs_classes():
     numbers = from_splits([{"train": ([[0.0], [1.0]], [[0.5], [1.0]])}])
     module = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
-    with pytest.raises(RecordError, match="an accuracy needs classes"):
+    with pytest.raises(RecordError, match="classes"):
         simulation(flayer(), numbers, module, rounds=1)
     simulation(flayer(accuracy=0.5), numbers, module, rounds=1)
 
@@ -557,13 +559,12 @@ def short():
 def test_the_official_preset_says_aloud_that_it_leaks(caplog):
     with caplog.at_level(logging.WARNING, "stratafl"):
         made(flayer(preset="official"), short())
-    assert "the test accuracy of each client steers its training" in caplog.text
-    assert "cannot be compared" in caplog.text
+    assert [record.levelname for record in caplog.records if "test accuracy" in record.getMessage()] == ["WARNING"]
 
 
 @pytest.mark.parametrize("train", [LocalTraining(drop_last=True), LocalTraining(shuffle=False)])
 def test_batches_that_the_official_preset_would_not_take_are_refused(train):
-    with pytest.raises(RecordError, match="batches in order without the last that is not full"):
+    with pytest.raises(RecordError, match=r"train\.drop_last"):
         official(train=train)
 
 
@@ -571,13 +572,13 @@ def test_the_official_preset_says_when_statistics_would_travel(caplog):
     with caplog.at_level(logging.WARNING, "stratafl"):
         made(official(), short(), buffers="local")
         made(official(), mlp(4))
-        assert "keep statistics with clients" not in caplog.text
+        assert "run.buffers" not in caplog.text
         made(official(), short())
-    assert "its authors keep statistics with clients: set run.buffers to 'local'" in caplog.text
+    assert "set run.buffers to 'local'" in caplog.text
 
 
 def test_nobody_is_given_the_test_split_without_saying_so():
-    with pytest.raises(DataError, match="asks for the test split"):
+    with pytest.raises(DataError, match="test split"):
         made(replace(official(), leaks=None), short())
 
 
@@ -648,7 +649,10 @@ def test_official_rates_are_noted_for_layers_with_something_to_train():
     assert ((report.notes["train/rates"] > 0).sum(0) > 0).tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("own", [{}, {"p": 4, "middle": 1.0}], ids=["cnn", "resnet"])
+@pytest.mark.budget(1.1, "three rounds of a head epoch and an epoch per child")
+@pytest.mark.parametrize(
+    "own", [{}, pytest.param({"p": 4, "middle": 1.0}, marks=pytest.mark.slow)], ids=["cnn", "resnet"]
+)
 def test_the_official_preset_is_its_plain_loop(own):
     federation, module = tiny_federation((23, 14, 12, 7)), short()
     train = LocalTraining(lr=0.01, epochs=2, batch=5, drop_last=True)
@@ -683,12 +687,12 @@ def test_before_training_the_official_preset_trains_the_head_alone():
     assert HEAD_RATE == 0.2
 
 
-@pytest.mark.parametrize(("p", "said"), [(0, "at least 1, not 0"), (10, "p is from 1 to 9 tensors of this model")])
-def test_official_heads_of_an_impossible_size_are_refused(p, said):
-    with pytest.raises(RecordError, match=said):
+@pytest.mark.parametrize(("p", "values"), [(0, "1, not 0"), (10, "1 to 9 .*not 10")])
+def test_official_heads_of_an_impossible_size_are_refused(p, values):
+    with pytest.raises(RecordError, match=values):
         made(official(p=p), short())
 
 
 def test_official_batches_that_leave_nothing_are_refused():
-    with pytest.raises(DataError, match="drop_last with batches of 50 leaves nothing"):
+    with pytest.raises(DataError, match=r"drop_last .* 50 "):
         made(flayer(preset="official", train=LocalTraining(batch=50, drop_last=True)), short())

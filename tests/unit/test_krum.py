@@ -10,7 +10,7 @@ from plain_robust import drawn
 
 from simulations import built, outcome
 from stratafl.algorithms import algorithm, fedavg, fedper, flayer
-from stratafl.algorithms.robust_on import with_krum
+from stratafl.algorithms.composition import with_krum
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings

@@ -5,8 +5,8 @@ import torch
 
 from stratafl.core.state import join, pick, rejoin
 from stratafl.runtime import lanes
+from stratafl.runtime.engine import PLAIN, trace
 from stratafl.runtime.lanes import Pace
-from stratafl.runtime.tracing import PLAIN, trace
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from stratafl.algorithms import fedala, fedavg, fedavgft, fedbabu, fedopt, fedpr
 from stratafl.algorithms.fedamp import CosineAttention
 from stratafl.core.layout import Layout
 from stratafl.errors import MemoryLimitError, RecordError
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Constant, Cosine, LocalTraining
 from stratafl.policies.robust import ClippedMean, robust
@@ -37,13 +37,14 @@ class ImageHead(nn.Module):
         return self.head(torch.relu(self.body(x)))
 
 
-@pytest.mark.parametrize("batch", [3, 4])
+@pytest.mark.budget(0.9, "both engines")
+@pytest.mark.parametrize("batch", [4, pytest.param(3, marks=pytest.mark.slow)])
 def test_moon_compares_whole_features(batch):
     """Batches as wide as the maps, and not: a cosine for each column would broadcast against samples."""
     model = ImageHead().double()
     sim = built(moon(train=LocalTraining(batch=batch)), lambda: model, head="head")
     loop = built(moon(train=LocalTraining(batch=batch)), lambda: model, head="head", engine="loop")
-    rows, plain = (received(s, s.run(Matrix()), torch.arange(6))["body.weight"] for s in (sim, loop))
+    rows, plain = (received_models(s, s.run(Matrix()), torch.arange(6))["body.weight"] for s in (sim, loop))
     torch.testing.assert_close(rows, plain)
 
 
@@ -58,12 +59,12 @@ class MoreOutputs(nn.Module):
 
 def test_fedprior_knows_outputs_without_a_class():
     sim = built(fedprior(smoothing=2.0), MoreOutputs)
-    prior = received(sim, sim.start(), torch.arange(6))["fc.prior.value"].exp()
+    prior = received_models(sim, sim.start(), torch.arange(6))["fc.prior.value"].exp()
     torch.testing.assert_close(prior.sum(1), torch.ones(6, dtype=D))
     torch.testing.assert_close(prior[0, CLASSES:], torch.full((4,), 2 / (SIZES[0] + 2 * (CLASSES + 4)), dtype=D))
 
 
-@pytest.mark.parametrize("method", [fedavgft, fedbabu])
+@pytest.mark.parametrize("method", [fedavgft, pytest.param(fedbabu, marks=pytest.mark.slow)])
 def test_tuning_is_at_the_full_rate_and_keeps_nothing(method):
     train = LocalTraining(lr=0.1, schedule=Cosine(), decay=0.5, momentum=0.9, optimizer_state="kept")
     (tune,) = method(train=train).tune
@@ -71,16 +72,15 @@ def test_tuning_is_at_the_full_rate_and_keeps_nothing(method):
     sim = built(method(train=train))
     progress = sim.run(Matrix())
     moved = (
-        deployed(sim, progress, torch.arange(6))["fc.weight"] - received(sim, progress, torch.arange(6))["fc.weight"]
+        deployed(sim, progress, torch.arange(6))["fc.weight"]
+        - received_models(sim, progress, torch.arange(6))["fc.weight"]
     )
     assert float(moved.abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("train", [LocalTraining(optimizer="adam"), LocalTraining(momentum=0.9)])
 def test_scaffold_refuses_what_is_no_gradient_step(train):
-    with pytest.raises(
-        RecordError, match=r"scaffold takes .* for a mean gradient, which it is not with .*: use plain sgd"
-    ):
+    with pytest.raises(RecordError, match=r"momentum=0\.9" if train.momentum else "'adam'"):
         scaffold(train=train)
 
 
@@ -89,13 +89,13 @@ def test_fedopt_has_a_rate_for_each_optimiser():
 
 
 def test_fedala_without_layers_is_fedavg():
-    plain, other = (built(method) for method in (fedavg(), fedala(layers="none")))
-    rows, same = (received(s, s.run(Matrix()), torch.arange(6))["fc.weight"] for s in (plain, other))
+    plain, other = (built(method, rounds=1) for method in (fedavg(), fedala(layers="none")))
+    rows, same = (received_models(s, s.run(Matrix()), torch.arange(6))["fc.weight"] for s in (plain, other))
     torch.testing.assert_close(rows, same)
 
 
 def test_a_hypernetwork_that_never_fits_is_refused_at_once():
-    with pytest.raises(MemoryLimitError, match=r"a round needs about .*GB"):
+    with pytest.raises(MemoryLimitError, match=r"\dGB"):
         built(pfedhn(hidden=10**9), memory_limit=10**10)
 
 
@@ -137,4 +137,4 @@ def test_a_state_that_is_not_finite_is_not_kept(caplog):
     with caplog.at_level(logging.WARNING, "stratafl"):
         server = sim.run(Matrix()).server["theta"]
     assert all(torch.equal(x, sim.setup.start[name]) for name, x in server.items())
-    assert "it keeps its last state" in caplog.text
+    assert [record.levelname for record in caplog.records if record.name == "stratafl"] == ["WARNING"]

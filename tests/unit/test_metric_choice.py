@@ -14,11 +14,11 @@ from torch import nn
 import stratafl
 from stratafl.algorithms import fedavg, local
 from stratafl.config.experiment import Experiment, from_stored, names_code, paths_in, to_tables, with_settings
-from stratafl.config.metrics import chosen_by_classes, metric_for, metric_of, stored_metric, with_metric
+from stratafl.config.metric_choice import chosen_by_classes, metric_for, metric_of, stored_metric, with_metric
+from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.config.settings import parse_settings
-from stratafl.config.tables import EvaluateTable, StopTable
 from stratafl.config.trust import typed
-from stratafl.data import from_clients
+from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, RecordError, RunError, StrataError, TrustError
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report.majority import majority, shares
@@ -29,6 +29,7 @@ from stratafl.runs.comparison import Comparison
 from stratafl.runs.journal import read_lines
 from stratafl.runs.predictions import read_predictions
 from stratafl.runs.summary import counting, reached, scored, selected, stop_reason
+from wording import mentions
 
 _numbers = itertools.count()
 TINY = ("run.rounds=2", "data.clients=3", "data.partition=iid", "model.hidden=[4]", "train.batch=100")
@@ -98,6 +99,12 @@ def test_the_metric_follows_the_data_unless_it_is_named(federation, asked, name,
     assert kept.average == "clients"
 
 
+def test_test_samples_do_not_decide_the_metric():
+    x, even, uneven = torch.zeros(8, 3), torch.arange(8) % 2, torch.zeros(8, dtype=torch.int64)
+    federation = from_splits([{"train": (x, even), "validation": (x, even), "test": (x, uneven)}] * 2, classes=2)
+    assert metric_for(EvaluateTable(), federation).name == "accuracy"
+
+
 def test_a_choice_by_the_data_is_said_and_a_named_one_is_not(caplog):
     with caplog.at_level(logging.WARNING, "stratafl"):
         with_metric(made("evaluate.metric=balanced_accuracy"), labelled(90, 10))
@@ -105,24 +112,17 @@ def test_a_choice_by_the_data_is_said_and_a_named_one_is_not(caplog):
         assert caplog.messages == []
         with_metric(made(), labelled(90, 10))
     (said,) = caplog.messages
-    assert said == (
-        "class '0' has 90.0% of the samples, so rounds are selected and methods ranked by balanced accuracy; "
-        "change that with --metric auroc"
-    )
+    assert mentions(said, "'0'", "90.0%", "balanced accuracy", "--metric auroc")
     assert chosen_by_classes(labelled(90, 5, 5)).endswith("--metric accuracy")
 
 
 @pytest.mark.parametrize(
     ("federation", "setting", "message"),
     [
-        (numbered(), "evaluate.metric=auroc", r"needs classes, and the targets of this data are numbers; .* mse, rmse"),
-        (
-            labelled(5, 5),
-            "evaluate.metric=mae",
-            "needs numbers, and the targets of this data are classes",
-        ),
-        (labelled(5, 5), "stop.target=2", "stop.target must be at most 1 with the metric 'accuracy', not 2"),
-        (numbered(), "stop.target=0.5", "stop.target needs a metric"),
+        (numbered(), "evaluate.metric=auroc", "'auroc'.*mse, rmse"),
+        (labelled(5, 5), "evaluate.metric=mae", "'mae'.*accuracy, balanced_accuracy"),
+        (labelled(5, 5), "stop.target=2", "stop.target .*1 .*'accuracy'.*2"),
+        (numbered(), "stop.target=0.5", "stop.target .*--metric mae"),
     ],
 )
 def test_what_does_not_fit_the_data_is_refused(federation, setting, message):
@@ -143,18 +143,18 @@ def test_a_metric_of_a_path_obeys_trust(own):
     assert paths_in(parse_settings([f"evaluate.metric={own}"])) == [own]
     assert names_code(made(f"evaluate.metric={own}"))
     assert not names_code(made())
-    with pytest.raises(TrustError, match="asks to import its metric"):
+    with pytest.raises(TrustError, match=own):
         metric_of(own)
     assert own.partition(":")[0] not in sys.modules
     metric = metric_of(own, typed([own]))
     assert (metric.name, metric.title, metric.larger_is_better) == (own, "cost", False)
-    with pytest.raises(RecordError, match=r"is the class Cost, not a function f\(y_true, y_score\)"):
+    with pytest.raises(RecordError, match=r"Cost.*y_true, y_score"):
         metric_of(own.replace(":cost", ":Cost"), True)
     with pytest.raises(RecordError, match="standard library"):
         metric_of("os:getcwd", True)
     turned = EvaluateTable(metric=own, better="larger")
     assert metric_for(turned, labelled(5, 5), True).larger_is_better
-    with pytest.raises(RecordError, match="no effect with 'ece'"):
+    with pytest.raises(RecordError, match="'ece'"):
         metric_for(EvaluateTable(metric="ece", better="larger"), labelled(5, 5))
 
 
@@ -169,7 +169,7 @@ def test_a_run_by_your_own_metric_is_reported_without_its_code_and_resumed_with_
     assert not one.metric.larger_is_better
     assert len(one.by_client()) == 3
     assert "test cost" in f"test {measure(one.metric)}"
-    with pytest.raises(RecordError, match="code of its own"):
+    with pytest.raises(RecordError):
         read_predictions(folder).value(one.metric)
     with pytest.raises(TrustError):
         Run.open(folder)
@@ -278,7 +278,7 @@ def test_fedavg_has_a_global_model_and_fedper_has_none(tmp_path):
     one = read_outcome(folder)
     assert one.numbers()["score"] == one.numbers()["received"]
     assert read_predictions(folder).value(METRICS["accuracy"]) == pytest.approx(one.numbers()["score"])
-    with pytest.raises(RecordError, match="has no model for all clients"):
+    with pytest.raises(RecordError, match=r"'global'.*received, trained, deployed"):
         Run.create(made("algorithm.name=fedper", "evaluate.stage=global"), tmp_path / "other")
 
 
@@ -289,13 +289,13 @@ def outcomes(tmp_path, *settings):
     return [read_outcome(finished(tmp_path / str(i), *each)) for i, each in enumerate(settings)]
 
 
-def test_equal_scores_share_a_place_and_one_answer_is_told(tmp_path):
+def test_equal_scores_share_a_place_and_one_answer_is_told(example, tmp_path):
     still = ("train.lr=1e-9",)  # the initial model, which does not move
     found = outcomes(tmp_path, still, (*still, "train.epochs=2"), ("train.lr=0.5", "model.hidden=[16]"))
     ranks = ranking(found)
     assert [rank.place for rank in ranks] == [1, 2, 2]
-    with pytest.raises(RunError, match="cannot be ranked together: by accuracy and by auroc"):
-        ranking([*found, *outcomes(tmp_path / "more", ("evaluate.metric=auroc",))])
+    with pytest.raises(RunError, match=r"accuracy.*auroc"):
+        ranking([*found, read_outcome(example)])
     told = replace(found[0])
     told.__dict__["one_answer"] = True
     (rank, *_) = ranking([told])
@@ -306,7 +306,7 @@ def test_the_majority_class_is_each_clients_own():
     assert shares(torch.tensor([[3, 1], [0, 0]])).tolist() == [[0.75, 0.25], [0.75, 0.25]]
 
 
-def test_the_row_of_the_majority_class_is_what_counting_gives(tmp_path):
+def test_the_row_of_the_majority_class_is_what_counting_gives(example, tmp_path):
     one = read_outcome(finished(tmp_path / "run", "data.partition=dirichlet"))
     row = majority(ranking([one]))
     federation = read_run(one.folder)[0].runtime.federation
@@ -314,19 +314,16 @@ def test_the_row_of_the_majority_class_is_what_counting_gives(tmp_path):
     hits = test.gather(1, train.argmax(1, keepdim=True))[:, 0]
     assert row.numbers["score"].mean == pytest.approx(float(hits.sum() / test.sum()))
     assert row.numbers["worst10"].mean == pytest.approx(float((hits / test.sum(1)).min()))
-    auroc = read_outcome(finished(tmp_path / "auroc", "evaluate.metric=auroc"))
-    assert majority(ranking([auroc])).numbers["score"].mean == 0.5
+    assert majority(ranking([read_outcome(example)])).numbers["score"].mean == 0.5
 
 
 def test_captions_name_the_metric_and_the_unit_of_scaled_targets(example, tmp_path):
-    assert what_counts([read_outcome(example)]) == (
-        "of deployed models, mean over clients, at the round with the best validation AUROC"
-    )
+    assert mentions(what_counts([read_outcome(example)]), "deployed", "clients", "AUROC")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 3)).astype("float32")
     np.savez(tmp_path / "d.npz", x=x, y=100 * x[:, 0] + rng.normal(size=90).astype("float32"))
     scaled = finished(tmp_path / "run", f"data.name={tmp_path / 'd.npz'}", "data.targets=scaled")
-    assert what_counts([read_outcome(scaled)]).endswith("; targets are scaled, and 1 is their variance")
+    assert what_counts([read_outcome(scaled)]).partition(";")[2]
     assert majority(ranking([read_outcome(scaled)])) is None
 
 
@@ -341,7 +338,7 @@ def test_fit_selects_by_a_metric_and_tells_any_other(caplog):
     uneven = labelled(45, 15)
     with caplog.at_level(logging.WARNING, "stratafl"):
         fitted = stratafl.fit(fedavg(), uneven, nn.Linear(3, 2), rounds=2)
-    assert "balanced accuracy; change that with metric='auroc'" in caplog.text
+    assert mentions(caplog.text, "metric='auroc'")
     assert fitted.selected["round"] == fitted.round
     best = max(line["validation.deployed.balanced_accuracy"] for line in fitted.history)
     assert fitted.selected["validation.deployed.balanced_accuracy"] == best

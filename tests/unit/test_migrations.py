@@ -5,9 +5,10 @@ import tomllib
 import pytest
 import tomli_w
 
-from stratafl.config.experiment import Experiment, from_stored, load, to_tables, with_settings
-from stratafl.config.migrations import FORMAT, migrate, numbered
+from stratafl.config.experiment import Experiment, from_stored, load_experiment, to_tables, with_settings
+from stratafl.config.migrations import FORMAT, migrate, with_format
 from stratafl.errors import RecordError
+from wording import mentions
 
 OLD = '[run]\nmemory = 1000\nrounds = 3\n[data]\nnewcomers = 2\nsplit = "random"\n'
 TODAY = with_settings(
@@ -24,32 +25,30 @@ def written(tmp_path, text):
 @pytest.mark.parametrize("number", ["", "format = 1\n", "format = 2\n", f"format = {FORMAT}\n"])
 @pytest.mark.parametrize("text", [OLD, OLD.replace("memory", "memory_limit").replace("newcomers", "new_clients")])
 def test_old_and_new_keys_are_read(tmp_path, number, text):
-    assert load(written(tmp_path, number + text)) == TODAY
+    assert load_experiment(written(tmp_path, number + text)) == TODAY
     stored = from_stored(tomllib.loads(number + text))  # of a run that knew no metrics
     assert stored == with_settings(TODAY, ["evaluate.metric=plain"])
 
 
 def test_what_is_written_is_read(tmp_path):
-    text = tomli_w.dumps(numbered(to_tables(TODAY)))
+    text = tomli_w.dumps(with_format(to_tables(TODAY)))
     assert text.startswith(f"format = {FORMAT}\n")
-    assert load(written(tmp_path, text)) == TODAY
+    assert load_experiment(written(tmp_path, text)) == TODAY
 
 
 def test_a_newer_format_is_refused(tmp_path):
     path = written(tmp_path, f"format = {FORMAT + 1}\n[surprise]\nx = 1\n")
     with pytest.raises(RecordError) as error:
-        load(path)
-    newer = f"format {FORMAT + 1}; this one reads up to {FORMAT}"
-    says = f"'{path}': this configuration is of a newer version of stratafl ({newer}): update stratafl"
-    assert str(error.value) == says
+        load_experiment(path)
+    assert mentions(str(error.value), f"'{path}'", FORMAT + 1, FORMAT)
 
 
 @pytest.mark.parametrize("number", [0, -1, True, "3", 2.0, [1]])
 def test_what_is_no_format_is_refused(number):
-    with pytest.raises(RecordError, match=f"format must be a whole number from 1 to {FORMAT}, not "):
+    with pytest.raises(RecordError, match=f"format .*1 to {FORMAT}"):
         migrate({"format": number})
 
 
 def test_a_key_under_both_names_is_refused_as_unknown():
-    with pytest.raises(Exception, match=r"unknown key of \[run\] 'memory'"):
+    with pytest.raises(Exception, match=r"\[run\] 'memory'"):
         from_stored({"run": {"memory": 1, "memory_limit": 2}})

@@ -17,12 +17,13 @@ from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
-from stratafl.evaluation.evaluate import received, score_new_clients
+from stratafl.evaluation.evaluate import received_models, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
+from tiers import slow_except
 
 SIZES = (14, 11, 7, 20)
 QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": TRAIN}
@@ -171,7 +172,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.budget(0.7, "three rounds against a plain loop")
+@pytest.mark.parametrize("name", slow_except(["pfedla", "public sign", "top 2"], CASES))
 def test_three_rounds_are_those_of_a_plain_loop(name):
     method, options = CASES[name]
     buffers = options.get("buffers", "follow")
@@ -179,7 +181,7 @@ def test_three_rounds_are_those_of_a_plain_loop(name):
     plain = PlainPFedLA(sim, **{"lr": 0.5, **options})
     for t in range(3):
         plain.round(t)
-    rows = received(sim, progress, IDS)
+    rows = received_models(sim, progress, IDS)
     for i in range(4):
         expected = {n: x for n, x in plain.received(i).state_dict().items() if x.is_floating_point()}
         assert difference({n: x[i] for n, x in rows.items()}, expected) < 1e-10
@@ -201,8 +203,15 @@ def stored(server, sim, seed=0):
     return server, ids, start, trained
 
 
-@pytest.mark.parametrize("options", [{}, {"unit": "model"}, {"normalise": "relu"}, {"initial": "uniform"}])
-@pytest.mark.parametrize("sign", ["descent", "public"])
+@pytest.mark.parametrize(
+    ("sign", "options"),
+    [
+        ("descent", {}),
+        ("public", {"unit": "model"}),
+        ("descent", {"normalise": "relu"}),
+        ("public", {"initial": "uniform"}),
+    ],
+)
 def test_a_small_step_moves_the_mixture_towards_the_trained_model(sign, options):
     method = pfedla(**{**QUICK, "hyper_lr": 1e-4}, sign=sign, **options)
     sim, progress = run_of(method, rounds=0)
@@ -227,11 +236,13 @@ def test_in_the_first_round_all_models_are_equal_and_weights_learn_nothing():
                       {n: before[n] for n in before if n != "rows"}) < 1e-13  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"unit": "model"}, {"normalise": "relu"}, {"initial": "uniform"}], ids=str)
+@pytest.mark.parametrize(
+    "options", slow_except([{"unit": "model"}, {"normalise": "relu"}], [{}, {"initial": "uniform"}]), ids=str
+)
 def test_weights_sum_to_1_for_every_client_and_layer(options):
     method = pfedla(**QUICK, **options)
-    sim, progress = run_of(method, rounds=4)
-    alpha = method.tell(sim.at(4), progress.server)["alpha"]
+    sim, progress = run_of(method, rounds=2)
+    alpha = method.tell(sim.at(2), progress.server)["alpha"]
     assert alpha.shape == (5, 4, 4)
     assert (alpha >= 0).all()
     torch.testing.assert_close(alpha.sum(-1), torch.ones(5, 4, dtype=torch.float64), rtol=0, atol=1e-14)
@@ -239,7 +250,7 @@ def test_weights_sum_to_1_for_every_client_and_layer(options):
     assert same == (options == {"unit": "model"})
 
 
-@pytest.mark.parametrize("normalise", ["softmax", "relu"])
+@pytest.mark.parametrize("normalise", slow_except(["relu"], ["softmax"]))
 def test_an_equal_start_is_equal_under_both_normalisations_and_can_learn(normalise):
     method = pfedla(**QUICK, normalise=normalise, initial="uniform")
     sim, _ = run_of(method, rounds=0)
@@ -307,6 +318,7 @@ def test_draws_have_the_distribution_they_say(linear):
     assert abs(float(above.mean()) - 0.5) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pfedla(**EAGER), heurpfedla(k=1, **EAGER), simmix(train=TRAIN)],
                          ids=["pfedla", "heurpfedla", "simmix"])  # fmt: skip
 def test_after_some_rounds_weights_are_not_uniform_and_models_not_those_of_fedavg(method):
@@ -315,18 +327,21 @@ def test_after_some_rounds_weights_are_not_uniform_and_models_not_those_of_fedav
     moved = alpha - method.tell(sim.at(0), method.init(sim.setup))["alpha"]
     assert float((alpha - 0.25).abs().max()) > 0.05
     assert float(moved.abs().max()) > 0.01  # learned, not drawn
-    assert difference(received(sim, progress, IDS), received(*run_of(fedavg(train=TRAIN), rounds=5), IDS)) > 1e-2
+    assert (
+        difference(received_models(sim, progress, IDS), received_models(*run_of(fedavg(train=TRAIN), rounds=5), IDS))
+        > 1e-2
+    )
 
 
 def test_new_clients_are_admitted_with_the_mean_of_all_rows():
-    for method in (pfedla(**QUICK), heurpfedla(k=1, **QUICK), simmix(train=TRAIN)):
-        sim, progress = run_of(method, new_clients=1)
-        rows = progress.server["rows"]
-        assert len(rows["fc.bias"]) == 3
-        sent = method.download(sim.at(3), progress.server, torch.tensor([3]), new=True)["theta"]
-        assert sent.common
-        assert difference(sent.rows, {n: (x[0] + x[1] + x[2]) / 3 for n, x in rows.items()}) < 1e-14
-        assert float(score_new_clients(sim, progress, ("test",))["test.received"].count) == 4
+    method = heurpfedla(k=1, **QUICK)
+    sim, progress = run_of(method, rounds=1, new_clients=1)
+    rows = progress.server["rows"]
+    assert len(rows["fc.bias"]) == 3
+    sent = method.download(sim.at(1), progress.server, torch.tensor([3]), new=True)["theta"]
+    assert sent.common
+    assert difference(sent.rows, {n: (x[0] + x[1] + x[2]) / 3 for n, x in rows.items()}) < 1e-14
+    assert float(score_new_clients(sim, progress, ("test",))["test.received"].count) == 4
 
 
 # HeurpFedLA
@@ -334,11 +349,11 @@ def test_new_clients_are_admitted_with_the_mean_of_all_rows():
 
 def test_retained_layers_are_the_clients_own_and_others_the_mixture():
     method = heurpfedla(k=1, **QUICK)
-    sim, progress = run_of(method, rounds=4)
-    rnd, layout = sim.at(4), sim.setup.layout
+    sim, progress = run_of(method)
+    rnd, layout = sim.at(3), sim.setup.layout
     alpha = method.tell(rnd, progress.server)["alpha"].transpose(0, 1)
     blend = mixed(alpha, progress.server["rows"], layout)
-    rows, kept = received(sim, progress, IDS), Retain(1)(alpha, IDS, layout)
+    rows, kept = received_models(sim, progress, IDS), Retain(1)(alpha, IDS, layout)
     assert kept.sum(1).tolist() == [1] * 4
     for i in range(4):
         for name, x in rows.items():
@@ -353,7 +368,7 @@ def test_retained_layers_are_the_clients_own_and_others_the_mixture():
 
 def test_retained_layers_teach_nothing():
     method = heurpfedla(retained="conv2+fc", **QUICK)
-    sim, progress = run_of(method, rounds=4)
+    sim, progress = run_of(method)
     start = method.init(sim.setup)
     for name in ("out.weight", "out.bias"):
         moved = (progress.server[name] - start[name]).abs().amax((0, 1)).reshape(5, -1).amax(1)
@@ -364,7 +379,7 @@ def test_layers_are_named_or_chosen_but_not_both():
     assert heurpfedla() == heurpfedla(k=1)
     assert heurpfedla(retained="fc").serve[0].retain == Retain(0, "fc")
     for k in (0, 1, 2):
-        with pytest.raises(RecordError, match=rf"named \('conv2\+fc'\) or chosen \(k={k}\), not both"):
+        with pytest.raises(RecordError, match=rf"'conv2\+fc'.*k={k}"):
             heurpfedla(k=k, retained="conv2+fc")
 
 
@@ -387,20 +402,21 @@ def cost(shape, retained, **options):
     return 75 * int(down.layers.sum() + up.layers.sum()) / 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("retained", "megabytes"), [("none", 491.08), ("fc3", 488.65), ("fc3+fc1", 312.52)])
 def test_communication_cost_on_emnist(retained, megabytes):
     assert round(cost((1, 28, 28), retained), 2) == megabytes
 
 
-CIFAR = [("none", 693.98), ("fc1", 418.97), ("fc1+conv2", 382.25), ("fc1+conv2+fc3", 379.82)]
+CIFAR = [("none", 693.98), ("fc1", 418.97), ("fc1+conv2", 382.25)]
 
 
-@pytest.mark.parametrize(("retained", "megabytes"), CIFAR)
+@pytest.mark.parametrize(("retained", "megabytes"), slow_except([("fc1+conv2+fc3", 379.82)], CIFAR))
 def test_communication_cost_on_cifar10(retained, megabytes):
     assert abs(cost((3, 32, 32), retained, norm=True) - megabytes) < 0.03
 
 
-@pytest.mark.parametrize("method", [pfedla(**QUICK), heurpfedla(**QUICK), simmix(train=TRAIN)])
+@pytest.mark.parametrize("method", slow_except([heurpfedla(**QUICK)], [pfedla(**QUICK), simmix(train=TRAIN)]))
 def test_a_client_sends_its_model_and_not_how_many_samples_it_has(method):
     sim = simulation(method, tiny_federation(SIZES), model(), rounds=1, dtype=torch.float64)
     _, report = sim.round(sim.start(), Matrix())
@@ -427,7 +443,7 @@ def test_similarity_of_layers_and_of_models_by_hand(linear):
     assert Similarity("layer", 3.0).weights(linear, {"rows": still}, ids).tolist() == [[[0.5, 0.5]] * 2]
 
 
-@pytest.mark.parametrize("unit", ["layer", "model"])
+@pytest.mark.parametrize("unit", ["layer", pytest.param("model", marks=pytest.mark.slow)])
 def test_similarities_of_a_few_clients_are_computed_for_these_alone(unit, monkeypatch):
     """C·N·P products for a cohort, or a chunk of it, not N²·P; the same weights as among everybody."""
     sim, progress = run_of(simmix(unit=unit, train=TRAIN), participation=1.0)
@@ -447,7 +463,7 @@ def test_similarities_of_a_few_clients_are_computed_for_these_alone(unit, monkey
     assert float((own - whole.amax(-1)).abs().max()) < 1e-14  # nobody is more like a client than itself
 
 
-@pytest.mark.parametrize("unit", ["layer", "model"])
+@pytest.mark.parametrize("unit", ["layer", pytest.param("model", marks=pytest.mark.slow)])
 def test_three_rounds_by_similarity_are_those_of_a_plain_loop(unit):
     class Similar(PlainPFedLA):
         def alpha(self, i, hyper):
@@ -467,7 +483,7 @@ def test_three_rounds_by_similarity_are_those_of_a_plain_loop(unit):
     plain = Similar(sim, lr=0.0)
     for t in range(3):
         plain.round(t)
-    rows = received(sim, progress, IDS)
+    rows = received_models(sim, progress, IDS)
     for i in range(4):
         expected = {n: x for n, x in plain.received(i).state_dict().items() if x.is_floating_point()}
         assert difference({n: x[i] for n, x in rows.items()}, expected) < 1e-10

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # 25 rounds of twenty clients
+
 
 @pytest.fixture
 def example(monkeypatch):

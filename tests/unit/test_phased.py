@@ -200,14 +200,14 @@ def test_splits_rows_and_extensions_are_those_of_some_phase():
 
 
 def test_a_phase_without_rounds_must_be_the_last():
-    with pytest.raises(RecordError, match="phase 1 has no number of rounds, so phase 2 would never begin"):
+    with pytest.raises(RecordError, match=r"\bphase 1\b.*\bphase 2\b"):
         Phased((Phase(fedavg(), rounds=1), Phase(fedavg()), Phase(fedper())))
 
 
 @pytest.mark.parametrize("finish", [False, True])
 def test_phases_that_deploy_different_fields_are_refused(finish):
     other = Phase(replace(fedprox(), row="anchor"))
-    with pytest.raises(RecordError, match="the phases deploy different fields: theta, anchor"):
+    with pytest.raises(RecordError, match="theta, anchor"):
         Phased((Phase(fedavg()),), finish=other) if finish else Phased((Phase(fedavg(), rounds=1), other))
 
 
@@ -285,6 +285,7 @@ class ReadsBack(Train):
         return task.scan(step, {"theta": rows_of(client, "theta")}, batch=10)
 
 
+@pytest.mark.budget(3, "tracing imports torch._dynamo")
 def test_the_contract_reaches_every_phase():
     short, rounds = within_reach(broken_after(30), 2)
     with pytest.raises(ContractError, match="'trace'"):

@@ -11,6 +11,7 @@ from torch import nn
 from stratafl.config.plugins import accepted, called, imported
 from stratafl.config.trust import Trust, typed
 from stratafl.errors import DataError, RecordError, StrataError, TrustError, UnknownNameError, first_line
+from wording import mentions
 
 _numbers = itertools.count()
 
@@ -74,8 +75,7 @@ def test_a_name_in_an_installed_package():
 def test_a_path_that_nobody_typed_or_trusts_is_not_imported(own):
     name = own("raise AssertionError('it was imported')")
     says = refusal(TrustError, imported, "model", f"{name}:Net")
-    assert says.startswith(f"the configuration asks to import its model '{name}:Net', which runs code from '")
-    assert f"{name}.py': allow it with --trust" in says
+    assert mentions(says, f"model '{name}:Net'", f"{name}.py'", "--trust")
     assert name not in sys.modules
 
 
@@ -91,8 +91,7 @@ def test_what_is_trusted_is_said_before_it_is_imported(own, caplog):
     name = own("raise ValueError('at once')")
     trust = Trust(everything=True).asked_by("sent.toml")
     refusal(RecordError, imported, "model", f"{name}:Net", trust)
-    assert f"importing model '{name}:Net' from '" in caplog.messages[0]
-    assert f"{name}.py', because 'sent.toml' names it" in caplog.messages[0]
+    assert mentions(caplog.messages[0], f"model '{name}:Net'", f"{name}.py'", "'sent.toml'")
 
 
 def test_a_folder_that_a_file_names_is_searched_only_where_it_is_trusted(own, tmp_path, monkeypatch):
@@ -110,20 +109,20 @@ def test_a_folder_that_a_file_names_is_searched_only_where_it_is_trusted(own, tm
 def test_nothing_of_the_standard_library_makes_a_model_or_a_method(path):
     for kind in ("model", "algorithm"):
         says = refusal(RecordError, imported, kind, path, Trust(frozenset({path}), everything=True))
-        assert says.startswith(f"{kind} '{path}' is not imported: '{path.partition(':')[0]}' belongs to Python's")
+        assert mentions(says, f"{kind} '{path}'", f"'{path.partition(':')[0]}'", "Python")
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("thing = 42", "is int, not a subclass of Module or a function that makes one"),
-        ("from os import system as thing", "is builtin_function_or_method, not a subclass"),
+        ("thing = 42", "is int, not "),
+        ("from os import system as thing", "is builtin_function_or_method, not "),
         ("from functools import partial; import os; thing = partial(os.system, 'false')", "is builtin_function"),
-        ("from subprocess import run as thing", "'subprocess' belongs to Python's standard library"),
+        ("from subprocess import run as thing", "'subprocess'"),
         ("from functools import partial; from subprocess import run; thing = partial(run, 'false')", "'subprocess'"),
-        ("class thing: pass", "is the class thing, not a subclass of Module"),
-        ("from pathlib import Path as thing", "is the class Path, not a subclass of Module"),
-        ("from torch import nn; thing = nn.Linear(1, 1)", "is Linear, not a subclass of Module"),
+        ("class thing: pass", "class thing, not "),
+        ("from pathlib import Path as thing", "class Path, not "),
+        ("from torch import nn; thing = nn.Linear(1, 1)", "is Linear, not "),
     ],
 )
 def test_what_is_imported_must_be_of_its_kind(own, line, says):
@@ -141,37 +140,37 @@ def test_a_function_that_exits_is_an_error():
 @pytest.mark.parametrize("path", ["fedpre", "package.module", ":name", "module:", ":", ""])
 def test_a_path_has_a_module_and_a_name(path):
     says = refusal(RecordError, imported, "algorithm", path)
-    assert says == f"algorithm '{path}' is not a name of the catalogue, nor written package.module:name"
+    assert mentions(says, f"algorithm '{path}'", "package.module:name")
 
 
 def test_a_module_that_is_not_there(own):
     says = refusal(UnknownNameError, trusting, "model", "nowhere_at_all:Net")
-    assert says == "model 'nowhere_at_all:Net': there is no module 'nowhere_at_all' here"
+    assert mentions(says, "model 'nowhere_at_all:Net'", "'nowhere_at_all'")
 
 
 def test_a_file_is_named_as_a_module(own):
     name = own("class Net: pass")
     says = refusal(UnknownNameError, trusting, "model", f"{name}.py:Net")
-    assert says == f"model '{name}.py:Net': there is no module '{name}.py' here; write {name}:Net"
+    assert mentions(says, f"model '{name}.py:Net'", f"'{name}.py'", f"{name}:Net")
 
 
 def test_a_folder_is_no_module(own, tmp_path, monkeypatch):
     (tmp_path / "only_a_folder").mkdir()
     monkeypatch.chdir(tmp_path)
     says = refusal(UnknownNameError, trusting, "metric", "only_a_folder:cost")
-    assert says == "metric 'only_a_folder:cost': 'only_a_folder' is a folder, not a module; name a file in it"
+    assert mentions(says, "metric 'only_a_folder:cost'", "'only_a_folder'", "folder")
 
 
 def test_a_module_that_needs_another_one(own):
     name = own("import nowhere_at_all")
     says = refusal(UnknownNameError, trusting, "model", f"{name}:Net")
-    assert says == f"model '{name}:Net': there is no module 'nowhere_at_all' here"
+    assert mentions(says, f"model '{name}:Net'", "'nowhere_at_all'")
 
 
 def test_a_name_that_is_not_in_the_module(own):
     name = own("class Network: pass\n_hidden = 1\n")
     says = refusal(UnknownNameError, trusting, "model", f"{name}:Netwrk")
-    assert says == f"unknown name in {name} 'Netwrk'; did you mean 'Network'? Choose one of: Network"
+    assert mentions(says, name, "'Netwrk'", "'Network'", ": Network")
 
 
 @pytest.mark.parametrize(
@@ -186,11 +185,11 @@ def test_a_name_that_is_not_in_the_module(own):
 )
 def test_a_module_that_fails_while_it_is_imported(own, source, says):
     name = own(source)
-    assert f"model '{name}:Net' cannot be imported: {says}" in refusal(RecordError, trusting, "model", f"{name}:Net")
+    assert mentions(refusal(RecordError, trusting, "model", f"{name}:Net"), f"model '{name}:Net'", says)
 
 
 def test_a_relative_module():
-    assert "'.models:Net' cannot be imported: TypeError: " in refusal(RecordError, trusting, "model", ".models:Net")
+    assert mentions(refusal(RecordError, trusting, "model", ".models:Net"), "'.models:Net'", "TypeError")
 
 
 def test_a_script_that_exits(own):
@@ -238,7 +237,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_of_its_own():
         return None
 
     says = refusal(UnknownNameError, called, "model own", shaped, {"widht": 5}, OFFERED)
-    assert says == "unknown option of model own 'widht'; did you mean 'width'? Choose one of: width, depth"
+    assert mentions(says, "model own", "'widht'", "'width'", "width, depth")
 
 
 def test_what_the_maker_raises_is_told_with_its_options():
@@ -246,12 +245,13 @@ def test_what_the_maker_raises_is_told_with_its_options():
         raise TypeError("unsupported\nfor many reasons")
 
     says = refusal(RecordError, called, "picky", picky, {"width": "x", "name": 3}, {})
-    assert says == "picky cannot be made with (width='x', name=3): TypeError: unsupported"
+    assert says.startswith("picky ")
+    assert says.endswith("(width='x', name=3): TypeError: unsupported")
 
 
 def test_an_argument_that_nobody_gives():
     says = refusal(RecordError, called, "strict", strict, {}, {})
-    assert says.startswith("strict cannot be made with (): TypeError: strict() missing 1 required positional argument")
+    assert mentions(says, "strict ", "(): TypeError: ")
 
 
 def test_errors_of_the_library_pass_as_they_are():
@@ -263,7 +263,7 @@ def test_errors_of_the_library_pass_as_they_are():
 
 def test_what_cannot_be_called_is_refused():
     says = refusal(RecordError, called, "model math:pi", math.pi, {}, OFFERED)
-    assert says == "model math:pi is float, not something that can be called to make one"
+    assert says.startswith("model math:pi is float")
 
 
 def test_what_hides_its_arguments_is_called_or_refused():
@@ -289,7 +289,7 @@ def test_a_module_without_a_constructor_of_its_own_takes_nothing():
     assert accepted(Plain) == []
     assert isinstance(called("m", Plain, {}, OFFERED), Plain)
     says = refusal(UnknownNameError, called, "model own:Plain", Plain, {"width": 5}, OFFERED)
-    assert says == "unknown option of model own:Plain 'width'; there is none"
+    assert mentions(says, "model own:Plain", "'width'")
 
 
 def test_an_error_is_one_line():

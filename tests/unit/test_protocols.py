@@ -4,7 +4,7 @@ import pytest
 
 from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.errors import UnknownNameError
 from stratafl.runs.summary import counting, score
 

@@ -8,8 +8,7 @@ import torch
 
 from simulations import built, outcome
 from stratafl.algorithms import algorithm, fedavg, fedopt, fedper, flayer
-from stratafl.algorithms.composition import PARTS
-from stratafl.algorithms.robust_on import with_clipped, with_krum, with_median, with_trimmed
+from stratafl.algorithms.composition import PARTS, with_clipped, with_krum, with_median, with_trimmed
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings

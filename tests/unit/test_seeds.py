@@ -34,7 +34,7 @@ def test_parts_follow_the_seed_of_the_run_unless_they_are_set():
     assert seeds_of(experiment) == Seeds(run=3, partition=3, weights=0, batches=3)
 
 
-@pytest.mark.budget(1, "two runs")
+@pytest.mark.budget(2, "three runs")
 @pytest.mark.parametrize("method", ["pfedhn", pytest.param("pfedla", marks=pytest.mark.slow)])  # whose servers draw
 def test_parts_at_the_seed_of_the_run_change_nothing(method):
     usual = state(made(method))
@@ -42,6 +42,7 @@ def test_parts_at_the_seed_of_the_run_change_nothing(method):
     assert not same(usual, state(made(method, run__batch_seed=6)))
 
 
+@pytest.mark.budget(1, "five federations")
 @pytest.mark.parametrize("method", ["fedper", "pfedhn"])
 def test_each_seed_changes_its_own_part_only(method):
     usual = made(method)

@@ -65,23 +65,22 @@ def test_further_keys_are_options_where_there_are_some():
 @pytest.mark.parametrize(
     ("cls", "table", "says"),
     [
-        (Oven, 3, "[t] must be a table, not 3"),
-        (Oven, {"heat": "hot"}, "t.heat must be a number, not 'hot'"),
-        (Oven, {"trays": 0}, "t.trays must be at least 1, not 0"),
-        (Oven, {"rest": "long"}, "t.rest must be a number, not 'long'"),
-        (Oven, {"trais": 3}, "unknown key of [t] 'trais'; did you mean 'trays'?"),
-        (Oven, {"colour": "red"}, "unknown key of [t] 'colour'"),
-        (Oven, {"clock": 3}, "unknown key of [t] 'clock'"),
-        (Oven, {"mode": "gril"}, "unknown t.mode 'gril'; did you mean 'grill'?"),
-        (Cook, {}, "[t] needs 'name'"),
-        (Cook, {"name": "bob", "hat": float("nan")}, "t.hat must be a finite number, not nan"),
-        (Cook, {"name": "bob", "hat": {1}}, "t.hat must be a finite number, a text, true or false, or a list of them"),
+        (Oven, 3, r"\[t\] .*3"),
+        (Oven, {"heat": "hot"}, r"t\.heat.*'hot'"),
+        (Oven, {"trays": 0}, r"t\.trays.*1.*0"),
+        (Oven, {"rest": "long"}, r"t\.rest.*'long'"),
+        (Oven, {"trais": 3}, "'trais'.*'trays'"),
+        (Oven, {"colour": "red"}, "'colour'"),
+        (Oven, {"clock": 3}, "'clock'"),
+        (Oven, {"mode": "gril"}, r"t\.mode.*'gril'.*'grill'"),
+        (Cook, {}, "'name'"),
+        (Cook, {"name": "bob", "hat": float("nan")}, r"t\.hat .*nan"),
+        (Cook, {"name": "bob", "hat": {1}}, r"t\.hat"),
     ],
 )
 def test_what_is_refused(cls, table, says):
-    with pytest.raises((RecordError, UnknownNameError)) as error:
+    with pytest.raises((RecordError, UnknownNameError), match=says):
         from_settings("t", cls, table)
-    assert str(error.value).startswith(says)
 
 
 # What a person types
@@ -110,7 +109,7 @@ def test_what_is_typed_is_parsed_once(typed, path, value):
 
 @pytest.mark.parametrize("typed", ["train.lr", "lr=0.1", "train.=3", "=3"])
 def test_what_is_no_setting_is_refused(typed):
-    with pytest.raises(RecordError, match=r"a setting is written table\.key=value, such as train\.lr=0\.1, not"):
+    with pytest.raises(RecordError, match=r"table\.key=value.*train\.lr=0\.1"):
         parse_settings([typed])
 
 
@@ -126,7 +125,7 @@ def test_none_is_none():
     limited = with_settings(Experiment(), ["run.memory_limit=8GB", "data.path=x", "algorithm.finetune=2"])
     free = with_values(limited, {"run.memory_limit": None, "data.path": None, "fedper.finetune": None})
     assert (free.run.memory_limit, free.data.path, free.algorithm.options) == (None, None, {})
-    with pytest.raises(RecordError, match=r"train\.lr must be a number, not None"):
+    with pytest.raises(RecordError, match=r"train\.lr .*None"):
         with_values(Experiment(), {"train.lr": None})
 
 
@@ -171,7 +170,7 @@ def test_a_schedule_that_cannot_be_read_is_refused(text):
 
 @pytest.mark.parametrize("train", [LocalTraining(layers="head"), LocalTraining(steps=3), LocalTraining(epochs=0)])
 def test_training_that_no_configuration_can_hold_is_refused(train):
-    with pytest.raises(RecordError, match=r"a configuration holds lr, epochs, batch|train\.epochs must be at least 1"):
+    with pytest.raises(RecordError, match=r"lr, epochs, batch|train\.epochs .*1"):
         Experiment(train=train)
 
 

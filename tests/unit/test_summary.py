@@ -2,7 +2,7 @@
 
 import pytest
 
-from stratafl.config.tables import EvaluateTable, StopTable
+from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.runs.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
 
 

@@ -21,10 +21,10 @@ from stratafl.core.reduce import add_rows
 from stratafl.core.state import rows_of
 from stratafl.core.steps import Serve
 from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError
-from stratafl.evaluation.evaluate import received, score, score_stages, state_dict
+from stratafl.evaluation.evaluate import received_models, score, score_stages, state_dict
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Cosine, LocalTraining, Mean, Take
-from stratafl.runtime import tracing
+from stratafl.runtime import engine as engine_module
 from stratafl.runtime.task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
@@ -37,33 +37,32 @@ def tiny(alg=None, model=None, **options):
 # Traces
 
 
-def scaled_objective(scale):
-    """Objectives that print alike and mean different things."""
+@dataclass(frozen=True, repr=False)
+class Scaled:
+    """Objectives of one class that print alike and mean different things."""
 
-    @dataclass(frozen=True, repr=False)
-    class Scaled:
-        factor: float = scale
-        frozen = constants = carries = ()
+    factor: float
+    frozen = constants = carries = ()
 
-        def __repr__(self):
-            return "Scaled()"
+    def __repr__(self):
+        return "Scaled()"
 
-        def __call__(self, net, row, frozen, batch, constants, carry):
-            loss, carry, metrics = CrossEntropy()(net, row, frozen, batch, constants, carry)
-            return self.factor * loss, carry, metrics
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        loss, carry, metrics = CrossEntropy()(net, row, frozen, batch, constants, carry)
+        return self.factor * loss, carry, metrics
 
-    return Scaled()
+
+def flat(method):
+    return simulation(method, tiny_federation(), tiny_model(batchnorm=False), rounds=2, dtype=torch.float64)
 
 
 def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
-    both = replace(
-        fedavg(), train=tuple(LocalTraining(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0))
-    )
+    both = replace(fedavg(), train=tuple(LocalTraining(objective=Scaled(f), purpose=f"p{f}") for f in (1.0, -1.0)))
     outcomes = []
     for patience in (10**9, 1):
-        monkeypatch.setattr(tracing, "PATIENCE", patience)
-        sim = tiny(both, rounds=3)
-        outcomes.append(everything(sim, sim.run(Matrix())))
+        monkeypatch.setattr(engine_module, "PATIENCE", patience)
+        sim = flat(both)
+        outcomes.append(sim.run(Matrix()).tensors())
     assert sim.runtime.engine._traced
     assert difference(*outcomes) == 0
 
@@ -83,10 +82,9 @@ class LooksAtAConstant:
 
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
-    monkeypatch.setattr(tracing, "PATIENCE", 1)
-    sim = tiny(fedavg(train=LocalTraining(objective=LooksAtAConstant())), rounds=3)
-    plain = tiny(rounds=3)
-    assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0
+    monkeypatch.setattr(engine_module, "PATIENCE", 1)
+    sims = [flat(fedavg(train=LocalTraining(objective=each))) for each in (LooksAtAConstant(), None)]
+    assert difference(*(sim.run(Matrix()).tensors() for sim in sims)) == 0
 
 
 # Modes
@@ -107,10 +105,10 @@ class Plain(nn.Module):
 
 def test_a_batchnorm_without_parameters_trains_with_what_it_normalises():
     sim = tiny(fedrep(), Plain())
-    after = received(sim, sim.run(Matrix()), torch.tensor([0]))
+    after = received_models(sim, sim.run(Matrix()), torch.tensor([0]))
     assert after["norm.running_mean"].abs().min() > 0
     head_only = tiny(replace(fedper(), train=(LocalTraining(layers=select("head")),)), Plain())
-    frozen = received(head_only, head_only.run(Matrix()), torch.tensor([0]))
+    frozen = received_models(head_only, head_only.run(Matrix()), torch.tensor([0]))
     assert torch.equal(frozen["norm.running_mean"], torch.zeros(1, 2, dtype=torch.float64))
 
 
@@ -119,7 +117,7 @@ def test_scores_do_not_depend_on_company_even_without_running_statistics(engine)
     federation = tiny_federation()
     sim = simulation(fedavg(), federation, Plain(track=False), rounds=1, dtype=torch.float64, engine=engine)
     progress, ids = sim.start(), torch.arange(len(SIZES))
-    rows = received(sim, progress, ids)
+    rows = received_models(sim, progress, ids)
     together = score(sim, progress, rows, ids, "train").loss
     for i in ids:
         one = {n: x[i : i + 1] for n, x in rows.items()}
@@ -178,7 +176,7 @@ def test_a_row_that_is_not_known_must_say_how_it_runs():
 
 def test_a_detached_copy_trains_the_rest():
     sim = tiny(fedavg(train=LocalTraining(objective=WithCopy(train=True))), rounds=1)
-    after = received(sim, sim.run(Matrix()), torch.tensor([0]))
+    after = received_models(sim, sim.run(Matrix()), torch.tensor([0]))
     assert torch.equal(after["fc.weight"][0], sim.setup.start["fc.weight"])
     assert not torch.equal(after["conv1.weight"][0], sim.setup.start["conv1.weight"])
 
@@ -208,7 +206,7 @@ def test_own_heads_leave_given_local_statistics_alone():
     model = tiny_model()
     model.bn1.running_mean.fill_(5.0)
     sim = tiny(fedper(initial="own"), model, buffers="local")
-    rows = received(sim, sim.start(), torch.tensor([0, 1]))
+    rows = received_models(sim, sim.start(), torch.tensor([0, 1]))
     assert torch.equal(rows["bn1.running_mean"], torch.full((2, 4), 5.0, dtype=torch.float64))
     assert not torch.equal(rows["fc.weight"][0], rows["fc.weight"][1])
 
@@ -387,7 +385,7 @@ def test_a_masked_download_needs_the_clients_own_row():
             return {"theta": Field(rows_of(server, "theta"), True, LayerMask(rnd.layout.layer_mask("base")))}
 
     sim = tiny(replace(fedavg(), serve=(Masked(),), mix=(Take(),)))
-    with pytest.raises(RecordError, match="Take finds nobody who has all of 'conv1'"):
+    with pytest.raises(RecordError, match=r"Take.*'conv1'"):
         sim.run(Matrix())
 
 
@@ -395,7 +393,7 @@ def test_a_masked_download_needs_the_clients_own_row():
 def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, engine):
     """Three samples at a time of clients of all sizes: the same numbers as all at once."""
     sim = tiny(engine=engine)
-    task, rows = sim.task(torch.arange(6), sim.at(0)), received(sim, sim.start(), torch.arange(6))
+    task, rows = sim.task(torch.arange(6), sim.at(0)), received_models(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]

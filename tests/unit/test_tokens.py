@@ -25,15 +25,14 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize(("tokens", "wrong"), [((10, 0), 10), ((9, -1), -1), ((10**12, 0), 10**12)])
 def test_a_token_outside_of_the_table_is_one_line_with_client_and_range(tokens, wrong):
-    says = f"client '1' has the token {wrong}, and the model's embedding table takes 0 to 9: make"
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=f"client '1' .*token {wrong}, .*0 to 9"):
         stratafl.fit(fedavg(), texts(*tokens), model(), rounds=1, validation=0)
 
 
 def test_tokens_at_both_ends_of_the_table_are_taken_and_others_are_not_predicted():
     fitted = stratafl.fit(fedavg(), texts(9), model(), rounds=1, validation=0)
     assert fitted.predict(0, np.array([[0, 9, 1]])).shape == (1,)
-    with pytest.raises(DataError, match="sample 1 has the token 10, and the model's embedding table takes 0 to 9"):
+    with pytest.raises(DataError, match=r"sample 1 .*token 10, .*0 to 9"):
         fitted.predict(0, np.array([[0, 9, 1], [0, 10, 99]]))
 
 

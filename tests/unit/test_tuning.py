@@ -17,7 +17,8 @@ from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.joined import JoinedRuns
 from stratafl.runs.journal import Journal
 from stratafl.runs.summary import selected, validation_score
-from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space, worker
+from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space, tpe, worker
+from stratafl.tuning.claims import claimed
 from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.halving import rounds_in_all
 from stratafl.tuning.search import has_diverged, side
@@ -113,9 +114,9 @@ def test_given_values_are_tried_as_they_are_and_only_narrows():
     assert [each.path for each in search_space(of("fedprox"), only=[LR])] == [LR]
     assert [each.path for each in search_space(of("fedprox"), only=["fedprox.strength"])] == ["algorithm.strength"]
     assert [each.path for each in search_space(of("fedper"), grids=grids)] == [LR, "algorithm.personal"]
-    with pytest.raises(RecordError, match="6 points, more than --trials 5"):
+    with pytest.raises(RecordError, match=r"6 .*--trials 5"):
         points(space, 5)
-    with pytest.raises(RecordError, match="each once"):
+    with pytest.raises(RecordError, match=r"0\.1,0\.1"):
         parse_grids(["train.lr=0.1,0.1"])
 
 
@@ -138,11 +139,11 @@ def test_settings_of_a_method_and_of_its_training_are_told_apart():
 
 
 def test_a_plan_is_checked():
-    with pytest.raises(RecordError, match="--trials must be from 1"):
+    with pytest.raises(RecordError, match=r"--trials .*0"):
         Plan(trials=0)
-    with pytest.raises(UnknownNameError, match="did you mean 'tpe'"):
+    with pytest.raises(UnknownNameError, match="'tpe'"):
         Plan(sampler="tpee")
-    with pytest.raises(RecordError, match="--grid says"):
+    with pytest.raises(RecordError, match="--budget"):
         Plan(budget="steps", grids={LR: [0.1]})
 
 
@@ -187,9 +188,11 @@ def test_a_loss_that_is_not_finite_has_diverged():
 class Synthetic:
     """A search on journals that nobody computed: the score of a trial after a round is `scores[trial](round)`."""
 
-    def __init__(self, folder, scores, **plan):
+    def __init__(self, folder, scores, settings=None, **plan):
         values = [0.01 * 2**number for number in range(len(scores))]
-        base = with_values(Experiment(), {"algorithm.name": "fedavg", "run.rounds": 8, LR: values[0]})
+        base = with_values(
+            Experiment(), {"algorithm.name": "fedavg", "run.rounds": 8, LR: values[0], **(settings or {})}
+        )
         self.search = Search(folder, base, Plan(trials=len(scores), grids={LR: values}, **plan))
         self.scores = scores
 
@@ -228,8 +231,16 @@ def test_promotions_follow_the_journals(tmp_path):
     assert [t.failed for t in chosen.trials] == [None] * 4 + ["diverged", None]
     assert chosen.settings == {LR: 0.04}
     assert chosen.score == pytest.approx(0.88)
+    assert (chosen.trials[2].first, chosen.trials[2].score) == pytest.approx((0.52, 0.88))
     assert (chosen.steps, chosen.rounds) == (10 * 26, 26)
     assert chosen.sides == {LR: "inside"}
+
+
+def test_a_rung_stays_decided_when_a_trial_falls_back_later(tmp_path):
+    course = [lambda t: line(t, 0.6 if t < 5 else 0.2), *(lambda t, s=s: line(t, s) for s in (0.5, 0.55, 0.1))]
+    chosen = Synthetic(tmp_path, course, {"evaluate.select": "last"}, widen=False).run()
+    assert {t.number: t.rounds for t in chosen.trials} == {0: 8, 1: 4, 2: 8, 3: 4}
+    assert chosen.settings == {LR: 0.04}
 
 
 def test_a_choice_at_the_edge_gets_one_more_trial(tmp_path):
@@ -277,7 +288,7 @@ def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, e
     if counts:
         worker.perform(work, worker.Reports(), JoinedRuns(1))
     else:
-        with pytest.raises(RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): \w+Error: .*, and continue"):
+        with pytest.raises(RunError, match=r"fedavg, trial 0 \(train.lr=0.01\): \w+Error: "):
             worker.perform(work, worker.Reports(), JoinedRuns(1))
     assert work.failure.exists() is counts
 
@@ -285,9 +296,9 @@ def test_what_the_device_does_is_no_verdict_on_settings(tmp_path, monkeypatch, e
 def test_a_trial_beyond_the_edge_is_said():
     trials = [TunedTrial(n, {LR: value}, 8, 10) for n, value in enumerate((0.01, 0.1, 1.0))]
     inside = TunedMethod("fedavg", {LR: 0.1}, {LR: 0.01}, 0.5, {LR: "inside"}, widened=True, trials=trials)
-    assert inside.remark() == "the best rate was at the edge, so one more trial went beyond, to 1"
+    assert inside.remark().endswith(" 1")
     assert replace(inside, widened=False).remark() == ""
-    assert replace(inside, sides={LR: "highest"}).remark() == "train.lr is the highest tried, after widening once"
+    assert replace(inside, sides={LR: "highest"}).remark().startswith("train.lr is the highest ")
 
 
 def test_a_search_whose_trials_all_fail_chooses_nothing(tmp_path):
@@ -352,8 +363,29 @@ def test_a_resumed_search_by_tpe_is_told_the_same(tmp_path):
     assert [trial.value for trial in study.trials] == [trial.score for trial in first.trials]
 
 
+def test_tpe_draws_rates_by_their_logarithm_and_takes_failed_trials_for_the_worst(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    search = Suggested(tmp_path).search
+    drawn = {each.path: tpe._distribution(optuna, each) for each in search.space}
+    assert (drawn[LR].low, drawn[LR].high, drawn[LR].log) == (1e-3, 1.0, True)
+    assert drawn["algorithm.strength"].log
+    (tmp_path / "001.failed").write_text("this cannot be")
+    made = Synthetic(tmp_path, [lambda t: line(t, 0.5)] * 2)
+    made.search = search
+    made.advance(search.work_at(0, search.default, 2))
+    good, failed = search._told(optuna, {0: search.default, 1: search.default})
+    assert good.value == 0.5 > failed.value
+
+
+def test_one_process_at_a_time_holds_a_claim(tmp_path):
+    with claimed(tmp_path / "000") as mine, claimed(tmp_path / "000") as theirs, claimed(tmp_path / "001") as other:
+        assert (mine, theirs, other) == (True, False, True)
+    with claimed(tmp_path / "000") as again:
+        assert again
+
+
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     plan = Plan(trials=2, sampler="tpe")
-    with pytest.raises(RunError, match=r"needs 'optuna', which is not installed: pip install 'stratafl\[tune\]'"):
+    with pytest.raises(RunError, match=r"'stratafl\[tune\]'"):
         Tuning.create(tmp_path / "a", Experiment(), ["local"], {}, plan, 1)

@@ -11,7 +11,7 @@ from stratafl.advice import words
 from stratafl.advice.advice import Advice
 from stratafl.advice.look import Effect
 from stratafl.config.experiment import to_tables
-from stratafl.config.migrations import numbered
+from stratafl.config.migrations import with_format
 from stratafl.files import write_atomically
 from stratafl.runs.run import with_absolute_paths
 
@@ -23,7 +23,7 @@ def write_advice(advice: Advice, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / CONFIG
     tables = to_tables(with_absolute_paths(advice.experiment))
-    write_atomically(config, tomli_w.dumps(numbered(tables)).encode())
+    write_atomically(config, tomli_w.dumps(with_format(tables)).encode())
     write_atomically(folder / PAGE, words.markdown(advice, config).encode())
     write_atomically(folder / DATA, (json.dumps(plain(advice, config), indent=2, ensure_ascii=False) + "\n").encode())
     return config

@@ -10,8 +10,8 @@ from torch import Tensor
 from stratafl.advice.candidates import ALONE, Candidate
 from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
-from stratafl.config.tables import AlgorithmTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.setting_tables import AlgorithmTable
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.data.federation import Ragged
@@ -34,7 +34,7 @@ class Problem:
     model: ModelSource
     metric: Metric
     over: str  # `samples` or `clients`
-    trust: Trust | bool = NOTHING
+    trust: Trust | bool = NO_TRUST
 
     @property
     def rounds(self) -> int:

@@ -16,7 +16,7 @@ from stratafl.advice.problem import Problem, configured
 from stratafl.config.assemble import algorithm_of
 from stratafl.core.state import State
 from stratafl.evaluation.evaluate import client_models
-from stratafl.evaluation.predictions import Predictions, joined, row_predictions
+from stratafl.evaluation.predictions import Predictions, join_predictions, row_predictions
 from stratafl.execute import Matrix, Progress
 from stratafl.execute.round import Report
 
@@ -61,7 +61,7 @@ class Training:
                 self.steps += steps_in(some.task.notes)  # type: ignore[attr-defined]
                 of = partial(row_predictions, sim, some.rnd, rows, some.ids)
                 found.append((of("validation"), of("train")))
-        return joined([each[0] for each in found]), joined([each[1] for each in found])
+        return join_predictions([each[0] for each in found]), join_predictions([each[1] for each in found])
 
     def close(self) -> None:
         self.sim.runtime.close()

@@ -1,10 +1,10 @@
-"""Ditto (Li et al., 2021): a personal model beside FedAvg's, pulled to the global model that the client received."""
+"""Ditto (Li et al., 2021): a personal model next to FedAvg's, pulled to the global model that the client received."""
 
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise

@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
@@ -11,8 +11,6 @@ from stratafl.policies import Broadcast, LocalTraining, Mean, Take, Upload
     "global",
     paper="McMahan et al., 2017",
     title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    sends="the whole model",
-    new_client="the global model",
 )
 def fedavg(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     """θ ← Σ_k n_k·θ_k / Σ_k n_k; a client keeps no layer."""

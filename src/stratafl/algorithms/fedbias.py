@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.methods import method
 from stratafl.core.layerwise import Layerwise
 from stratafl.models.heads import HeadExtension
 from stratafl.policies import LocalTraining
@@ -11,8 +11,6 @@ from stratafl.policies import LocalTraining
 
 @method(
     "smallest personal part",
-    paper=None,
-    title=None,
     sends="all but the biases of the output layer",
     new_client="the global model with the initial biases",
 )

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from stratafl.algorithms.catalogue import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import LocalTraining, ServerOptimizer
@@ -14,8 +14,6 @@ from stratafl.policies import LocalTraining, ServerOptimizer
     "global",
     paper="Reddi et al., 2021",
     title="Adaptive Federated Optimization",
-    sends="the whole model",
-    new_client="the global model",
     also=("FedAdam", "FedYogi", "FedAvgM"),
 )
 def fedopt(

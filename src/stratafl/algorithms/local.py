@@ -1,6 +1,6 @@
 """Local: nothing is sent; every client trains every round, whatever the participation."""
 
-from stratafl.algorithms.catalogue import method
+from stratafl.algorithms.methods import method
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
@@ -12,13 +12,7 @@ def alone(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     return Layerwise(serve=(), mix=(), train=(train,), send=(), merge=(), server={}, client={"theta": Start()})
 
 
-@method(
-    "controls",
-    paper=None,
-    title=None,
-    sends="nothing",
-    new_client="the initial model",
-)
+@method("controls", sends="nothing", new_client="the initial model")
 def local(*, train: LocalTraining = LocalTraining()) -> Phased:
     """Everybody alone, from a common start."""
     return Phased((Phase(alone(train=train), participation="all"),))

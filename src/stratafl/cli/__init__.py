@@ -1,8 +1,7 @@
 """The command `strata`: every mistake ends with one line and exit code 2, and nothing is lost.
 
-`app.py` and `deployment.py` declare commands and options; a module per command, named as you type it, does the work
-(`resume` is in `compare.py`, `export` in `predict.py`). `console.py` is where all of them print. Only this package
-imports typer and rich.
+`app.py` and `deploy_app.py` declare commands and options; the module `NAME_command.py` does the work (`resume` is in
+`compare_command.py`). `console.py` is where all of them print. Only this package imports typer and rich.
 """
 
 import atexit
@@ -15,8 +14,7 @@ from typing import NoReturn
 from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
-LONGEST = 4000  # letters of an error, whatever it names
-# `list`, `run` … are modules of this package: here they are not the functions of these names.
+MAX_ERROR_LETTERS = 4000  # letters of an error, whatever it names
 
 
 def command() -> NoReturn:
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         from stratafl.cli.app import UsageProblem, app
     except ModuleNotFoundError as error:
-        return _fail(f"the command needs '{error.name}', which is not installed: pip install {error.name}")
+        return _fail(f"the command needs '{error.name}', which is not installed: run pip install {error.name}")
     try:
         result = app([*arguments], standalone_mode=False, prog_name="strata")
     except TrustError as error:
@@ -80,5 +78,5 @@ def _reader_gone() -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"strata: {shown(' '.join(message.split()), LONGEST)}", file=sys.stderr)
+    print(f"strata: {shown(' '.join(message.split()), MAX_ERROR_LETTERS)}", file=sys.stderr)
     return code

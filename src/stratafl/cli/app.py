@@ -1,6 +1,6 @@
-"""The commands; those of a deployed federation are in `deployment.py`.
+"""The commands; those of a deployed federation are in `deploy_app.py`.
 
-What a command does is in the module of its name, imported when it is called, so that help is quick.
+The work of a command is in `NAME_command.py`, which is imported when you call it, so that help is quick.
 """
 
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stratafl.bench.options import BenchOptions
-from stratafl.cli.deployment import deployment
-from stratafl.cli.options import (
+from stratafl.cli.command_options import (
     COMPARED,
     AsJson,
     Config,
@@ -24,6 +23,7 @@ from stratafl.cli.options import (
     settings_of,
     with_options,
 )
+from stratafl.cli.deploy_app import deployment
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
@@ -46,7 +46,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List algorithms, models, data sets, partitions, protocols and recipes; or show one of them."""
-    from stratafl.cli.list import print_catalogue
+    from stratafl.cli.list_command import print_catalogue
 
     print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
@@ -59,7 +59,7 @@ def run(
     options: RunOptions,
 ) -> int:
     """Run one method, in a directory that can be resumed and reported."""
-    from stratafl.cli.run import start_run
+    from stratafl.cli.run_command import start_run
 
     return start_run(options, algorithm)
 
@@ -71,7 +71,7 @@ def compare(
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
     vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
-    tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
+    tuned: Annotated[Path | None, option("--tuned DIR", "Use the settings that a tuning chose.")] = None,
     jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
@@ -79,7 +79,7 @@ def compare(
 
     --set METHOD.option=value or METHOD.train.lr=value is a setting of one method.
     """
-    from stratafl.cli.compare import start_comparison
+    from stratafl.cli.compare_command import start_comparison
 
     return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
 
@@ -90,7 +90,7 @@ def tune(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
-    seeds: Annotated[int, option("--seeds N", "Fresh seeds of what is chosen.")] = 3,
+    seeds: Annotated[int, option("--seeds N", "Fresh seeds for the chosen settings.")] = 3,
     only: Annotated[str, option("--only NAMES", "Tune these alone, such as train.lr.", show_default=False)] = "",
     grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.")] = None,
     eta: Annotated[int, option("--eta N", "One of N trials goes on; 1: all run to the end.")] = 2,
@@ -100,11 +100,11 @@ def tune(
     jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
-    """Tune several methods alike on validation data, then run what is chosen on fresh seeds.
+    """Tune several methods alike on validation data, then run the chosen settings on fresh seeds.
 
-    Test data is not scored before the choice is made.
+    Test data is scored only after the choice.
     """
-    from stratafl.cli.tune import start_tuning
+    from stratafl.cli.tune_command import start_tuning
     from stratafl.tuning import Plan
     from stratafl.tuning.space import parse_grids
 
@@ -116,7 +116,7 @@ def tune(
 def advise(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
-    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you have in mind.")] = None,
+    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you plan.")] = None,
     config: Config = None,
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
@@ -127,11 +127,11 @@ def advise(
     device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
     trust: Trust = False,
 ) -> int:
-    """Say whether to federate, with which method, who gains and what it costs; validation data only."""
-    from stratafl.cli.advise import give_advice
+    """Advise whether to federate, with which method, who gains and at what cost, from validation data alone."""
+    from stratafl.cli.advise_command import give_advice
 
-    given = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
-    return give_advice(config, given, out, budget, caution, trust)
+    typed = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
+    return give_advice(config, typed, out, budget, caution, trust)
 
 
 @app.command(epilog="Example: [bold]strata resume runs/first[/]")
@@ -143,10 +143,10 @@ def resume(
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
     """Continue a run, comparison or tuning where it stopped; the result is the same."""
-    from stratafl.cli.compare import resume
+    from stratafl.cli.compare_command import resume_directory
     from stratafl.config.trust import typed as trust_in
 
-    return resume(folder, jobs, worker, trust_in(typed or [], trust))
+    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust))
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
@@ -161,9 +161,9 @@ def report(
     metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
-    from stratafl.cli.report import report
+    from stratafl.cli.report_command import print_report
 
-    report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
+    print_report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
@@ -180,9 +180,9 @@ def reproduce(
     trust: Trust = False,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
-    from stratafl.cli.reproduce import reproduce
+    from stratafl.cli.reproduce_command import reproduce_tables
 
-    return reproduce(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
+    return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
 @app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
@@ -192,9 +192,9 @@ def check(
     quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,
 ) -> int:
     """Check that an algorithm, ours or yours, obeys the contract."""
-    from stratafl.cli.check import check
+    from stratafl.cli.list_command import check_method
 
-    return check(name, settings or [], quick)
+    return check_method(name, settings or [], quick)
 
 
 @app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")
@@ -203,15 +203,15 @@ def bench(
     *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.")] = None
 ) -> None:
     """Compare the speed of the engine with plain PyTorch loops on this machine."""
-    from stratafl.cli.bench import bench
+    from stratafl.cli.bench_command import run_bench
 
-    bench(options, svg)
+    run_bench(options, svg)
 
 
 @data_app.command("list", epilog="Example: [bold]strata data list[/]")
 def data_list(as_json: AsJson = False) -> None:
     """List all data sets, and whether they are on this machine."""
-    from stratafl.cli.data import print_data_sets
+    from stratafl.cli.data_command import print_data_sets
 
     print_data_sets(as_json)
 
@@ -224,7 +224,7 @@ def data_export(
     path: Annotated[str | None, option("--path DIR", "Where the data set is.")] = None,
 ) -> None:
     """Write a data set as files of at most 30 MB that numpy reads."""
-    from stratafl.cli.data import export_data
+    from stratafl.cli.data_command import export_data
 
     export_data(name, out, path, settings_of(settings))
 
@@ -239,7 +239,7 @@ def data_show(
     out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.")] = None,
 ) -> None:
     """Show which client has which samples and classes."""
-    from stratafl.cli.data import show_data
+    from stratafl.cli.data_command import show_data
 
     show_data(config, settings_of(settings, data=data), out)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from stratafl.errors import printable
 
-_KEPT = "\n\t"
+_LINE_CONTROLS = "\n\t"
 PIPED_WIDTH = 120  # of tables that go into a file, unless COLUMNS says otherwise
 
 
@@ -23,7 +23,7 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape here too, since rich measures the width of a column by this."""
-        return super().render_str(printable(text, keep=_KEPT), **options)
+        return super().render_str(printable(text, keep=_LINE_CONTROLS), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Escape all text; the control codes of rich itself are not text."""
@@ -31,7 +31,7 @@ class PlainConsole(Console):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(printable(segment.text, keep=_KEPT), segment.style)
+                yield Segment(printable(segment.text, keep=_LINE_CONTROLS), segment.style)
 
 
 def result_console() -> Console:
@@ -65,13 +65,13 @@ def titled_table(
 
 
 def fitting_columns(widths: Mapping[str, int], spare: Sequence[str], width: int) -> list[str]:
-    """The columns of a table that fit into so many letters: those in `spare` are left out, in their order."""
-    kept = dict(widths)
+    """The columns that fit into `width` letters. Those in `spare` are left out, the first one first."""
+    fitting = dict(widths)
     for column in spare:
-        if sum(each + 3 for each in kept.values()) + 1 <= width:  # with a space on both sides and a line
+        if sum(each + 3 for each in fitting.values()) + 1 <= width:  # with a space on both sides and a line
             break
-        kept.pop(column, None)
-    return list(kept)
+        fitting.pop(column, None)
+    return list(fitting)
 
 
 def svg_picture(title: str, *parts: RenderableType) -> str:

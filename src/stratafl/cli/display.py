@@ -13,7 +13,7 @@ from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report.formats import minus
 
-USUAL = ("accuracy", "loss", "std", "worst10")
+BASE_SCORES = ("accuracy", "loss", "std", "worst10")
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10
@@ -23,13 +23,13 @@ EVERY = 60.0  # seconds between two lines where there is no terminal
 
 def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
     """At most `width` small bars, one per value, from the lowest to the highest."""
-    known = [value for value in values if value == value and abs(value) != float("inf")]
-    if len(known) > width:  # the last value of each of `width` stretches
-        known = [known[(i + 1) * len(known) // width - 1] for i in range(width)]
-    if not known:
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if len(finite) > width:  # the last value of each of `width` stretches
+        finite = [finite[(i + 1) * len(finite) // width - 1] for i in range(width)]
+    if not finite:
         return ""
-    low, span = min(known), max(max(known) - min(known), 1e-9)
-    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in known)
+    low, span = min(finite), max(max(finite) - min(finite), 1e-9)
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in finite)
 
 
 def scores_so_far(history: Sequence[Line]) -> tuple[str, list[float]]:
@@ -50,13 +50,13 @@ def _keys(history: Sequence[Line], split: str) -> list[tuple[str, str]]:
     place = f"{split}.deployed."
     last = next((line for line in reversed(history) if f"{place}loss" in line), {})
     further = [key.removeprefix(place) for key in last if key.startswith(place)]
-    further = [key for key in further if key not in USUAL and not key.startswith("client_")]
-    found = []
+    further = [key for key in further if key not in BASE_SCORES and not key.startswith("client_")]
+    scores = []
     for name in further:
         metric = METRICS.get(name.partition("@")[0])
         clients = metric is None or not metric.pooled
-        found.append((f"client_{name}" if clients else name, "{:.1%}" if metric and metric.percent else "{:.4g}"))
-    return [*found, ("accuracy", "{:.1%}"), ("loss", "{:.4g}")]
+        scores.append((f"client_{name}" if clients else name, "{:.1%}" if metric and metric.percent else "{:.4g}"))
+    return [*scores, ("accuracy", "{:.1%}"), ("loss", "{:.4g}")]
 
 
 @dataclass

@@ -14,8 +14,8 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
-from stratafl.config.tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.setting_tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.keys import Seeds
@@ -33,32 +33,32 @@ from stratafl.models import MODELS
 from stratafl.policies.robust import robust
 from stratafl.runtime.speed import Speed
 
-_HELD = (int, float, str, bool, list, Select)
+_STORABLE_TYPES = (int, float, str, bool, list, Select)
 log = logging.getLogger("stratafl")
 
 
-def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+def builder_of(name: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes the method of this name: of the catalogue, composed, or at a path that is trusted."""
     if is_composition(name):
         return composed(name)
     return ALGORITHMS.get(name) or imported("algorithm", name, trust)
 
 
-def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+def maker_of(name: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes the model of this name: of the catalogue, or at a path that is trusted."""
     return MODELS.get(name) or imported("model", name, trust)
 
 
-def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
+def algorithm_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Algorithm:
     """The method with its options and the experiment's local descent."""
     table = experiment.algorithm
     builder = builder_of(table.name, trust)
     hints = _hints(builder)
     options = {key: checked(f"algorithm.{key}", hints.get(key, Any), value) for key, value in table.options.items()}
-    made = called(table.name, builder, options, {"train": experiment.train})
-    if not isinstance(made, Algorithm):
-        raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
-    return _with_merge(made, experiment)
+    algorithm = called(table.name, builder, options, {"train": experiment.train})
+    if not isinstance(algorithm, Algorithm):
+        raise RecordError(f"'{table.name}' gives {type(algorithm).__name__}, not an algorithm")
+    return _with_merge(algorithm, experiment)
 
 
 OF_MERGE = {"share": "trimmed", "factor": "clipped", "norm": "clipped", "f": "krum", "keep": "krum"}
@@ -87,7 +87,7 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experiment:
+def completed(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Experiment:
     """The experiment with every option of its method, model and partition, at its default where none was given."""
     algorithm, model, data = experiment.algorithm, experiment.model, experiment.data
     builder, maker = builder_of(algorithm.name, trust), maker_of(model.name, trust)
@@ -100,16 +100,16 @@ def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experime
 
 
 def _completed(data: DataTable) -> DataTable:
-    held = {key: value for key, value in vars(partition_of(data)).items() if value is not None}
-    own = {key: held.pop(key) for key in tuple(held) if hasattr(data, key)}
-    return dataclasses.replace(data, **own, options=held)
+    options = {key: value for key, value in vars(partition_of(data)).items() if value is not None}
+    table_keys = {key: options.pop(key) for key in tuple(options) if hasattr(data, key)}
+    return dataclasses.replace(data, **table_keys, options=options)
 
 
 def defaults(maker: Callable[..., Any]) -> dict[str, Any]:
     """The defaults of a function's arguments that a configuration can hold."""
-    found = {name: p.default for name, p in parameters(maker).items() if p.default is not p.empty}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-    return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _HELD)}
+    values = {name: p.default for name, p in parameters(maker).items() if p.default is not p.empty}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _STORABLE_TYPES)}
 
 
 def seeds_of(experiment: Experiment) -> Seeds:
@@ -164,10 +164,10 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
 
 def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
     """Raise if one of these keys is not at its default."""
-    given, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
+    settings, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
     for key in keys:
-        if given.get(key) != usual.get(key):
-            raise DataError(f"data.{key} = {given[key]} has no effect with '{name}': {why}")
+        if settings.get(key) != usual.get(key):
+            raise DataError(f"data.{key} = {settings[key]} has no effect with '{name}': {why}")
 
 
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
@@ -177,8 +177,8 @@ def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> 
 
 def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
     """How the table says that samples are read."""
-    known = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
-    return Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit)
+    keys = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
+    return Reading(**{key: getattr(data, key) for key in keys}, seed=seed, limit=limit)
 
 
 def reading_limit(run: RunTable) -> MemoryLimit:
@@ -188,7 +188,7 @@ def reading_limit(run: RunTable) -> MemoryLimit:
 
 
 def model_of(
-    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NOTHING
+    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NO_TRUST
 ) -> Callable[[], nn.Module]:
     """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
     maker = maker_of(table.name, trust)
@@ -204,7 +204,7 @@ def model_of(
 
 
 def simulation_of(
-    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NOTHING, begun: bool = False
+    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NO_TRUST, begun: bool = False
 ) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 

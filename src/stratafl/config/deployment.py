@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
 from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
 from stratafl.config.migrations import migrate
-from stratafl.config.tables import TABLES
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.setting_tables import TABLES
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
@@ -22,7 +22,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import site_federation
 from stratafl.errors import RecordError, StrataError, shown
 from stratafl.execute.blueprint import Blueprint
-from stratafl.execute.exchange.protocol import check_name
+from stratafl.execute.exchange.protocol import check_exchange_name
 from stratafl.execute.roster import Roster
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
@@ -54,10 +54,10 @@ class DeployTable:
     )
 
     def __post_init__(self) -> None:
-        check_name("a federation", self.name)
+        check_exchange_name("a federation", self.name)
         names = (*self.sites, *self.predict)
         for name in names:
-            check_name("a site", name)
+            check_exchange_name("a site", name)
         if not self.sites:
             raise RecordError("deploy.sites is empty: name the sites that train")
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -90,7 +90,7 @@ class FederationFile:
     def common(self) -> "FederationFile":
         """What host and sites must have alike: all but how patient the host is, which it may change."""
         usual: dict[str, Any] = {
-            each.name: each.default for each in dataclasses.fields(self.deploy) if each.name in OF_THE_HOST
+            field.name: field.default for field in dataclasses.fields(self.deploy) if field.name in OF_THE_HOST
         }
         return dataclasses.replace(self, deploy=dataclasses.replace(self.deploy, **usual))
 
@@ -112,7 +112,7 @@ def federation_from(tables: Mapping[str, Any]) -> FederationFile:
 
 
 def blueprint_of(
-    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NOTHING
+    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NO_TRUST
 ) -> Blueprint:
     """What the members of a deployment agree on: a simulation of the experiment with such samples has the same."""
     run, model = experiment.run, experiment.model

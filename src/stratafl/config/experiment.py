@@ -4,7 +4,7 @@
     name = "fedper"        lr = 0.05        name = "mlp"    name = "digits"         rounds = 20
     personal = "head"      epochs = 1                       partition = "dirichlet" participation = 1.0
 
-What can be set is in `stratafl.config.tables`. An algorithm or a model may also be a path, `package.module:name`, and
+`setting_tables` has everything that can be set. An algorithm or a model may also be a path, `package.module:name`, and
 data a file or a folder, `samples.npz`, `photos/`.
 """
 
@@ -19,8 +19,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PLUS, is_composition
 from stratafl.config.migrations import migrate
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.tables import (
+from stratafl.config.setting_tables import (
     DIVIDING,
     TABLES,
     AlgorithmTable,
@@ -33,6 +32,7 @@ from stratafl.config.tables import (
     StopTable,
     partition_of,
 )
+from stratafl.config.settings import Settings, parse_settings
 from stratafl.core.annotations import said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS
@@ -41,7 +41,7 @@ from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, u
 from stratafl.files import read_plain
 from stratafl.policies import LocalTraining
 
-LARGEST = 1 << 20  # bytes of a configuration
+MAX_CONFIG_BYTES = 1 << 20  # bytes of a configuration
 BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain"}}  # keys that came later, as runs had them before
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
 _PATHS = (*_CODE, "evaluate.metric")  # … without options
@@ -86,12 +86,12 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
             raise unknown("table", name, TABLES)
         if not isinstance(table, Mapping):
             raise RecordError(f"[{name}] must be a table of keys, not {said(table)}")
-    given = {name: tables.get(name, {}) for name in TABLES}
-    run = from_settings("run", RunTable, given["run"])
-    method = from_settings("algorithm", AlgorithmTable, given["algorithm"]).name
+    values = {name: tables.get(name, {}) for name in TABLES}
+    run = from_settings("run", RunTable, values["run"])
+    method = from_settings("algorithm", AlgorithmTable, values["algorithm"]).name
     usual = PROTOCOLS[run.protocol].tables(method)
     return Experiment(
-        **{name: from_settings(name, cls, {**usual.get(name, {}), **given[name]}) for name, cls in TABLES.items()}
+        **{name: from_settings(name, cls, {**usual.get(name, {}), **values[name]}) for name, cls in TABLES.items()}
     )
 
 
@@ -104,14 +104,14 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
     """The tables of a TOML file; a `plain` one is no link: a person's own file may be one, a run's may not."""
     try:
         if plain:
-            data = read_plain(path, LARGEST)
+            data = read_plain(path, MAX_CONFIG_BYTES)
         else:
             if path.exists() and not path.is_file():
                 raise RecordError(f"'{path}' is not a file: give a TOML file")
             with path.open("rb") as file:
-                data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise RecordError(f"'{path}' is too large: a configuration has at most {LARGEST:,} bytes")
+                data = file.read(MAX_CONFIG_BYTES + 1)
+        if len(data) > MAX_CONFIG_BYTES:
+            raise RecordError(f"'{path}' is too large: a configuration has at most {MAX_CONFIG_BYTES:,} bytes")
         return tomllib.loads(data.decode())
     except OSError as error:
         raise RecordError(f"cannot read '{path}': {error.strerror}") from error
@@ -119,7 +119,7 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
         raise RecordError(f"'{path}' is not TOML: {shown(error, 400)}") from error
 
 
-def load(path: Path) -> Experiment:
+def load_experiment(path: Path) -> Experiment:
     """The experiment in a TOML file, of this version or an older one."""
     return _made(path, lambda tables: from_tables(migrate(tables)))
 
@@ -190,9 +190,9 @@ def paths_in(settings: Settings) -> list[str]:
 def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
     """The table of the data for another partition, without the keys of the one before."""
     kind = PARTITIONS.get(str(partition), PARTITIONS["dirichlet"])
-    own = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
-    known = keys_of(DataTable)
-    return {key: v for key, v in table.items() if key in known and (key in own or key not in DIVIDING)}
+    options = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
+    keys = keys_of(DataTable)
+    return {key: v for key, v in table.items() if key in keys and (key in options or key not in DIVIDING)}
 
 
 def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:

@@ -6,13 +6,13 @@ from stratafl.algorithms.sent_fields import Sent, sent_fields
 from stratafl.config.assemble import federation_to_run
 from stratafl.config.deployment import blueprint_of
 from stratafl.config.experiment import Experiment
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data.sample_format import SampleFormat
 
 LONG = 1000  # rounds, in which every phase of a method begins
 
 
-def sent_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Sent:
+def sent_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Sent:
     """What travels with the model, data, clients and options of the experiment, however long it is."""
     longer = replace(experiment.run, rounds=max(experiment.run.rounds, LONG), device="cpu")
     experiment = replace(experiment, run=longer)

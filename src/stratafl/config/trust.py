@@ -31,9 +31,9 @@ class Trust:
     folder: str | None = None
 
     @classmethod
-    def of(cls, given: "Trust | bool") -> "Trust":
+    def of(cls, trust: "Trust | bool") -> "Trust":
         """The record, also for `True` (everything) and `False` (nothing)."""
-        return given if isinstance(given, Trust) else Trust(everything=given)
+        return trust if isinstance(trust, Trust) else Trust(everything=trust)
 
     def asked_by(self, source: object, folder: object = None) -> Self:
         """The same trust, asked for by this file, which may name a folder."""
@@ -70,7 +70,7 @@ class Trust:
         return f"'{shown(spec.origin or module, 200)}'" if spec is not None else f"module '{shown(module)}'"
 
 
-NOTHING = Trust()
+NO_TRUST = Trust()
 
 
 def typed(names: Iterable[str], everything: bool = False) -> Trust:

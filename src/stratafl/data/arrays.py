@@ -25,7 +25,7 @@ class Part(NamedTuple):
     y: Array
 
 
-def join(
+def join_parts(
     parts: Sequence[Part], classes: int | None, dtype: torch.dtype, pixels: bool = False
 ) -> tuple[Tensor, Tensor, int | None]:
     """All samples and targets concatenated and checked, and the number of classes (`None`: regression).
@@ -105,8 +105,8 @@ def _check_finite(values: Tensor, what: str) -> None:
 
 def _check_alike(what: str, values: Tensor, other: str, expected: Tensor) -> None:
     if values.shape[1:] != expected.shape[1:]:
-        given, wanted = tuple(values.shape[1:]), tuple(expected.shape[1:])
-        raise DataError(f"the samples of {what} have shape {given}, but those of {other} have shape {wanted}")
+        shape, wanted = tuple(values.shape[1:]), tuple(expected.shape[1:])
+        raise DataError(f"the samples of {what} have shape {shape}, but those of {other} have shape {wanted}")
     if values.dtype != expected.dtype:
         raise DataError(f"{what} is {dtype_name(values)}, but {other} is {dtype_name(expected)}")
 

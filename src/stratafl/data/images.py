@@ -29,7 +29,7 @@ class Content(NamedTuple):
     remark: str = ""
 
 
-def stacked(cells: Column, *, channels: int | None, size: int | None, where: str, limit: MemoryLimit) -> Content:
+def stack_images(cells: Column, *, channels: int | None, size: int | None, where: str, limit: MemoryLimit) -> Content:
     """All images in one array, resized to a square of `size`; without `channels`, one channel if all are grey."""
     if isinstance(cells, np.ndarray):
         return Content(_arranged(cells, size, where))

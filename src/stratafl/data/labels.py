@@ -10,7 +10,8 @@ from stratafl.errors import DataError
 
 TARGETS = ("auto", "classes", "numbers", "scaled")
 _NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like
-MANY, EACH = 100, 10  # more different whole numbers, with fewer samples of each, may be classes or a regression
+# More different whole numbers than this, with fewer samples of each, may be classes or a regression: the user decides.
+MAX_GUESSED_CLASSES, MIN_SAMPLES_OF_EACH = 100, 10
 Targets = tuple[NDArray[Any], tuple[str, ...] | None]  # classes and their names in order; or numbers and no names
 
 
@@ -91,7 +92,7 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 def _check_classes(values: NDArray[Any], samples: int, where: str) -> None:
     counted = values[0] == 0 and values[-1] == len(values) - 1
-    if len(values) > MANY and samples < EACH * len(values) and not counted:
+    if len(values) > MAX_GUESSED_CLASSES and samples < MIN_SAMPLES_OF_EACH * len(values) and not counted:
         raise DataError(
             f"the labels of '{where}' are {len(values):,} different whole numbers from {values[0]:g} to "
             f"{values[-1]:g} in {samples:,} samples: set data.targets to 'numbers' (a regression) or to 'classes'"

@@ -69,8 +69,8 @@ class Preprocessing:
 
     @property
     def kind(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        torch_dtype: torch.dtype = getattr(torch, self.dtype)
+        return torch_dtype
 
     def raw(self, x: Tensor) -> Tensor:
         """The samples in the type of the data; refused if shape or values are not those of raw samples."""
@@ -93,12 +93,12 @@ class Preprocessing:
         return x.to(self.kind)
 
     def _check_bytes(self, x: Tensor) -> None:
-        most, given = torch.iinfo(self.kind).max, dtype_name(x)
+        most, kind = torch.iinfo(self.kind).max, dtype_name(x)
         if x.dtype in PIXELS and x.dtype != self.kind:  # 255 is white in the one and nearly black in the other
-            raise DataError(f"x is {given}, but the clients' samples are {self.dtype}: give pixels of that type")
+            raise DataError(f"x is {kind}, but the clients' samples are {self.dtype}: give pixels of that type")
         if x.is_floating_point():
             raise DataError(
-                f"x is {given}, but samples are whole numbers from 0 to {most}: give them unscaled "
+                f"x is {kind}, but samples are whole numbers from 0 to {most}: give them unscaled "
                 f"(x.astype('{self.dtype}')), or call model(client), which takes scaled numbers"
             )
         if x.numel() and (x.long().min() < 0 or x.long().max() > most):
@@ -130,10 +130,10 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
 
 
 def _part(cls: Any, name: str, table: Any) -> Any:
-    known = {field.name for field in dataclasses.fields(cls)}
+    keys = {field.name for field in dataclasses.fields(cls)}
     if table is None:
         return None
-    if not (isinstance(table, Mapping) and {"mean", "deviation"} <= set(table) <= known):
-        raise ValueError(f"its {name} needs the keys {', '.join(sorted(known))}")
+    if not (isinstance(table, Mapping) and {"mean", "deviation"} <= set(table) <= keys):
+        raise ValueError(f"its {name} needs the keys {', '.join(sorted(keys))}")
     hints = {"maximum": int}
     return cls(**{key: checked(f"{name}.{key}", hints.get(key, tuple[float, ...]), table[key]) for key in table})

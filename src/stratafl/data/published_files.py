@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stratafl.data import formats
 from stratafl.data.catalogue import Dataset
 from stratafl.data.formats.columns import Column, Request, joined_splits, numbers_or_texts
-from stratafl.data.images import Content, are_elsewhere, stacked
+from stratafl.data.images import Content, are_elsewhere, stack_images
 from stratafl.data.labels import numbered, within
 from stratafl.data.reading import Reading, half
 from stratafl.data.samples import Samples
@@ -56,12 +56,12 @@ def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading
 def _decoded(cells: Column, tests: NDArray[np.bool_], dataset: Dataset, reading: Reading, where: str) -> Content:
     if not dataset.text:
         size = reading.size or dataset.size
-        return stacked(cells, channels=dataset.shape[0], size=size, where=where, limit=reading.limit)
+        return stack_images(cells, channels=dataset.shape[0], size=size, where=where, limit=reading.limit)
     if not all(isinstance(cell, str) for cell in cells):
         raise DataError(f"'{where}' has values that are not texts in the column '{dataset.content}'")
     training = (text for text, test in zip(cells, tests, strict=True) if not test)
     reading.limit.check(len(cells) * LENGTH * 8, f"the {len(cells):,} texts of '{where}'")
-    return Content(encode(list(cells), vocabulary(training, reading.vocabulary)))
+    return Content(encode_texts(list(cells), vocabulary(training, reading.vocabulary)))
 
 
 def tokens(text: str) -> list[str]:
@@ -78,7 +78,7 @@ def vocabulary(texts: Iterable[str], most: int | None = None) -> dict[str, int]:
     return {token: at for at, token in enumerate([*SPECIALS, *ranked][:most])}
 
 
-def encode(texts: Sequence[str], ids: dict[str, int], length: int = LENGTH) -> NDArray[np.int64]:
+def encode_texts(texts: Sequence[str], ids: dict[str, int], length: int = LENGTH) -> NDArray[np.int64]:
     """Each text as <cls> and its tokens, cut or padded to one length."""
     rows = np.full((len(texts), length), PAD, np.int64)
     for row, text in zip(rows, texts, strict=True):

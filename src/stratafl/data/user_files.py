@@ -11,7 +11,7 @@ from stratafl.data import formats
 from stratafl.data.formats.columns import Column, Columns, Request, joined_splits
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
-from stratafl.data.images import Content, are_elsewhere, are_images, stacked
+from stratafl.data.images import Content, are_elsewhere, are_images, stack_images
 from stratafl.data.labels import targets
 from stratafl.data.reading import Reading, check_group, half
 from stratafl.data.samples import Samples
@@ -80,8 +80,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:
     wanted = (reading.label,) if reading.label else LABELS
-    if found := [name for name in wanted if name in columns]:
-        return found[0]
+    if present := [name for name in wanted if name in columns]:
+        return present[0]
     near = _alike(wanted, columns)
     hint = f"set data.label to '{near}'" if near else "name the column of labels with data.label"
     raise DataError(f"'{place}' has no column '{wanted[0]}', only: {', '.join(columns)}; {hint}")
@@ -103,8 +103,8 @@ def _check_column(setting: str, name: str | None, columns: Columns, place: Path)
     if name is not None and name not in columns:
         near = get_close_matches(name, columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        there = ", ".join(columns)
-        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {there}")
+        names = ", ".join(columns)
+        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {names}")
     for row, cell in enumerate(columns[name] if name else (), start=1):
         if cell is None or cell != cell:  # NaN
             raise DataError(f"row {row} of '{place}' has no {name}: fill it in, or delete the row")
@@ -148,7 +148,7 @@ def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Co
         raise DataError(f"'{place}' has images in '{images[0]}', so remove the other columns: {', '.join(others)}")
     if images:
         cells = columns[images[0]]
-        return stacked(cells, channels=None, size=reading.size, where=str(place), limit=reading.limit)
+        return stack_images(cells, channels=None, size=reading.size, where=str(place), limit=reading.limit)
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
             hint = "" if owned else _perhaps_clients(name, cells)

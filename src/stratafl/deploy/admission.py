@@ -21,24 +21,12 @@ from stratafl.deploy.certificates import read_public_key
 from stratafl.errors import StrataError
 
 # What a SuperNode with a key asks. `register-node` and `unregister-node` are missing: the host registers.
-PATHS = frozenset(
-    f"/v1/fleet/{name}"
-    for name in (
-        "activate-node",
-        "deactivate-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "push-messages",
-        "get-run",
-        "get-fab",
-        "push-object",
-        "pull-object",
-        "confirm-message-received",
-    )
-)
+_REQUESTS = "activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run get-fab"
+_REQUESTS += " push-object pull-object confirm-message-received"
+PATHS = frozenset(f"/v1/fleet/{name}" for name in _REQUESTS.split())
 # All other headers are dropped; uvicorn, for one, would believe an X-Forwarded-For that comes from loopback.
 FORWARDED = re.compile(rb"content-type|accept|flwr-[a-z0-9-]+")
-MOST_BODY = 16 * 1024 * 1024  # Flower cuts arrays into pieces of 5 MiB
+MAX_BODY_BYTES = 16 * 1024 * 1024  # Flower cuts arrays into pieces of 5 MiB
 _OLDEST, _NEWEST = 305, -5  # seconds, as the SuperLink has it
 
 
@@ -69,7 +57,7 @@ class KeyRing:
 
 @dataclass
 class Quota:
-    """How many bytes each site may send in every so many seconds."""
+    """At most `most` bytes of each site in every `seconds` seconds."""
 
     most: int = 4_000_000_000
     seconds: float = 60.0
@@ -105,12 +93,12 @@ def admit(method: str, target: str, fields: Iterable[tuple[str, str]], keys: Key
 def _length(headers: Mapping[str, str]) -> int:
     if "transfer-encoding" in headers or "upgrade" in headers or "expect" in headers:
         raise RefusedError(400, "a body without a length, or another protocol")
-    given = headers.get("content-length", "")
-    if not given.isascii() or not given.isdigit() or len(given) > 12:
+    length = headers.get("content-length", "")
+    if not length.isascii() or not length.isdigit() or len(length) > 12:
         raise RefusedError(411, "no length of the body")
-    if int(given) > MOST_BODY:
-        raise RefusedError(413, f"a body of {int(given):,} bytes; {MOST_BODY:,} may pass")
-    return int(given)
+    if int(length) > MAX_BODY_BYTES:
+        raise RefusedError(413, f"a body of {int(length):,} bytes; {MAX_BODY_BYTES:,} may pass")
+    return int(length)
 
 
 def _site(headers: Mapping[str, str], keys: KeyRing) -> str:

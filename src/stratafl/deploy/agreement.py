@@ -1,4 +1,4 @@
-"""What host and sites agree on before the first round: how samples look, which site is which client, who has how many.
+"""The agreement of host and sites before the first round: the format of samples, the client numbers, sample counts.
 
 A site introduces itself with the format of its samples and their numbers. From all introductions the host makes the
 agreement, of which every site gets what concerns it; of others it is told how many samples the largest has, if they are
@@ -19,8 +19,8 @@ from stratafl.errors import DamagedError, DataError, WireError, choices, printab
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.files import read_plain, write_atomically
 
-MOST = 1 << 22  # bytes of an agreement
-MOST_NAMES, LONGEST_NAME = 10_000, 200  # of classes, and letters of one
+MAX_AGREEMENT_BYTES = 1 << 22  # bytes of an agreement
+MAX_CLASSES, MAX_NAME_LETTERS = 10_000, 200  # of classes, and letters of one
 DTYPES = (torch.float32, torch.float64)  # in which sites compute
 T = TypeVar("T")
 
@@ -72,8 +72,8 @@ class Agreement:
 
     def save(self, path: Path) -> None:
         data = json.dumps(self.to_table()).encode()
-        if len(data) > MOST // 2:  # it must be read again here, and with more around it at every site
-            raise DataError(f"what the sites would agree on has {len(data):,} bytes: have fewer or shorter names")
+        if len(data) > MAX_AGREEMENT_BYTES // 2:  # it must be read again here, and with more around it at every site
+            raise DataError(f"the agreement would have {len(data):,} bytes: use fewer or shorter class names")
         write_atomically(path, data)
 
     @staticmethod
@@ -82,9 +82,9 @@ class Agreement:
         if not path.exists():
             return None
         try:
-            return Agreement.from_table(json.loads(read_plain(path, MOST)))
+            return Agreement.from_table(json.loads(read_plain(path, MAX_AGREEMENT_BYTES)))
         except (WireError, ValueError) as error:
-            raise DamagedError(f"'{path}' is damaged ({error}): put back a copy") from error
+            raise DamagedError(f"'{path}' is damaged ({error}): restore a copy") from error
 
 
 @short_repr
@@ -97,8 +97,8 @@ class Offer:
     digests: Mapping[str, str]
 
     def to_table(self, site: str) -> dict[str, Any]:
-        mine = self.agreement.of_site(site).to_table()
-        return {"agreement": mine, "widest": dict(self.widest), "digests": dict(self.digests)}
+        entry = self.agreement.of_site(site).to_table()
+        return {"agreement": entry, "widest": dict(self.widest), "digests": dict(self.digests)}
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "Offer":
@@ -125,11 +125,11 @@ def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
     for site, other in rest:
         for what, a, b in _compared(common, other):
             if a != b:
-                raise DataError(f"'{site}' has {what} {shown(b)}, and '{first}' has {shown(a)}: make them alike")
+                raise DataError(f"'{site}' has {what} {shown(b)}, but '{first}' has {shown(a)}: prepare both alike")
     named = {site: bool(each.preprocessing.classes) for site, each in formats.items()}
     if len(set(named.values())) > 1:
         by_name, by_number = (next(site for site in named if named[site] is each) for each in (True, False))
-        raise DataError(f"'{by_name}' has names of classes, and '{by_number}' has numbers: make them alike")
+        raise DataError(f"'{by_name}' labels classes by name, but '{by_number}' by number: prepare both alike")
     names = tuple(sorted({name for each in formats.values() for name in each.preprocessing.classes}))
     most = max((each.classes for each in formats.values() if each.classes is not None), default=None)
     classes = len(names) if names else most
@@ -153,21 +153,21 @@ def _kind_of_targets(format: SampleFormat) -> str:
     return "numbers" if format.classes is None else "classes"
 
 
-def described(own: SampleFormat) -> SampleFormat:
+def shareable_format(format: SampleFormat) -> SampleFormat:
     """A site's format without what its samples are like: means and deviations of columns stay with it."""
-    if own.preprocessing.targets is not None:
+    if format.preprocessing.targets is not None:
         raise DataError(
             "data.targets = 'scaled' would need a mean over all sites: use 'numbers', and scale them before"
         )
-    standardised = own.own_columns or own.preprocessing.columns is not None
-    return replace(own, own_columns=standardised, preprocessing=replace(own.preprocessing, columns=None))
+    standardised = format.own_columns or format.preprocessing.columns is not None
+    return replace(format, own_columns=standardised, preprocessing=replace(format.preprocessing, columns=None))
 
 
 def _checked(format: SampleFormat) -> SampleFormat:
     """Without what others must not choose: how samples are read at a site."""
     read = format.preprocessing
     if read.columns is not None or read.targets is not None:
-        raise ValueError("it has means and deviations, which every site has for itself")
+        raise ValueError("it contains means and deviations, which must stay at each site")
     if format.dtype not in DTYPES:
         raise ValueError(f"it computes in {shown(format.dtype)}; {choices(map(str, DTYPES))}")
     return format
@@ -176,11 +176,11 @@ def _checked(format: SampleFormat) -> SampleFormat:
 def check_names(format: SampleFormat) -> SampleFormat:
     """Refuse names of classes that would harm where they are shown, which is at other sites, too."""
     names = format.preprocessing.classes
-    if len(names) > MOST_NAMES:
-        raise DataError(f"there are {len(names):,} names of classes, and at most {MOST_NAMES:,} are taken")
-    odd = next((name for name in names if len(name) > LONGEST_NAME or printable(name) != name), None)
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"there are {len(names):,} class names, but at most {MAX_CLASSES:,} are allowed")
+    odd = next((name for name in names if len(name) > MAX_NAME_LETTERS or printable(name) != name), None)
     if odd is not None:
-        raise DataError(f"the class '{shown(odd)}' is not a name of at most {LONGEST_NAME} printable letters")
+        raise DataError(f"the class name '{shown(odd)}' must have at most {MAX_NAME_LETTERS} letters, all printable")
     return format
 
 
@@ -198,7 +198,7 @@ def _read(what: str, make: Callable[[], T]) -> T:
         raise WireError(f"this is not {what}: {shown(error, 200)}") from error
 
 
-def check_digests(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
-    wrong = [part for part in mine if part != "weights" and mine[part] != theirs.get(part)]
-    return f"host and site do not agree on {choices(wrong)}: give both the same file" if wrong else ""
+    wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
+    return f"host and site differ in {choices(wrong)}: use the same file for both" if wrong else ""

@@ -1,4 +1,4 @@
-"""Who is there: the sites that are connected, that fail, miss rounds or are set aside, and messages to them."""
+"""The sites of a host: which are connected, which fail, miss rounds or are set aside, and messages to them."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,13 +10,13 @@ from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
 from stratafl.deploy.status import Status
 from stratafl.errors import shown
 
-TRIES = 3  # of a site in one round, after which it has missed it
-AGAIN = 10  # rounds after which a site that was set aside is asked once more
-PAUSE = 2.0  # seconds before a site that failed is asked again
+MAX_TRIES = 3  # of a site in one round, after which it has missed it
+RETRY_ROUNDS = 10  # rounds after which a site that was set aside is asked once more
+RETRY_SECONDS = 2.0  # seconds before a site that failed is asked again
 
 
 class Attendance:
-    """What a host knows of its sites while it runs; nothing of it is saved, and a host that starts again asks anew."""
+    """What a running host knows of its sites. Nothing of it is saved: a restarted host asks every site again."""
 
     def __init__(
         self, deploy: DeployTable, courier: Courier, status: Status, clock: Callable[[], float] = time.monotonic
@@ -30,7 +30,7 @@ class Attendance:
         self._lost = set[str]()  # sites that say that their state is lost
 
     def begin(self) -> None:
-        """A round begins, in which every site may fail anew."""
+        """A round begins; failures are counted from zero."""
         self._failed = dict.fromkeys(self.sites, 0)
 
     def there(self, sites: Sequence[str]) -> list[str]:
@@ -44,7 +44,7 @@ class Attendance:
         return [site for site in sites if site in connected and self._next[site] <= now]
 
     def may_try(self, site: str) -> bool:
-        return self._failed[site] < TRIES
+        return self._failed[site] < MAX_TRIES
 
     def has_failed(self, site: str) -> bool:
         """Whether it has failed in this round."""
@@ -53,7 +53,7 @@ class Attendance:
     def is_aside(self, site: str) -> bool:
         """Whether it is done without; one that came back unseen, or can again, is asked now and then."""
         more = self._missed[site] - self._deploy.failures
-        return more >= 0 and more % AGAIN != AGAIN - 1
+        return more >= 0 and more % RETRY_ROUNDS != RETRY_ROUNDS - 1
 
     def absorbed(self, cohort: Sequence[str], present: Collection[str]) -> None:
         """A round ends: of its cohort these have an upload that was absorbed, the others have missed it."""
@@ -70,16 +70,16 @@ class Attendance:
         tables: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         bodies: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Mapping[str, Content]:
-        """The replies of these sites that are no refusal; what is wrong with the others is noted.
+        """The replies of these sites, without refusals and failures, which are noted.
 
-        A message can be lost with the process that carries it, and nobody would say so: a site that is silent is asked
-        again before the deadline. One that is at work answers both messages, and trains once.
+        A message can be lost unnoticed with the process that carries it, so a silent site is asked again before the
+        deadline. A site that is still training answers both messages and trains once.
         """
         if not sites:
             return {}
         federation = {"federation": self._deploy.name}
         messages = {site: ({**federation, **tables.get(site, {})}, bodies.get(site, b"")) for site in sites}
-        done = self._courier.carry(kind, messages, max(min(left, self._deploy.deadline / TRIES), 1.0))
+        done = self._courier.carry(kind, messages, max(min(left, self._deploy.deadline / MAX_TRIES), 1.0))
         for site, reason in done.failures.items():
             self.fail(site, reason)
         refused = {site: table[REFUSED] for site, (table, _) in done.replies.items() if REFUSED in table}
@@ -88,10 +88,10 @@ class Attendance:
         return {site: content for site, content in done.replies.items() if site not in refused}
 
     def fail(self, site: str, reason: str, lost: bool = False) -> None:
-        self._failed[site] += TRIES if lost else 1  # asked again at once, it would say the same
+        self._failed[site] += MAX_TRIES if lost else 1  # asked again at once, it would say the same
         if lost:
             self._lost.add(site)
-        self._next[site] = self._clock() + PAUSE
+        self._next[site] = self._clock() + RETRY_SECONDS
         self._status.failed(site, reason)
 
     def found_state(self, site: str) -> None:
@@ -101,10 +101,12 @@ class Attendance:
     def why(self, sites: Sequence[str]) -> str:
         return ", ".join(f"'{site}' ({self._status.reason(site)})" for site in sites)
 
-    def again(self, sites: Sequence[str], unless_lost: str = "nothing is lost: host again to go on") -> str:
+    def again(
+        self, sites: Sequence[str], unless_lost: str = "nothing is lost: run the same command to continue"
+    ) -> str:
         """What to do about sites that are missing."""
         lost = [site for site in sites if site in self._lost]
         if not lost:
             return unless_lost
         options = " ".join(f"--forget {site}" for site in lost)
-        return f"put back a copy of the state of {', '.join(lost)} and host again, or host with {options}"
+        return f"restore a copy of the state of {', '.join(lost)} and host again, or host with {options}"

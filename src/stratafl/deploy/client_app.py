@@ -14,9 +14,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from stratafl.deploy.courier import REFUSED
-from stratafl.deploy.member import Member
+from stratafl.deploy.member import SiteMember
 from stratafl.deploy.messages import content_of, read_content
-from stratafl.deploy.site import FOLDER
+from stratafl.deploy.site_processes import FOLDER
 from stratafl.errors import StrataError, told_to_others
 
 log = logging.getLogger("stratafl.deploy")
@@ -24,17 +24,17 @@ app = ClientApp()
 
 
 @cache
-def _member(folder: str, name: str, place: str, trust: bool) -> Member:
-    return Member(Path(folder), name, place, trust)
+def _member(folder: str, name: str, place: str, trust: bool) -> SiteMember:
+    return SiteMember(Path(folder), name, place, trust)
 
 
-def member_of(context: Context) -> Member:
-    known = context.node_config
-    return _member(os.environ[FOLDER], str(known["site"]), str(known["data"]), bool(known.get("trust", False)))
+def member_of(context: Context) -> SiteMember:
+    config = context.node_config
+    return _member(os.environ[FOLDER], str(config["site"]), str(config["data"]), bool(config.get("trust", False)))
 
 
 def _answered(message: Message, answer: Callable[[Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Message:
-    """The reply; what is wrong with a message or with this site is a reply, too."""
+    """The reply. An error in the message or at this site becomes a reply, too."""
     try:
         table, body = answer(*read_content(message.content))
     except StrataError as error:

@@ -22,9 +22,9 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from stratafl.deploy.certificates import MOST_BYTES
+from stratafl.deploy.certificates import MAX_KEY_BYTES
 from stratafl.deploy.processes import log_to_stderr
-from stratafl.deploy.tasks import Runtime, tokens
+from stratafl.deploy.tasks import RuntimeApi, task_tokens
 from stratafl.errors import first_line, told_to_others
 from stratafl.files import read_plain
 
@@ -38,24 +38,24 @@ def main() -> None:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--secret", type=Path, required=True)
     parser.add_argument("--app", required=True, help="package.module:app")
-    given = parser.parse_args()
+    options = parser.parse_args()
     log_to_stderr()
-    app = load_app(given.app)
+    app = load_app(options.app)
     log.info(READY)
-    runtime = Runtime(given.runtime)
-    for token in tokens(runtime, TaskType.CLIENT_APP, read_plain(given.secret, MOST_BYTES)):
-        answer(runtime, token, app)
+    runtime = RuntimeApi(options.runtime)
+    for token in task_tokens(runtime, TaskType.CLIENT_APP, read_plain(options.secret, MAX_KEY_BYTES)):
+        answer_message(runtime, token, app)
 
 
 def load_app(name: str) -> ClientApp:
     module, _, attribute = name.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, ClientApp):
+    app = getattr(import_module(module), attribute)
+    if not isinstance(app, ClientApp):
         raise TypeError(f"'{name}' is not a ClientApp")
-    return found
+    return app
 
 
-def answer(runtime: Runtime, token: str, app: ClientApp) -> None:
+def answer_message(runtime: RuntimeApi, token: str, app: ClientApp) -> None:
     """One message: fetch it, let the app answer, send the reply; an exception of the app is a reply too."""
     client = runtime.client(token=token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -66,7 +66,7 @@ def answer(runtime: Runtime, token: str, app: ClientApp) -> None:
         push_message(client, reply, context)
         push_task_output(client, context, SubStatus.FAILED if problem else SubStatus.COMPLETED, problem)
     # The SuperNode is gone, or the run is over, which flwr says with a BaseException or by interrupting the process;
-    # or the rest of the message will never come, or nobody wants the answer any more (supernode.py).
+    # or the rest of the message will never come, or the answer is no longer wanted (supernode.py).
     except _OVER as error:
         log.warning("a message was not answered: %s", first_line(error, typed=True))
     finally:

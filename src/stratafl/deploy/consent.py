@@ -1,4 +1,4 @@
-"""What leaves a site, told before it joins, and its owner's consent, kept in the site's folder.
+"""What leaves a site, shown before it joins, and its owner's consent, kept in the site's folder.
 
 Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
 another model or another file is asked about again. It binds because the site computes from its own copy of that file,
@@ -13,8 +13,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from stratafl.algorithms.catalogue import METHODS
 from stratafl.algorithms.composition import composition, is_composition
+from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
@@ -24,21 +24,21 @@ from stratafl.errors import DamagedError, counted, shown
 from stratafl.files import explained, json_value, read_plain, write_atomically
 
 CONSENT = "consent.json"
-MOST = 1 << 22  # bytes of that file
+MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 
 
 def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
     """Lines that say what leaves this site, whose samples are at `place`."""
-    own = own_format(file.experiment, place)
-    lines = [f"leaves this site, once: {_introduced(own)}"]
+    format = own_format(file.experiment, place)
+    lines = [f"leaves this site, once: {_introduced(format)}"]
     if site in file.deploy.predict:
         lines.append("leaves this site, in rounds: nothing, because it only predicts")
         return [*lines, f"its model, which is trained on no sample of this site: {_welcomed(file)}"]
     if file.deploy.scores:
-        score = "mean squared error" if own.classes is None else "accuracy"
-        told = f"the {score} of the model that it received, on its test samples (deploy.scores)"
-        lines.append(f"leaves this site, every round: {told}")
-    blueprint = blueprint_of(file.experiment, own, len(file.deploy.sites), trust)
+        score = "mean squared error" if format.classes is None else "accuracy"
+        scored = f"the {score} of the model that it received, on its test samples (deploy.scores)"
+        lines.append(f"leaves this site, every round: {scored}")
+    blueprint = blueprint_of(file.experiment, format, len(file.deploy.sites), trust)
     return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
 
 
@@ -50,43 +50,43 @@ def _welcomed(file: FederationFile) -> str:
     return composition(name).new_client if is_composition(name) else "what the method gives to a new client"
 
 
-def doubts(file: FederationFile, place: str) -> list[str]:
-    """What is doubtful in training on this site's samples with the settings of the federation."""
+def data_doubts(file: FederationFile, place: str) -> list[str]:
+    """Problems to expect when this site's samples meet the settings of the federation."""
     x = site_samples(file.experiment, place).x
     if not columns_differ_in_size(x):
         return []
     return ["columns differ much in size, so training may fail: ask the host to set data.normalise = 'columns'"]
 
 
-def _introduced(own: SampleFormat) -> str:
+def _introduced(format: SampleFormat) -> str:
     """What a site says of itself before the first round (`agreement.py:Introduction`)."""
-    told = ["how many samples it trains and validates on", "shape and type of a sample"]
-    told += [f"the names of its {counted(len(own.columns), 'column')}"] if own.columns else []
-    names = own.preprocessing.classes
+    facts = ["how many samples it trains and validates on", "shape and type of a sample"]
+    facts += [f"the names of its {counted(len(format.columns), 'column')}"] if format.columns else []
+    names = format.preprocessing.classes
     if names:
         few = ", ".join(map(shown, names[:8])) + (", …" if len(names) > 8 else "")
-        told.append(f"the names of its {counted(len(names), 'class', 'classes')} ({few})")
-    elif own.classes is not None:
-        told.append("the number of its classes")
-    return ", ".join(told)
+        facts.append(f"the names of its {counted(len(names), 'class', 'classes')} ({few})")
+    elif format.classes is not None:
+        facts.append("the number of its classes")
+    return ", ".join(facts)
 
 
-def has_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> bool:
+def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> bool:
     """Whether the owner of this folder has agreed to just this."""
     path = folder / CONSENT
     if not path.exists():
         return False
     with suppress(ValueError, DamagedError), explained("read", path):
-        found = json_value(read_plain(path, MOST))
-        return isinstance(found, dict) and {**found, **_about(file, told)} == found
+        record = json_value(read_plain(path, MAX_CONSENT_BYTES))
+        return isinstance(record, dict) and {**record, **_about(file, leaves)} == record
     return False
 
 
-def keep_consent(folder: Path, file: FederationFile, told: Sequence[str]) -> None:
-    given = {**_about(file, told), "given": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_atomically(folder / CONSENT, json.dumps(given, indent=1, ensure_ascii=False).encode())
+def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> None:
+    record = {**_about(file, leaves), "given": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_atomically(folder / CONSENT, json.dumps(record, indent=1, ensure_ascii=False).encode())
 
 
-def _about(file: FederationFile, told: Sequence[str]) -> Mapping[str, Any]:
+def _about(file: FederationFile, leaves: Sequence[str]) -> Mapping[str, Any]:
     tables = json.dumps(file.common().tables(), sort_keys=True).encode()
-    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "leaves": list(told)}
+    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "leaves": list(leaves)}

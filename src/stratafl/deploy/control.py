@@ -4,12 +4,12 @@ The SuperLink takes such requests on loopback alone and with the token that `sup
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import tomli_w
@@ -25,9 +25,6 @@ from stratafl.deploy.certificates import check_site_name
 from stratafl.errors import DeployError, OutageError, shown
 from stratafl.files import write_atomically
 from stratafl.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -74,7 +71,7 @@ def write_app(folder: Path, server_app: str, client_app: str, settings: Mapping[
     return folder
 
 
-class Control:
+class ControlClient:
     """A client of the control API; every failure is a `DeployError` of one line."""
 
     def __init__(self, address: str, root_certificates: bytes, token: str) -> None:
@@ -87,12 +84,12 @@ class Control:
     def register(self, site: str, public_key: bytes) -> int:
         """Let a site in; a key that is registered already keeps its node id."""
         check_site_name(site)
-        known = {found.public_key: found for found in self._nodes()}.get(public_key)
-        if known is not None:
-            if known.name != site:
-                raise DeployError(f"this key is registered for site '{shown(known.name)}', not for '{site}'")
-            return int(known.node_id)
-        if any(found.name == site for found in self._nodes()):
+        registered = {node.public_key: node for node in self._nodes()}.get(public_key)
+        if registered is not None:
+            if registered.name != site:
+                raise DeployError(f"this key is registered for site '{shown(registered.name)}', not for '{site}'")
+            return int(registered.node_id)
+        if any(node.name == site for node in self._nodes()):
             raise DeployError(f"site '{site}' is registered with another key: host once with --unregister {site}")
         try:
             with _explained(f"register site '{site}'"):
@@ -102,13 +99,15 @@ class Control:
             if "already in use" not in str(error):
                 raise
             new = f"at the site, move {site}.key and {site}.pub away and join again, which makes a new key"
-            raise DeployError(f"the key of site '{site}' was unregistered, which is for good: {new}") from error
+            raise DeployError(
+                f"the key of site '{site}' was unregistered and cannot be registered again: {new}"
+            ) from error
 
     def unregister(self, site: str) -> None:
-        for found in self._nodes():
-            if found.name == site:
+        for node in self._nodes():
+            if node.name == site:
                 with _explained(f"unregister site '{site}'"):
-                    self._client.UnregisterNode(asked.UnregisterNodeRequest(node_id=found.node_id))
+                    self._client.UnregisterNode(asked.UnregisterNodeRequest(node_id=node.node_id))
                 return
         raise DeployError(f"site '{shown(site)}' is not registered")
 
@@ -124,22 +123,22 @@ class Control:
 
     def run_state(self, run: int) -> RunState:
         with _explained("ask for the run"):
-            found = self._client.ListRuns(asked.ListRunsRequest(run_id=run)).run_dict[run].status
-        return RunState(found.status, found.sub_status, found.details)
+            state = self._client.ListRuns(asked.ListRunsRequest(run_id=run)).run_dict[run].status
+        return RunState(state.status, state.sub_status, state.details)
 
     def unfinished_runs(self) -> list[int]:
         with _explained("list the runs"):
-            found = self._client.ListRuns(asked.ListRunsRequest()).run_dict
-        return [run for run, entry in found.items() if entry.status.status != "finished"]
+            runs = self._client.ListRuns(asked.ListRunsRequest()).run_dict
+        return [run for run, entry in runs.items() if entry.status.status != "finished"]
 
     def stop_run(self, run: int) -> None:
         with _explained("stop the run"):
             self._client.StopRun(asked.StopRunRequest(run_id=run))
 
-    def _nodes(self) -> "list[Any]":
+    def _nodes(self) -> list[Any]:
         with _explained("list the sites"):
-            found = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
-        return [node for node in found if node.status != "unregistered"]
+            nodes = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
+        return [node for node in nodes if node.status != "unregistered"]
 
 
 class _Bearer:
@@ -154,12 +153,16 @@ class _Bearer:
 
 
 @contextmanager
-def _explained(action: str) -> "Iterator[None]":
+def _explained(action: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        told = FlowerError.from_json(error.response.text)
-        why = f"{told.message} {told.public_details or ''}".strip() if told else f"HTTP {error.response.status_code}"
+        details = FlowerError.from_json(error.response.text)
+        why = (
+            f"{details.message} {details.public_details or ''}".strip()
+            if details
+            else f"HTTP {error.response.status_code}"
+        )
         kind = OutageError if error.response.status_code >= 500 else DeployError
         raise kind(f"cannot {action}: the SuperLink says: {shown(why, 300)}") from error
     except httpx.TransportError as error:

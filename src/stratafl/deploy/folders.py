@@ -32,7 +32,7 @@ from stratafl.deploy.certificates import (
     restore_public_key,
     write_once,
 )
-from stratafl.deploy.host import Address
+from stratafl.deploy.host import ListenAddress
 from stratafl.errors import DeployError, RecordError, shown, unknown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
@@ -42,26 +42,26 @@ PORT = 9443
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAddress:
     """How sites reach a host, such as `server.example.org:9443`."""
 
     host: str
     port: int
 
     @staticmethod
-    def parse(text: str) -> "Place":
+    def parse(text: str) -> "HostAddress":
         host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
         if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
             raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
-        return Place(host, int(port))
+        return HostAddress(host, int(port))
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     @property
-    def listens(self) -> Address:
+    def listens(self) -> ListenAddress:
         """What the gate listens on: loopback alone if sites are on this machine, else all of its addresses."""
-        return Address(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
+        return ListenAddress(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
 
 
 @dataclass(frozen=True)
@@ -81,24 +81,24 @@ class HostFolder:
     def keys(self) -> Path:
         return self.path / KEYS
 
-    def invite(self, place: Place) -> Path:
+    def invite(self, place: HostAddress) -> Path:
         """Write what sites are given, with the address that they are to use."""
-        told = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
         path = self.path / INVITATION
-        write_atomically(path, tomli_w.dumps({"invitation": told, **self.file.tables()}).encode())
+        write_atomically(path, tomli_w.dumps({"invitation": invitation, **self.file.tables()}).encode())
         return path
 
-    def waiting_keys(self, known: Sequence[str]) -> dict[str, Path]:
+    def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
         """Keys in the folder `keys` of sites that are not known yet."""
-        found = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
-        return {site: path for site, path in found.items() if site not in known and site in self.sites}
+        keys = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
+        return {site: path for site, path in keys.items() if site not in registered and site in self.sites}
 
     @property
     def sites(self) -> tuple[str, ...]:
         return (*self.file.deploy.sites, *self.file.deploy.predict)
 
 
-def prepare_host(path: Path, file: FederationFile, place: Place) -> HostFolder:
+def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFolder:
     """The folder of this federation, new or as it was left."""
     make_private(path)
     make_private(path / KEYS)
@@ -127,7 +127,9 @@ def _certify(certificate: Pair, host: str, authority: Pair) -> None:
 def _new_authority(path: Path, pair: Pair) -> Pair:
     """An authority for a folder that has none; a key whose certificate was never written has signed nothing."""
     if (invitation := path / INVITATION).exists():
-        raise DeployError(f"'{pair.public}' is missing, and sites know it: put it back, it is also in '{invitation}'")
+        raise DeployError(
+            f"'{pair.public}' is missing, but sites rely on it: restore it from a copy or from '{invitation}'"
+        )
     pair.key.unlink(missing_ok=True)
     return create_authority(path)
 
@@ -153,7 +155,7 @@ def prepare_site(path: Path, invitation: Path, name: str) -> SiteFolder:
     if not pem.exists():
         write_once(pem, authority.encode())
     elif pem.read_text(encoding="utf-8") != authority:
-        raise DeployError(f"'{pem}' is another authority than the invitation has: choose another folder with --out")
+        raise DeployError(f"'{pem}' differs from the authority of the invitation: choose another folder with --out")
     key = Pair(path / f"{name}.key", path / f"{name}.pub")
     if not key.key.exists():
         key = create_site_key(path, name)
@@ -166,14 +168,14 @@ def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
     """Address and authority of a host, and its federation, of which a site of this name must be a part."""
     check_site_name(name)
     tables: Mapping[str, Any] = read_toml(path)
-    told = tables.get("invitation")
-    if not isinstance(told, dict) or not all(isinstance(told.get(key), str) for key in ("server", "authority")):
+    invited = tables.get("invitation")
+    if not isinstance(invited, dict) or not all(isinstance(invited.get(key), str) for key in ("server", "authority")):
         raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
     rest = {name: table for name, table in tables.items() if name != "invitation"}
     file = federation_from(rest)
     if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
         raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
-    return str(Place.parse(told["server"])), told["authority"], file
+    return str(HostAddress.parse(invited["server"])), invited["authority"], file
 
 
 def _keep_file(folder: Path, file: FederationFile) -> None:
@@ -181,18 +183,18 @@ def _keep_file(folder: Path, file: FederationFile) -> None:
     if not path.exists():
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(file.tables()).encode())
-    elif (held := read_federation(path, plain=True)).common() != file.common():
-        raise DeployError(f"'{folder}' holds another federation ({_differs(held, file)}): choose another --out")
-    elif held != file:  # only in how patient the host is
+    elif (stored := read_federation(path, plain=True)).common() != file.common():
+        raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
+    elif stored != file:  # only in how patient the host is
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(file.tables()).encode())
 
 
-def _differs(held: FederationFile, given: FederationFile) -> str:
+def _differs(stored: FederationFile, offered: FederationFile) -> str:
     """The first setting in which two federations differ."""
     old, new = (
         {f"{t}.{k}": v for t, table in f.tables().items() for k, v in table.items()}
-        for f in (held.common(), given.common())
+        for f in (stored.common(), offered.common())
     )
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     a, b = (shown(each[name]) if name in each else "the default" for each in (old, new))

@@ -1,6 +1,6 @@
 """The gate: the only port of a federation that others can reach.
 
-flwr 1.41 serves its control, fleet and runtime APIs on one port, and whoever reaches the control API may start code.
+flwr 1.41 serves its control, fleet and runtime APIs on one port, and a client of the control API can start code.
 So the SuperLink listens on loopback, and the gate, which ends TLS and speaks HTTP/1.1 (h11), passes on what
 `admission.py` admits. Bodies are passed piece by piece. Connections, heads and waiting times are limited.
 `python -m stratafl.deploy.gate --help` shows the options; why it is a proxy: docs/decisions/060.
@@ -24,17 +24,20 @@ import h11
 
 from stratafl.deploy.admission import FORWARDED, KeyRing, Quota, RefusedError, admit
 from stratafl.deploy.processes import log_to_stderr
-from stratafl.deploy.side import MOST_HEAD, PIECE, Side
 from stratafl.errors import shown
 from stratafl.files import write_atomically
 
 log = logging.getLogger("stratafl.deploy.gate")
 COUNTS_EVERY = 2.0  # seconds between two writings of the counts
 LOGGED_PER_MINUTE = 60  # refusals; the rest is counted
+MAX_HEAD_BYTES = 16 * 1024  # bytes of request line and headers
+PIECE = 64 * 1024  # bytes that are read at a time; a connection buffers a few of them
+REUSE_SECONDS = 3.0  # seconds for which a connection to the SuperLink is kept
+MAX_DRAINED_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """How much strangers can take: connections in all and from one address, and seconds for each thing to happen."""
 
     connections: int = 256
@@ -62,7 +65,7 @@ class Counts:
 
 @dataclass
 class _Refusals:
-    """Says who was refused and why, and no more than so many lines a minute."""
+    """Logs who was refused and why, at most `LOGGED_PER_MINUTE` lines a minute."""
 
     minute: int = 0
     lines: int = 0
@@ -83,6 +86,45 @@ class _Refusals:
             self.silent += 1
 
 
+class Side:
+    """A connection, what h11 has understood of it, and how many bytes went through."""
+
+    def __init__(
+        self, role: type[h11.CLIENT] | type[h11.SERVER], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.http = h11.Connection(role, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self.reader, self.writer, self.received, self.sent = reader, writer, 0, 0
+        self.link: Side | None = None  # of a site: its connection to the SuperLink
+        self.used = time.monotonic()
+
+    def is_fresh(self) -> bool:
+        """Whether it can carry another request; uvicorn hangs up after 5 seconds."""
+        done = self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
+        return done and not self.reader.at_eof() and time.monotonic() - self.used < REUSE_SECONDS
+
+    def leave_link(self) -> None:
+        if self.link is not None:
+            self.link.writer.transport.abort()
+            self.link = None
+
+    async def event(self, seconds: float) -> object:
+        """What h11 reads next: a request, a response, a piece of a body, its end, the end of the connection."""
+        async with asyncio.timeout(seconds):
+            while (event := self.http.next_event()) is h11.NEED_DATA:
+                data = await self.reader.read(PIECE)
+                self.received += len(data)
+                self.http.receive_data(data)
+        return event
+
+    async def send(self, event: h11.Event, seconds: float) -> None:
+        data = self.http.send(event)
+        if data:
+            self.sent += len(data)
+            self.writer.write(data)
+            async with asyncio.timeout(seconds):
+                await self.writer.drain()
+
+
 @dataclass
 class Gate:
     """Passes requests of registered sites on to a SuperLink on loopback."""
@@ -90,7 +132,7 @@ class Gate:
     keys: KeyRing
     upstream: tuple[str, int]
     upstream_tls: ssl.SSLContext
-    limits: Limits = field(default_factory=Limits)
+    limits: GateLimits = field(default_factory=GateLimits)
     quota: Quota = field(default_factory=Quota)
     counts: dict[str, Counts] = field(default_factory=dict)
 
@@ -174,8 +216,8 @@ class Gate:
             if request.http_version != b"1.1":
                 raise RefusedError(505, "another version of HTTP than 1.1")
             size = sum(len(name) + len(value) for name, value in request.headers)
-            if size > MOST_HEAD:  # h11 limits unfinished heads
-                raise RefusedError(431, f"a head of more than {MOST_HEAD:,} bytes")
+            if size > MAX_HEAD_BYTES:  # h11 limits unfinished heads
+                raise RefusedError(431, f"a head of more than {MAX_HEAD_BYTES:,} bytes")
             headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
             name, length = admit(request.method.decode(), request.target.decode("latin-1"), headers, self.keys)
             self.quota.take(name, length)
@@ -191,9 +233,9 @@ class Gate:
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
-        """A place among the requests at work; a site cannot take those of others by being slow."""
+        """A place among the requests in progress. A slow site cannot take the places of others."""
         if self._at_work[name] >= self.limits.of_one:
-            raise RefusedError(503, f"site '{name}' has {self.limits.of_one} requests at work")
+            raise RefusedError(503, f"site '{name}' has {self.limits.of_one} requests in progress")
         self._at_work[name] += 1
         try:
             async with self._work:
@@ -246,8 +288,8 @@ class Gate:
             raise RefusedError(503, f"the SuperLink does not answer: {error or type(error).__name__}") from error
         if not isinstance(head, h11.Response):
             raise RefusedError(502, "the SuperLink left without an answer")
-        kept = [(name, value) for name, value in head.headers if name in (b"content-type", b"content-length")]
-        await site.send(h11.Response(status_code=head.status_code, headers=kept), self.limits.piece)
+        headers = [(name, value) for name, value in head.headers if name in (b"content-type", b"content-length")]
+        await site.send(h11.Response(status_code=head.status_code, headers=headers), self.limits.piece)
         while isinstance(event := await link.event(self.limits.answer), h11.Data):
             await site.send(h11.Data(data=event.data), self.limits.piece)
         if not isinstance(event, h11.EndOfMessage):
@@ -284,16 +326,13 @@ class Gate:
         """Read on for a moment, so that the answer arrives: closing with unread bytes would reset the connection."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
-                for _ in range(MOST_DRAINED // PIECE):
+                for _ in range(MAX_DRAINED_BYTES // PIECE):
                     if not await site.reader.read(PIECE):
                         return
 
 
-MOST_DRAINED = 4 * 1024 * 1024
-
-
 async def _write_counts(gate: Gate, path: Path) -> None:
-    """For whoever looks at the federation from outside: the host's table."""
+    """Write the counts that the table of `strata host` shows."""
     written = ""
     while True:
         sites = {name: vars(count) for name, count in sorted(gate.counts.items())}
@@ -311,16 +350,16 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-async def _run(given: argparse.Namespace) -> None:
-    upstream_tls = ssl.create_default_context(cafile=given.authority)
-    quota = Quota(given.most, given.seconds)
-    gate = Gate(KeyRing(given.sites), ("127.0.0.1", given.superlink_port), upstream_tls, quota=quota)
-    family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
-    with socket.create_server((given.host, given.port), family=family, backlog=128) as listener:
+async def _run(options: argparse.Namespace) -> None:
+    upstream_tls = ssl.create_default_context(cafile=options.authority)
+    quota = Quota(options.most, options.seconds)
+    gate = Gate(KeyRing(options.sites), ("127.0.0.1", options.superlink_port), upstream_tls, quota=quota)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.create_server((options.host, options.port), family=family, backlog=128) as listener:
         log.info("listening on %s port %d", *listener.getsockname()[:2])
         tasks = [
-            asyncio.create_task(gate.serve(listener, server_tls(given.certificate, given.key))),
-            asyncio.create_task(_write_counts(gate, given.counts)),
+            asyncio.create_task(gate.serve(listener, server_tls(options.certificate, options.key))),
+            asyncio.create_task(_write_counts(gate, options.counts)),
         ]
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [task.cancel() for task in tasks])
         with suppress(asyncio.CancelledError):
@@ -332,7 +371,7 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--superlink-port", type=int, required=True, help="on loopback")
-    parser.add_argument("--most", type=int, required=True, help="bytes that a site may send in so many --seconds")
+    parser.add_argument("--most", type=int, required=True, help="bytes that a site may send within --seconds")
     parser.add_argument("--seconds", type=float, required=True)
     for name in ("certificate", "key", "authority", "sites", "counts"):
         parser.add_argument(f"--{name}", type=Path, required=True)

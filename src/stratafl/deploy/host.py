@@ -13,31 +13,30 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
 from stratafl.deploy.admission import Quota
-from stratafl.deploy.certificates import MOST_BYTES, Pair, check_site_name, read_public_key, write_once
-from stratafl.deploy.control import Control, RunState, SiteState, write_app
+from stratafl.deploy.certificates import MAX_KEY_BYTES, Pair, check_site_name, read_public_key, write_once
+from stratafl.deploy.control import ControlClient, RunState, SiteState, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain
 
-RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
-MOST_COUNTS = 10_000_000  # bytes
+RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
+MAX_COUNTS_BYTES = 10_000_000  # bytes
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """What the gate listens on, such as 0.0.0.0 or 192.168.1.5; port 0 is any that is free."""
 
     host: str
     port: int
 
 
-class Kept:
+class RestartedProcess:
     """A process that is started again when it ends, and given up when it ends too often."""
 
     def __init__(self, start: Callable[[], Process]) -> None:
@@ -51,12 +50,14 @@ class Kept:
         outcome, now = self.process.outcome(), time.monotonic()
         self._starts = [*(then for then in self._starts if now - then < WITHIN), now]
         if len(self._starts) > RESTARTS:
-            raise DeployError(f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is given up")
+            raise DeployError(
+                f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is not started again"
+            )
         self.process.end()
         try:
             self.process = self._start()
         except DeployError as error:  # killed again, or before it answered: that counts as another end
-            return f"{outcome}. It was started again, in vain: {error}"
+            return f"{outcome}. Starting it again failed: {error}"
         return f"{outcome}. It was started again"
 
 
@@ -64,7 +65,7 @@ class Host:
     """Starts everything, keeps it running while `tend` is called, and ends it with this process."""
 
     def __init__(
-        self, folder: Path, address: Address, certificate: Pair, authority: Path, quota: Quota | None = None
+        self, folder: Path, address: ListenAddress, certificate: Pair, authority: Path, quota: Quota | None = None
     ) -> None:
         require_flower()
         self._quota = quota or Quota()
@@ -73,11 +74,11 @@ class Host:
             with explained("create", part):
                 part.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock(folder)
-        self._kept = list[Kept]()
+        self._kept = list[RestartedProcess]()
         self._port = free_port()
-        self._roots = read_plain(authority, MOST_BYTES)
+        self._roots = read_plain(authority, MAX_KEY_BYTES)
         try:
-            self.control = Control(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
+            self.control = ControlClient(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
             self._secret("secret")
             self._start()
         except BaseException:
@@ -87,18 +88,16 @@ class Host:
     def __enter__(self) -> "Host":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def register(self, site: str, public_key: Path) -> int:
         """Let a site in, now and whenever this folder is hosted again; returns its node id."""
         key = read_public_key(public_key)
         node = self.control.register(check_site_name(site), key)
-        kept = self.folder / "sites" / f"{site}.pub"
-        if not kept.exists():
-            write_once(kept, read_plain(public_key, MOST_BYTES))
+        stored = self.folder / "sites" / f"{site}.pub"
+        if not stored.exists():
+            write_once(stored, read_plain(public_key, MAX_KEY_BYTES))
         return node
 
     @property
@@ -126,76 +125,72 @@ class Host:
     def counts(self) -> dict[str, dict[str, float]]:
         """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
         with suppress(OSError, ValueError):
-            return dict(json.loads(read_plain(self.folder / "counts.json", MOST_COUNTS))["sites"])
+            return dict(json.loads(read_plain(self.folder / "counts.json", MAX_COUNTS_BYTES))["sites"])
         return {}
 
     def tend(self) -> list[str]:
         """Start again what ended; says what it did, and raises a `DeployError` if something ends too often."""
-        told = [kept.tend() for kept in self._kept]
-        return [line for line in told if line is not None]
+        events = [process.tend() for process in self._kept]
+        return [line for line in events if line is not None]
 
     def end(self) -> None:
         """End all processes, and all that they started."""
         if hasattr(self, "control"):
             self.control.close()  # the SuperLink would wait for our connection
-        for kept in reversed(self._kept):
-            kept.process.terminate()
-        for kept in reversed(self._kept):
-            kept.process.end()
+        for restarted in reversed(self._kept):
+            restarted.process.terminate()
+        for restarted in reversed(self._kept):
+            restarted.process.end()
         self._kept.clear()
         with suppress(OSError):
             os.close(self._lock)
 
     def _start(self) -> None:
-        self._kept.append(Kept(self._start_superlink))
+        self._kept.append(RestartedProcess(self._start_superlink))
         self._check_token()
         for public_key in sorted((self.folder / "sites").glob("*.pub")):
             self.control.register(public_key.stem, read_public_key(public_key))
-        self._kept.append(Kept(self._start_server_tasks))
-        self._kept.append(Kept(self._start_gate))
+        self._kept.append(RestartedProcess(self._start_server_tasks))
+        self._kept.append(RestartedProcess(self._start_gate))
 
     def _start_superlink(self) -> Process:
-        files = {"ssl-certfile": self._certificate.public, "ssl-keyfile": self._certificate.key}
-        files |= {"ssl-ca-certfile": self._authority, "database": self.folder / "superlink.db"}
-        options = [part for name, path in files.items() for part in (f"--{name}", path)]
-        place = ["--host", "127.0.0.1", "--port", self._port]
-        isolation = ["--isolation", "process", "--superexec-auth-secret-file", self.folder / "secret"]
-        flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        module = "stratafl.deploy.superlink"
-        process = self._process("superlink", module, self.folder / "token", *options, *place, *isolation, *flags)
+        options: dict[str, object] = {"host": "127.0.0.1", "port": self._port, "database": self.folder / "superlink.db"}
+        options |= {"ssl_certfile": self._certificate.public, "ssl_keyfile": self._certificate.key}
+        options |= {"ssl_ca_certfile": self._authority, "isolation": "process"}
+        options |= {"superexec_auth_secret_file": self.folder / "secret"}
+        flags = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        process = self._process("superlink", "stratafl.deploy.superlink", self.folder / "token", *flags, **options)
         return self._answering(process, lambda: self._status("GET", "/health") == 200)
 
     def _start_server_tasks(self) -> Process:
         self._stop_leftovers()
-        options = ["--runtime", f"127.0.0.1:{self._port}", "--root-certificates", self._authority]
-        return self._process("serverapp", "stratafl.deploy.server_tasks", *options, "--secret", self.folder / "secret")
+        options = {"runtime": f"127.0.0.1:{self._port}", "root_certificates": self._authority}
+        return self._process("serverapp", "stratafl.deploy.server_tasks", secret=self.folder / "secret", **options)
 
     def _start_gate(self) -> Process:
         if not self.address.port:
-            self.address = Address(self.address.host, free_port(self.address.host))
-        place = ["--host", self.address.host, "--port", self.address.port, "--superlink-port", self._port]
-        tls = ["--certificate", self._certificate.public, "--key", self._certificate.key]
-        files = [
-            "--authority",
-            self._authority,
-            "--sites",
-            self.folder / "sites",
-            "--counts",
-            self.folder / "counts.json",
-        ]
-        quota = ["--most", self._quota.most, "--seconds", self._quota.seconds]
-        process = self._process("gate", "stratafl.deploy.gate", *place, *tls, *files, *quota)
+            self.address = ListenAddress(self.address.host, free_port(self.address.host))
+        options: dict[str, object] = {"host": self.address.host, "port": self.address.port}
+        options |= {"superlink_port": self._port, "authority": self._authority}
+        options |= {"certificate": self._certificate.public, "key": self._certificate.key}
+        options |= {"sites": self.folder / "sites", "counts": self.folder / "counts.json"}
+        options |= {"most": self._quota.most, "seconds": self._quota.seconds}
+        process = self._process("gate", "stratafl.deploy.gate", **options)
         try:
             return self._answering(process, lambda: "listening on" in process.said())
         except DeployError as error:
             if "Address already in use" not in process.said():
                 raise
             taken = f"port {self.address.port} of this machine is in use"
-            raise DeployError(f"{taken}: stop what listens there, or host with another port in --address") from error
+            raise DeployError(
+                f"{taken}: stop the program that uses it, or choose another port with --address"
+            ) from error
 
-    def _process(self, name: str, module: str, *options: object) -> Process:
+    def _process(self, name: str, module: str, *arguments: object, **options: object) -> Process:
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
-        return Process(name, python_module(module, *options), self.folder / "logs" / f"{name}.log", environment)
+        return Process(
+            name, python_module(module, *arguments, **options), self.folder / "logs" / f"{name}.log", environment
+        )
 
     def _answering(self, process: Process, answers: Callable[[], bool]) -> Process:
         try:
@@ -213,7 +208,7 @@ class Host:
 
     def _check_token(self) -> None:
         """Without the token nothing may be asked; this would fail with a flwr that takes its accounts elsewhere."""
-        stranger = Control(f"127.0.0.1:{self._port}", self._roots, "wrong")
+        stranger = ControlClient(f"127.0.0.1:{self._port}", self._roots, "wrong")
         try:
             stranger.sites()
         except DeployError:
@@ -221,10 +216,10 @@ class Host:
             return
         finally:
             stranger.close()
-        raise DeployError("this flwr answers control requests without a token: install a version that we test")
+        raise DeployError("this version of flwr answers control requests without a token: install the tested version")
 
     def _stop_leftovers(self) -> None:
-        """Runs of a host or of server_tasks that was killed: their ServerApps are gone, and nobody else says so."""
+        """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""
         for run in self.control.unfinished_runs():
             self.control.stop_run(run)
 
@@ -232,4 +227,4 @@ class Host:
         path = self.folder / name
         if not path.exists():
             write_once(path, secrets.token_hex(32).encode())
-        return read_plain(path, MOST_BYTES).decode()
+        return read_plain(path, MAX_KEY_BYTES).decode()

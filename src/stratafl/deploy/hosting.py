@@ -1,4 +1,4 @@
-"""The host's part in a federation: who is there, what is agreed on, round after round, and the last models.
+"""The host of a federation: it agrees with its sites, runs the rounds and sends every site its final model.
 
 `server_app.py` gives it Flower's messages as a courier. Everything that must survive is in the host's folder:
 
@@ -6,7 +6,7 @@
     agreement.json     what was agreed on when all sites had introduced themselves
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
     rounds.jsonl       a line for each absorbed round, as of a run (round_journal.py)
-    status.json        for whoever looks on
+    status.json        the progress that `strata host` shows
     noise.key          the secret of a method whose server adds noise (docs/privacy.md)
 """
 
@@ -30,8 +30,8 @@ from stratafl.execute.server import Server
 from stratafl.policies.accountant import in_words
 
 FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
-LOOK = 0.5  # seconds between two looks at who is connected
-MOST_ERROR = 1e30  # of which a mean can be taken
+POLL_SECONDS = 0.5  # seconds between two looks at who is connected
+MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
 
 
 class Hosting:
@@ -75,8 +75,8 @@ class Hosting:
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
             raise
-        again = self._sites.again(left, "host again to send it")
-        self.status.end("finished", f"without its last model: {', '.join(left)}; {again}" if left else "")
+        again = self._sites.again(left, "run the same command to send it")
+        self.status.end("finished", f"sites without their final model: {', '.join(left)}; {again}" if left else "")
 
     def _journal(self, agreed: Agreement) -> RoundJournal:
         server, experiment = self._folder / SERVER, self.file.experiment
@@ -89,34 +89,34 @@ class Hosting:
         saved = Agreement.load(self._folder / AGREED)
         if saved is not None:
             return saved
-        self.status.say("waiting for sites to introduce themselves")
-        found = self._introductions(self.deploy.sites, self.deploy.wait)
-        missing = [site for site in self.deploy.sites if site not in found]
+        self.status.say("waiting for sites to join")
+        introductions = self._introductions(self.deploy.sites, self.deploy.wait)
+        missing = [site for site in self.deploy.sites if site not in introductions]
         if missing:
-            why = f"these sites have not introduced themselves: {self._sites.why(missing)}"
+            why = f"these sites have not joined: {self._sites.why(missing)}"
             raise DeployError(f"{why}; {self._sites.again(missing)}")
         numbers = {site: number for number, site in enumerate(self._sites.sites)}
-        return agreement({site: found[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
+        return agreement({site: introductions[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
 
     def _introductions(self, sites: Sequence[str], seconds: float) -> dict[str, Introduction]:
-        """What these sites say of themselves, as far as they do within so many seconds."""
-        found, latest = dict[str, Introduction](), self._clock() + seconds
-        while len(found) < len(sites) and self._clock() < latest:
-            asked = self._sites.there([site for site in sites if site not in found])
-            found |= self._introduced(asked, latest - self._clock())
+        """The introductions of these sites that arrive within `seconds`."""
+        introductions, latest = dict[str, Introduction](), self._clock() + seconds
+        while len(introductions) < len(sites) and self._clock() < latest:
+            asked = self._sites.there([site for site in sites if site not in introductions])
+            introductions |= self._introduced(asked, latest - self._clock())
             if not asked:
-                self._pause(LOOK)
-        return found
+                self._pause(POLL_SECONDS)
+        return introductions
 
     def _introduced(self, sites: Sequence[str], left: float) -> dict[str, Introduction]:
         """What these sites answer when they are asked once."""
-        found = dict[str, Introduction]()
+        introductions = dict[str, Introduction]()
         for site, (table, _) in self._sites.sent("introduce", sites, left).items():
             try:
-                found[site] = Introduction.from_table(table)
+                introductions[site] = Introduction.from_table(table)
             except WireError as error:
                 self._sites.fail(site, str(error))
-        return found
+        return introductions
 
     def _agree(self, sites: Sequence[str], offer: Offer, left: float) -> None:
         """Send the agreement to sites that do not have it from this process."""
@@ -150,7 +150,7 @@ class Hosting:
             self._agree(asked, offer, left)
             self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
             if not asked:
-                self._pause(LOOK)
+                self._pause(POLL_SECONDS)
         self._close(exchange, server, cohort, begin, journal)
 
     def _takes_part(self, site: str) -> bool:
@@ -174,7 +174,7 @@ class Hosting:
             elif answer.kind == "send all" and not whole:
                 again.append(site)
             else:
-                self._sites.fail(site, answer.reason or "it was sent everything and asks for it", answer.lost)
+                self._sites.fail(site, answer.reason or "it asks for blocks that it was just sent", answer.lost)
         left -= self._clock() - begin
         if again and left > 0:
             self._ask(exchange, again, left, whole=True)
@@ -199,7 +199,7 @@ class Hosting:
             raise DeployError(f"{why}; {self._sites.again(missing)}")
 
     def _others_are_there(self, cohort: Sequence[str]) -> bool:
-        """Whether a whole cohort is set aside, and others are not: drawn anew, it would be the same one."""
+        """Whether the cohort is set aside and other sites are not. Drawn again, the cohort would be the same."""
         aside = [site for site in self.deploy.sites if self._sites.is_aside(site)]
         return set(cohort) <= set(aside) and len(aside) < len(self.deploy.sites)
 
@@ -222,7 +222,7 @@ class Hosting:
 
     def _commit(self, exchange: ServerExchange, offer: Offer) -> list[str]:
         """Give every site what it ends with; returns those that were not there."""
-        self.status.say("all rounds are absorbed; every site gets what it ends with")
+        self.status.say("all rounds are absorbed; every site gets its final model")
         for site in exchange.committed:
             self.status.committed(site)
         missing = [site for site in self._sites.sites if site not in exchange.committed]
@@ -239,7 +239,7 @@ class Hosting:
             if not asked:
                 if not any(self._sites.may_try(site) for site in missing):
                     break
-                self._pause(LOOK)
+                self._pause(POLL_SECONDS)
         return missing
 
     def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
@@ -257,15 +257,15 @@ class Hosting:
     def _agree_with_new(self, sites: Sequence[str], offer: Offer, left: float) -> None:
         """The agreement for sites that only predict, which introduce themselves now."""
         strangers = [site for site in sites if site not in self._in_agreement]
-        for site, found in self._introduced(strangers, left).items():
-            entry = RosterEntry(site, self.deploy.number(site), found.samples, found.validation)
+        for site, introduction in self._introduced(strangers, left).items():
+            entry = RosterEntry(site, self.deploy.number(site), introduction.samples, introduction.validation)
             theirs = replace(offer.agreement, roster=offer.agreement.roster.joined(entry))
             self._agree([site], replace(offer, agreement=theirs), left)
 
 
 def _score(table: Mapping[str, Any], classes: int | None) -> float | None:
     """What a site says: an accuracy, or a squared error; anything else is none."""
-    found, most = table.get("score"), MOST_ERROR if classes is None else 1.0
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found <= most:
+    score, most = table.get("score"), MAX_SQUARED_ERROR if classes is None else 1.0
+    if not isinstance(score, int | float) or isinstance(score, bool) or not 0 <= score <= most:
         return None
-    return float(found)
+    return float(score)

@@ -21,7 +21,14 @@ from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
-from stratafl.deploy.agreement import MOST, Introduction, Offer, check_digests, check_names, described
+from stratafl.deploy.agreement import (
+    MAX_AGREEMENT_BYTES,
+    Introduction,
+    Offer,
+    check_digests,
+    check_names,
+    shareable_format,
+)
 from stratafl.errors import DamagedError, DataError, WireError, shown
 from stratafl.execute.exchange import SiteExchange, open_site, state_form
 from stratafl.execute.site import Site
@@ -36,6 +43,7 @@ class Working:
 
     site: Site
     scores: bool
+    digests: Mapping[str, str]  # of what all agree on, as this site computes them
     score: float | None = None
 
     def enrol(self) -> State:
@@ -49,15 +57,15 @@ class Working:
     def _scored(self, round: int, download: bytes, state: State) -> float | None:
         if not self.site.samples["test"]:
             return None
-        found = self.site.scores(round, self.site.received(round, state, download), "test")
+        scores = self.site.scores(round, self.site.received(round, state, download), "test")
         classes = self.site.runtime.federation.classes
-        score = float((found.loss if classes is None else found.hits).sum() / found.count.sum())
+        score = float((scores.loss if classes is None else scores.hits).sum() / scores.count.sum())
         return score if isfinite(score) else None
 
 
 @dataclass
-class Member:
-    """One site; `place` is where its samples are, which nobody else is told."""
+class SiteMember:
+    """One site; `place` is where its samples are, which stays a secret of the site."""
 
     folder: Path
     name: str
@@ -78,8 +86,8 @@ class Member:
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """What this site says of itself."""
         self._check_federation(table)
-        mine = self._federation(self._own_format)
-        return Introduction(self._own_format, *_counts(mine)).to_table()
+        federation = self._federation(self._own_format)
+        return Introduction(self._own_format, *_counts(federation)).to_table()
 
     def agree(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Take what was agreed on, if it is what this site said of itself; it is kept until another is agreed on."""
@@ -89,7 +97,7 @@ class Member:
         working = self._made(agreed)
         write_atomically(self.folder / AGREED, json.dumps(table).encode())
         self._working = working
-        return {"digests": dict(self._digests(agreed))}
+        return {"digests": dict(working.digests)}
 
     def round(self, data: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer to a message of the exchange, and what else the host is told."""
@@ -103,27 +111,29 @@ class Member:
     # Parts
 
     def _check_federation(self, table: Mapping[str, Any]) -> None:
-        mine = self.file.deploy.name
-        if table.get("federation") != mine:
-            raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{mine}'")
+        name = self.file.deploy.name
+        if table.get("federation") != name:
+            raise WireError(
+                f"this message is for federation '{shown(table.get('federation'))}', but this site is in '{name}'"
+            )
 
     def _check_format(self, agreed: SampleFormat) -> None:
         """Refuse to read samples in another way than its own: only classes and the order of columns come from others.
 
-        Whoever chose means and deviations, or a type with fewer bits, would choose what this site learns.
+        A host that chose means and deviations, or a type with fewer bits, would choose what this site learns.
         """
         try:
             check_names(agreed)
         except DataError as error:
             raise WireError(str(error)) from error
-        own = self._own_format
-        mine, theirs = own.preprocessing, agreed.preprocessing
-        alike = theirs.scaling == mine.scaling  # means and deviations are refused by `Agreement.from_table`
+        ours = self._own_format
+        reading, theirs = ours.preprocessing, agreed.preprocessing
+        alike = theirs.scaling == reading.scaling  # means and deviations are refused by `Agreement.from_table`
         if self.trains:
-            alike &= (theirs.dtype, agreed.own_columns, agreed.dtype) == (mine.dtype, own.own_columns, own.dtype)
+            alike &= (theirs.dtype, agreed.own_columns, agreed.dtype) == (reading.dtype, ours.own_columns, ours.dtype)
         if not alike:
-            told = "the host would have this site scale its samples in another way, or compute in another type"
-            raise WireError(f"{told}: ask it which site introduced that")
+            wrong = "the host asks this site to scale its samples in another way, or to compute in another type"
+            raise WireError(f"{wrong}: ask the host which site introduced that")
 
     def site(self) -> Site:
         """What this site computes with, as it was agreed on."""
@@ -140,28 +150,26 @@ class Member:
     def _kept(self) -> Offer:
         path = self.folder / AGREED
         if not path.exists():
-            raise WireError("this site has agreed on nothing yet: the host asks for that first")
+            raise WireError("this site has no agreement yet: the host sends one first")
         try:
-            return Offer.from_table(json_value(read_plain(path, MOST)))
+            return Offer.from_table(json_value(read_plain(path, MAX_AGREEMENT_BYTES)))
         except (WireError, ValueError) as error:
             raise DamagedError(f"'{path}' is damaged ({error}): the host sends it again when it starts") from error
 
     def _made(self, agreed: Offer) -> Working:
-        mine = self._federation(agreed.agreement.format)
+        federation = self._federation(agreed.agreement.format)
         entry = agreed.agreement.roster.entry(self.name)
-        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(mine)):
-            told = f"the host counts {entry.samples} training samples of this site, and it has others"
-            raise WireError(f"{told}: put back the samples with which it joined, which are agreed on until the end")
+        if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(federation)):
+            problem = f"the host expects {entry.samples} training samples of this site, which has others"
+            raise WireError(
+                f"{problem}: restore the samples with which the site joined; they cannot change before the end"
+            )
         blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
             raise WireError(wrong)
-        site = site_of(self.file.experiment, blueprint, mine, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores)
-
-    def _digests(self, agreed: Offer) -> Mapping[str, str]:
-        clients = len(self.file.deploy.sites)
-        return blueprint_of(self.file.experiment, agreed.agreement.format, clients, self.trust).digests
+        site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
+        return Working(site, self.file.deploy.scores, blueprint.digests)
 
     @cached_property
     def _own_format(self) -> SampleFormat:
@@ -175,7 +183,7 @@ def own_format(experiment: Experiment, place: str) -> SampleFormat:
     """The format of a site's own samples, without what they are like."""
     if experiment.data.normalise == "channel":  # its numbers would be part of the format, and leave the site
         raise DataError("data.normalise = 'channel' would need means over all sites: use 'half' or 'unit'")
-    return check_names(described(SampleFormat.of(site_samples(experiment, place))))
+    return check_names(shareable_format(SampleFormat.of(site_samples(experiment, place))))
 
 
 def site_samples(experiment: Experiment, place: str) -> Federation:
@@ -183,6 +191,6 @@ def site_samples(experiment: Experiment, place: str) -> Federation:
     return federation_of(with_values(experiment, {"data.name": place, "data.clients": 1, "data.partition": "iid"}))
 
 
-def _counts(mine: Federation) -> tuple[int, int]:
-    train, validation = (len(mine.splits[split].indices) for split in ("train", "validation"))
+def _counts(federation: Federation) -> tuple[int, int]:
+    train, validation = (len(federation.splits[split].indices) for split in ("train", "validation"))
     return train, validation

@@ -11,7 +11,7 @@ from stratafl.deploy.courier import Content, Delivered, Kind
 from stratafl.deploy.host import FOLDER
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import TYPES, content_of, read_content
-from stratafl.deploy.rounds import exchange, failed_sites, nodes_of_sites
+from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites
 from stratafl.errors import WireError
 
 app = ServerApp()

@@ -1,6 +1,6 @@
-"""Runs ServerApps of the own SuperLink, each in a process; every end is reported, with its reason.
+"""Runs the ServerApps of this host's SuperLink, each in a process, and reports every end with its reason.
 
-A ServerApp reports its own end once, and if the SuperLink is down at that moment, nobody would ever hear of it.
+A ServerApp reports its own end only once. If the SuperLink is down at that moment, the report would be lost.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
 
-from stratafl.deploy.certificates import MOST_BYTES, write_once
+from stratafl.deploy.certificates import MAX_KEY_BYTES, write_once
 from stratafl.deploy.processes import flower_command, log_to_stderr
-from stratafl.deploy.tasks import Runtime, kept_alive, report_end, tokens
+from stratafl.deploy.tasks import RuntimeApi, kept_alive, report_end, task_tokens
 from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
@@ -27,14 +27,14 @@ def main() -> None:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--root-certificates", type=Path, required=True)
     parser.add_argument("--secret", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     log_to_stderr()
-    runtime = Runtime(given.runtime, given.root_certificates)
-    for token in tokens(runtime, TaskType.SERVER_APP, read_plain(given.secret, MOST_BYTES)):
+    runtime = RuntimeApi(options.runtime, options.root_certificates)
+    for token in task_tokens(runtime, TaskType.SERVER_APP, read_plain(options.secret, MAX_KEY_BYTES)):
         _run(runtime, token)
 
 
-def _run(runtime: Runtime, token: str) -> None:
+def _run(runtime: RuntimeApi, token: str) -> None:
     log.info("a ServerApp starts")
     with TemporaryDirectory(prefix="stratafl-") as folder:  # only we can look into it; a command line is public
         write_once(Path(folder) / "token", token.encode())

@@ -36,12 +36,12 @@ class Serving:
     def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
         numbers = {self.sites.index(site): body for site, body in uploads.items()}
         done = self.server.absorb(round, state, numbers)
-        for each in done.outliers:
-            far = "far" if each.ratio is None else f"{each.ratio:g} times the median"
+        for outlier in done.outliers:
+            far = "far" if outlier.ratio is None else f"{outlier.ratio:g} times the median"
             log.warning(
-                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[each.client], far
+                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[outlier.client], far
             )
-        return done.server, {self.sites[each.client]: each.reason for each in done.left_out}
+        return done.server, {self.sites[outlier.client]: outlier.reason for outlier in done.left_out}
 
 
 def served(
@@ -64,7 +64,7 @@ def _secret(path: Path) -> bytes:
     """From the operating system, once: an absorbed round must have the same noise when it is absorbed again."""
     if not path.exists():
         write_once(path, token_bytes(SECRET))
-    found = read_plain(path, SECRET)
-    if len(found) != SECRET:
-        raise DamagedError(f"'{path}' is not {SECRET} bytes: remove it, and host again with a new secret")
-    return found
+    secret = read_plain(path, SECRET)
+    if len(secret) != SECRET:
+        raise DamagedError(f"'{path}' does not have {SECRET} bytes: remove it, and the host makes a new secret")
+    return secret

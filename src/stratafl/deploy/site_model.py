@@ -1,7 +1,7 @@
-"""The model that a site ends with, made anew from the site's own disk, where nothing is changed.
+"""A site's final model and its predictions, from the files in the site's folder, which are only read.
 
-It can be asked for while the site takes part, and by whoever can read the site's folder: from the agreement, the
-personal state and the last parcel follows the model, and from the site's own samples its preprocessing.
+The agreement, the personal state and the last parcel give the model; the site's own samples give its preprocessing.
+Anybody who can read the folder can build the model, also while the site takes part.
 """
 
 import csv
@@ -18,7 +18,7 @@ from torch import Tensor
 from stratafl.config.deployment import new_samples_of
 from stratafl.core.reprs import short_repr
 from stratafl.data.arrays import Array, plain_tensor
-from stratafl.deploy.member import AGREED, FILE, STATE, Member
+from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
 from stratafl.errors import DeployError, RunError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
@@ -27,39 +27,41 @@ from stratafl.export import Predictor
 from stratafl.files import atomically, check_new, explained, read_plain, write_atomically
 
 NODE = "node.toml"  # the name of the site, and where its samples are, as `strata join` was told
-MOST = 1 << 20  # bytes of that file
-AT_ONCE = 4096  # samples that are predicted together
+MAX_NODE_BYTES = 1 << 20  # bytes of that file
+PREDICTION_BATCH = 4096  # samples that are predicted together
 FORMATS = (".csv", ".npz")
 
 
-def member_in(folder: Path, *, trust: bool = False) -> Member:
+def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
     """The site that has this folder, with the samples that it joined with."""
     path = folder / NODE
     if not path.exists() or not (folder / FILE).exists():
-        raise DeployError(f"'{folder}' is not the folder of a site: give the one that 'strata join' made, sites/NAME")
+        raise DeployError(
+            f"'{folder}' is not the folder of a site: name the folder that 'strata join' made, sites/NAME"
+        )
     try:
         with explained("read", path):
-            known = tomllib.loads(read_plain(path, MOST).decode())
-        return Member(folder, str(known["site"]), str(known["data"]), trust)
+            node = tomllib.loads(read_plain(path, MAX_NODE_BYTES).decode())
+        return SiteMember(folder, str(node["site"]), str(node["data"]), trust)
     except (ValueError, KeyError) as error:
-        raise DeployError(f"'{path}' is damaged: 'strata join' writes it anew") from error
+        raise DeployError(f"'{path}' is damaged: run 'strata join' again, which rewrites it") from error
 
 
-def final_model(member: Member) -> Predictor:
+def final_model(member: SiteMember) -> Predictor:
     """The model that a site ends with, which takes raw samples."""
     root, federation = member.folder / STATE, member.file.deploy.name
     if not (member.folder / AGREED).exists() or not (site_folder(root, federation, member.name) / DELIVERED).exists():
-        wait = "the host sends it after the last round, to sites that have joined"
+        wait = "the host sends it after the last round to every site that has joined"
         raise DeployError(f"site '{member.name}' has no final model yet: {wait}")
     site = member.site()
     final = read_site(root, federation, member.name, state_form(site.enrol())).final()
     if final is None:
-        raise DeployError(f"site '{member.name}' has no final model any more: its folder was changed meanwhile")
+        raise DeployError(f"site '{member.name}' no longer has its final model: its folder was changed meanwhile")
     module = site.module(site.deployed(final.round, final.state, final.parcel))
     return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
 
 
-def check_table(path: Path) -> None:
+def check_prediction_file(path: Path) -> None:
     """Refuse a file for predictions that exists, or that is of no format that we write."""
     check_new([path])
     if path.suffix not in FORMATS:
@@ -82,7 +84,7 @@ class Predicted:
 
     def write(self, path: Path) -> None:
         """Write a CSV file or an npz file; one that exists is not overwritten."""
-        check_table(path)
+        check_prediction_file(path)
         if path.suffix == ".csv":
             write_atomically(path, self.csv().encode())
         else:
@@ -114,20 +116,20 @@ class Predicted:
         return {**named, "probabilities": probabilities}
 
 
-def predicted(member: Member, place: Path) -> Predicted:
+def predicted(member: SiteMember, place: Path) -> Predicted:
     """What a site's final model says of the samples in a file or folder."""
     model = final_model(member)
     agreed = member.agreed_format()
-    found = new_samples_of(member.file.experiment, agreed, place)
-    outputs = _outputs(model, found.x)
+    samples = new_samples_of(member.file.experiment, agreed, place)
+    outputs = _outputs(model, samples.x)
     if agreed.classes is None:
-        return Predicted(found.names, outputs, ())
+        return Predicted(samples.names, outputs, ())
     names = agreed.preprocessing.classes or tuple(map(str, range(agreed.classes)))
-    return Predicted(found.names, torch.softmax(outputs.double(), -1).float(), names)
+    return Predicted(samples.names, torch.softmax(outputs.double(), -1).float(), names)
 
 
 def _outputs(model: Predictor, x: Array) -> Tensor:
     samples = model.preprocessing.raw(plain_tensor(x, "x"))
     check_given(model.module, samples)
     with torch.no_grad():
-        return torch.cat([model(part) for part in samples.split(AT_ONCE)])
+        return torch.cat([model(part) for part in samples.split(PREDICTION_BATCH)])

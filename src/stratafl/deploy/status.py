@@ -1,4 +1,4 @@
-"""Where a federation stands, for whoever looks on: written by the ServerApp, shown by `strata host`."""
+"""The progress of a federation: the ServerApp writes it, `strata host` shows it."""
 
 import json
 import logging
@@ -12,9 +12,9 @@ from stratafl.files import json_value, read_plain, write_atomically
 
 log = logging.getLogger("stratafl.deploy")
 NAME = "status.json"
-MOST = 1 << 24  # bytes
-LONGEST = 300  # letters of a reason
-KEPT = 50  # lines that were said last
+MAX_STATUS_BYTES = 1 << 24  # bytes
+MAX_REASON_LETTERS = 300  # letters of a reason
+MAX_LINES = 50  # lines that were said last
 LASTING = ("set aside", "has its model")  # states of a site, connected or not
 
 
@@ -46,23 +46,23 @@ class Status:
 
     def seen(self, connected: Collection[str]) -> None:
         changed = False
-        for site, known in self._sites.items():
-            there = site in connected
-            if there == (known["state"] == "not connected") and known["state"] not in LASTING:
-                known["state"] = "connected" if there else "not connected"
+        for site, fields in self._sites.items():
+            is_connected = site in connected
+            if is_connected == (fields["state"] == "not connected") and fields["state"] not in LASTING:
+                fields["state"] = "connected" if is_connected else "not connected"
                 changed = True
-            if there:
-                known["seen"] = time.time()
+            if is_connected:
+                fields["seen"] = time.time()
         if changed:
             self._save()
 
     def uploaded(self, site: str, round: int, seconds: float, score: float | None, size: int) -> None:
-        known = {"state": "uploaded", "round": round + 1, "seconds": round_to(seconds), "bytes": size, "reason": ""}
-        self._site(site, **known, score=score, seen=time.time())
+        fields = {"state": "uploaded", "round": round + 1, "seconds": round_to(seconds), "bytes": size, "reason": ""}
+        self._site(site, **fields, score=score, seen=time.time())
 
     def left_out(self, site: str, round: int, reason: str) -> None:
         self.say(f"round {round}: the upload of '{site}' was left out: {reason}")
-        self._site(site, reason=shown(reason, LONGEST))
+        self._site(site, reason=shown(reason, MAX_REASON_LETTERS))
 
     def absorbed(self, round: int, seconds: float, uploads: int) -> None:
         log.info("round %d: %d uploads absorbed in %.1f s", round, uploads, seconds)
@@ -73,7 +73,7 @@ class Status:
 
     def failed(self, site: str, reason: str) -> None:
         log.warning("site '%s': %s", site, reason)
-        self._site(site, state="failed", reason=shown(reason, LONGEST))
+        self._site(site, state="failed", reason=shown(reason, MAX_REASON_LETTERS))
 
     def aside(self, site: str, reason: str) -> None:
         self.say(f"'{site}' is set aside: {reason}")
@@ -89,17 +89,17 @@ class Status:
 
     def say(self, line: str) -> None:
         log.info("%s", line)
-        self._note(said=[*self._about["said"], line][-KEPT:], lines=self._about["lines"] + 1)
+        self._note(said=[*self._about["said"], line][-MAX_LINES:], lines=self._about["lines"] + 1)
 
     def end(self, state: str, reason: str) -> None:
-        self._note(state=state, reason=shown(reason, LONGEST), ended=time.time())
+        self._note(state=state, reason=shown(reason, MAX_REASON_LETTERS), ended=time.time())
 
-    def _site(self, site: str, **known: Any) -> None:
-        self._sites[site] |= known
+    def _site(self, site: str, **fields: Any) -> None:
+        self._sites[site] |= fields
         self._save()
 
-    def _note(self, **known: Any) -> None:
-        self._about |= known
+    def _note(self, **fields: Any) -> None:
+        self._about |= fields
         self._save()
 
     def _save(self) -> None:
@@ -116,9 +116,9 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json_value(read_plain(path, MOST))
+        status = json_value(read_plain(path, MAX_STATUS_BYTES))
     except ValueError as error:
-        raise DamagedError(f"'{path}' is damaged: it is written anew when the federation goes on") from error
-    if not isinstance(found, dict):
+        raise DamagedError(f"'{path}' is damaged: the next round rewrites it") from error
+    if not isinstance(status, dict):
         raise DeployError(f"'{path}' is not the status of a federation")
-    return found
+    return status

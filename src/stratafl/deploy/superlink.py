@@ -1,7 +1,7 @@
 """Flower's SuperLink, with a control API that asks for a token, sites that speak for themselves, and patience.
 
-flwr serves the control API to whoever reaches its port, and a run is code: on a machine that others use too, loopback
-is no protection. And it takes a run for dead if no heartbeat reached it for a minute, even if it was down itself; our
+flwr serves the control API to every client of its port, and a run is code: on a shared machine, loopback is no
+protection. And it takes a run for dead if no heartbeat reached it for a minute, even if it was down itself; our
 `server_tasks.py` says when a ServerApp dies, so half an hour does no harm. A request that finds the database locked for
 5 seconds fails, which large messages on a slow disk can take. What the host asks twice a second is not logged, which
 would be 40 MB a day. `python -m stratafl.deploy.superlink TOKENFILE …` takes the options of `flower-superlink`.
@@ -24,7 +24,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
-from stratafl.deploy.certificates import MOST_BYTES
+from stratafl.deploy.certificates import MAX_KEY_BYTES
 from stratafl.files import read_plain
 
 PATIENCE = 60  # intervals of 30 s without a heartbeat, after which a ServerApp counts as dead; in flwr 2
@@ -33,7 +33,7 @@ ASKED_OFTEN = ("ControlServicer.ListNodes", "ControlServicer.ListRuns", "/v1/con
 
 
 class TokenAuthn(NoOpControlAuthnPlugin):
-    """One account, for whoever knows the token."""
+    """One account, for clients that know the token."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class TokenAuthn(NoOpControlAuthnPlugin):
     def validate_tokens_in_metadata(
         self, metadata: Sequence[tuple[str, str | bytes]]
     ) -> tuple[bool, AccountInfo | None]:
-        given = dict(metadata).get(ACCESS_TOKEN_KEY, "")
-        given = given.encode(errors="replace") if isinstance(given, str) else given
-        return super().validate_tokens_in_metadata(metadata) if compare_digest(given, self._token) else (False, None)
+        token = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+        token = token.encode(errors="replace") if isinstance(token, str) else token
+        return super().validate_tokens_in_metadata(metadata) if compare_digest(token, self._token) else (False, None)
 
 
 def refuse_messages_for_others() -> None:
@@ -54,8 +54,8 @@ def refuse_messages_for_others() -> None:
 
     def pushed(request: PushMessagesRequest, state: Any) -> Any:
         about = [message.metadata for message in request.messages_list]
-        own = [(request.node.node_id, SUPERLINK_NODE_ID)]
-        if [(each.src_node_id, each.dst_node_id) for each in about] != own or not about[0].reply_to_message_id:
+        allowed = [(request.node.node_id, SUPERLINK_NODE_ID)]
+        if [(each.src_node_id, each.dst_node_id) for each in about] != allowed or not about[0].reply_to_message_id:
             raise HTTPException(403, "a site may push one message: its own reply to the host")
         return push(request=request, state=state)
 
@@ -64,8 +64,10 @@ def refuse_messages_for_others() -> None:
 
 def worth_a_line(line: logging.LogRecord) -> bool:
     """Whether something is not what the host asks all the time, or was refused."""
-    said = line.getMessage()
-    return not any(each in said for each in ASKED_OFTEN) or (line.name == "uvicorn.access" and not said.endswith("200"))
+    message = line.getMessage()
+    return not any(each in message for each in ASKED_OFTEN) or (
+        line.name == "uvicorn.access" and not message.endswith("200")
+    )
 
 
 def be_patient() -> None:
@@ -79,7 +81,7 @@ def be_patient() -> None:
 def main() -> None:
     for logger in ("flwr", "uvicorn.access"):
         logging.getLogger(logger).addFilter(worth_a_line)
-    token = read_plain(Path(sys.argv.pop(1)), MOST_BYTES).decode()
+    token = read_plain(Path(sys.argv.pop(1)), MAX_KEY_BYTES).decode()
     command: Any = import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of that name
     command.load_control_authn_plugin = lambda: TokenAuthn(token)  # host.py checks that it is in force
     refuse_messages_for_others()

@@ -1,7 +1,7 @@
-"""Flower's SuperNode, ended when its work ends, and without messages that nobody will complete.
+"""Flower's SuperNode, which ends when its work ends and drops messages that will never be complete.
 
 If its main thread fails, for example at a 500 of the SuperLink, `flower-supernode` lives on in the thread of its HTTP
-server, connected to nobody. `python -m stratafl.deploy.supernode …` takes the same options and then ends, so that
+server, without a connection. `python -m stratafl.deploy.supernode …` takes the same options and then ends, so that
 `site.py` sees it.
 
 If a run ends while one of its messages is being received, flwr forgets about the message, but not its task. Whoever
@@ -25,7 +25,7 @@ from flwr.supernode.cli import flower_supernode
 
 from stratafl.deploy.processes import RETRY
 
-SOON = (0.5, 1.0, 2.0)  # seconds before each of the first polls after an answer
+FIRST_POLL_SECONDS = (0.5, 1.0, 2.0)  # seconds before each of the first polls after an answer
 
 
 class OneMessage:
@@ -34,33 +34,33 @@ class OneMessage:
     def __init__(self, pull: Callable[..., int | None], push: Callable[..., None]) -> None:
         self._pull, self._push, self._message, self._pauses = pull, push, "", list[float]()
 
-    def pull(self, **given: Any) -> int | None:
+    def pull(self, **arguments: Any) -> int | None:
         """Receive a message; None if there is none, after an answer also when asked again soon."""
-        run = self._pull_once(**given)
+        run = self._pull_once(**arguments)
         while run is None and not self._message and self._pauses:
             time.sleep(self._pauses.pop(0))
-            run = self._pull_once(**given)
+            run = self._pull_once(**arguments)
         return run
 
-    def _pull_once(self, *, state: Any, object_store: Any, receive: Callable[[], Any], **given: Any) -> int | None:
+    def _pull_once(self, *, state: Any, object_store: Any, receive: Callable[[], Any], **arguments: Any) -> int | None:
         """Nothing is left of a message that was not received whole."""
         self._message = ""
 
         def noted() -> Any:
-            found = receive()
-            self._message = "" if found is None else found[0].metadata.message_id
-            return found
+            message = receive()
+            self._message = "" if message is None else message[0].metadata.message_id
+            return message
 
-        run = self._pull(state=state, object_store=object_store, receive=noted, **given)
+        run = self._pull(state=state, object_store=object_store, receive=noted, **arguments)
         if run is None and self._message:
             state.delete_messages(message_ids=[self._message])
             object_store.delete(self._message)
         return run
 
-    def push(self, *, state: Any, object_store: Any, **given: Any) -> None:
+    def push(self, *, state: Any, object_store: Any, **arguments: Any) -> None:
         """Wait for the answer to that message, and send it."""
-        self._push(state=_Answers(state, object_store, self._message), object_store=object_store, **given)
-        self._pauses = list(SOON)
+        self._push(state=_Answers(state, object_store, self._message), object_store=object_store, **arguments)
+        self._pauses = list(FIRST_POLL_SECONDS)
 
 
 class _Answers:
@@ -73,18 +73,18 @@ class _Answers:
         return getattr(self._state, name)
 
     def get_messages_legacy(self, **asked: Any) -> list[Any]:
-        found = self._state.get_messages_legacy(**asked)
-        for reply in found:
+        replies = self._state.get_messages_legacy(**asked)
+        for reply in replies:
             if reply.metadata.reply_to_message_id != self._message:
                 self._state.delete_messages(message_ids=[reply.metadata.message_id])
                 self._object_store.delete(reply.metadata.message_id)
-        return [reply for reply in found if reply.metadata.reply_to_message_id == self._message]
+        return [reply for reply in replies if reply.metadata.reply_to_message_id == self._message]
 
 
 def main() -> None:
     client: Any = import_module("flwr.supernode.start_client_internal")
-    one = OneMessage(client._pull_and_store_message, client._push_messages)
-    client._pull_and_store_message, client._push_messages = one.pull, one.push
+    turns = OneMessage(client._pull_and_store_message, client._push_messages)
+    client._pull_and_store_message, client._push_messages = turns.pull, turns.push
     retries: Any = import_module("flwr.supercore.retry.http_retry")
     retries.MAX_RETRY_DELAY = RETRY
     code = 1

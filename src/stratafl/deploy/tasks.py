@@ -1,6 +1,6 @@
 """Tasks of a SuperLink or a SuperNode: what `flower-superexec` does, with a secret, and with ends that are reported.
 
-Flower hands each run (at the SuperLink) and each message (at a SuperNode) to whoever asks its Runtime API for a task.
+Flower hands each run (at the SuperLink) and each message (at a SuperNode) to a client that asks its Runtime API.
 `server_tasks.py` and `client_tasks.py` ask, and only they know the secret.
 """
 
@@ -23,7 +23,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from stratafl.deploy.certificates import MOST_BYTES
+from stratafl.deploy.certificates import MAX_KEY_BYTES
 from stratafl.files import read_plain
 
 _PAUSE = 0.2  # seconds between two questions; flower-superexec takes 1
@@ -34,7 +34,7 @@ _PROTECTED = ("/flwr.proto.Runtime/AcquireTask",)
 
 
 @dataclass(frozen=True)
-class Runtime:
+class RuntimeApi:
     """Where a Runtime API is; without root certificates the connection is plain, which only loopback may be."""
 
     address: str
@@ -50,27 +50,27 @@ class Runtime:
             interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED))
         if token:
             interceptors.append(RuntimeTokenHttpInterceptor(token))
-        certificates = read_plain(self.root_certificates, MOST_BYTES) if self.root_certificates else None
+        certificates = read_plain(self.root_certificates, MAX_KEY_BYTES) if self.root_certificates else None
         invoker = make_simple_http_retry_invoker() if retries else None
         return RuntimeHttpClient.from_server_address(
             self.address, certificates is None, certificates, interceptors, retry_invoker=invoker
         )
 
 
-def tokens(runtime: Runtime, kind: TaskType, secret: bytes) -> Iterator[str]:
+def task_tokens(runtime: RuntimeApi, kind: TaskType, secret: bytes) -> Iterator[str]:
     """The tokens of tasks of this kind, one after the other, for ever."""
     client = runtime.client(secret=secret)
     request = AcquireTaskRequest(supported_task_types=[kind])
     while True:
-        found = client.AcquireTask(request)
-        if found.HasField("task") and found.token:
-            yield found.token
+        acquired = client.AcquireTask(request)
+        if acquired.HasField("task") and acquired.token:
+            yield acquired.token
         else:
             time.sleep(_PAUSE)
 
 
 @contextmanager
-def kept_alive(runtime: Runtime, token: str) -> Iterator[None]:
+def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
     """Send heartbeats for a task while its process starts and runs.
 
     Flower takes a task back that is silent for 30 s, and a ServerApp that imports torch on a busy machine is: it would
@@ -101,11 +101,11 @@ def _until_refused(beat: Callable[[], None]) -> None:
         beat()
 
 
-def report_end(runtime: Runtime, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
+def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
     """Say how a task ended, once more where its process may not have been heard; whether the SuperLink knows it now.
 
-    A task whose end is known is refused. An outage of the SuperLink is waited out: by itself it would notice after half
-    an hour (`superlink.py`) that nobody works on the task any more.
+    A task whose end is known is refused. An outage of the SuperLink is waited out: without a report it
+    would take half an hour (`superlink.py`) to notice that the task has ended.
     """
     latest = time.monotonic() + patience
     with closing(runtime.client(token=token, retries=False)) as client:

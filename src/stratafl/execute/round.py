@@ -1,7 +1,7 @@
 """One round, the same for every executor: download · receive · work · inspect · fold, group by group, then absorb."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -67,7 +67,7 @@ def unwatched(state: State | Parcel) -> None:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a round cost, and which clients were left out or stand out."""
+    """What a round cost, which clients were left out, and whose updates stand out."""
 
     cohort: Tensor
     down: Bytes
@@ -81,7 +81,7 @@ class Report:
     @property
     def took_part(self) -> Tensor:
         """`[C]` booleans: whose upload was not left out."""
-        return ~torch.isin(self.cohort, torch.tensor([each.client for each in self.left_out], dtype=torch.int64))
+        return _not_among(self.cohort, self.left_out)
 
     @property
     def present(self) -> Tensor:
@@ -91,25 +91,46 @@ class Report:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class GroupReport:
-    """The bytes of a group of clients, what its steps noted, and what was found in its uploads."""
+    """The bytes of a group of clients, what its steps noted, and what the server found in its uploads."""
 
     ids: Tensor
     down: Bytes
     up: Bytes
     notes: Mapping[str, Tensor]
-    found: Inspection
-    served: float  # seconds of the server
+    inspection: Inspection
+    server_seconds: float
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class _GroupWork:
+    """What a group of clients did in a round, before the server looks at its uploads."""
+
+    ids: Tensor
+    parcel: Parcel  # what the server sent
+    received: Rows  # the clients' models after `receive`
+    trained: Rows
+    state: State  # what the clients would keep
+    upload: Parcel
+    notes: Mapping[str, Tensor]
+
+    def only(self, accepted: Tensor, device: torch.device) -> "_GroupWork":
+        """The work of those clients whose uploads are accepted, by their places in the group."""
+        if len(accepted) == len(self.ids):
+            return self
+        places = accepted.to(device)
+        received, trained = ({name: x[places] for name, x in rows.items()} for rows in (self.received, self.trained))
+        state = pick(self.state, places)
+        return replace(self, ids=self.ids[accepted], received=received, trained=trained, state=state)
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
 class RoundRun:
-    """A round to run; nothing given is written to.
+    """A round to run; nothing that it is given is written to.
 
-    `examine` is shown each group's models as received and right after training, which are not kept. A client whose
-    upload is left out keeps the state it had before; if all are left out, so does the server. Which updates are too
-    long is known when all have arrived: the round is then repeated without those clients, from the states it began
-    with, so that no uploads are kept for it.
+    `examine` sees each group's models as received and right after training, which are not kept. A client whose upload
+    is left out keeps the state that it had before the round. If all uploads are left out, so does the server.
     """
 
     sim: SimulationContext
@@ -122,143 +143,174 @@ class RoundRun:
     watched: bool = False
 
     def run(self) -> tuple[State, ClientStates, Report]:
-        """The server's next state, the next states of this process's clients, and a report."""
-        server, kept, report, far = self._run()
-        if not far:
-            return server, kept, report
+        """The server's next state, the next states of this process's clients, and a report.
+
+        Which updates are too long is known only when all have arrived. The round is then repeated without those
+        clients, from the states it began with: keeping all uploads instead would take the memory of a whole cohort.
+        """
+        server, states, report, too_long_updates = self._run_once()
+        if not too_long_updates:
+            return server, states, report
         if isinstance(self.examine, Examiner):
             self.examine.restart()
-        away = torch.tensor([each.client for each in far], dtype=torch.int64)
-        again = replace(self, ids=self.ids[~torch.isin(self.ids, away)])
-        if len(again.ids) == 0:
-            return self.server, self.clients, _left_out(report, far)
-        server, kept, repeated, _ = again._run()
-        return server, kept, _repeated(report, far, repeated)
+        without = replace(self, ids=self.ids[_not_among(self.ids, too_long_updates)])
+        if len(without.ids) == 0:
+            return self.server, self.clients, _with_left_out(report, too_long_updates)
+        server, states, repeated, _ = without._run_once()
+        return server, states, _of_both_passes(report, too_long_updates, repeated)
 
-    def _run(self) -> tuple[State, ClientStates, Report, tuple[LeftOut, ...]]:
+    def _run_once(self) -> tuple[State, ClientStates, Report, tuple[LeftOut, ...]]:
         """The round with all of its clients, and those whose update is too long."""
-        sim, rnd, ids, server, process_group = self.sim, self.rnd, self.ids, self.server, self.executor.process_group
+        sim, rnd, ids, process_group = self.sim, self.rnd, self.ids, self.executor.process_group
         now = sim.runtime.now
         if len(ids) == 0:
             raise DataError("the cohort is empty: a round needs at least one client")
-        total, kept, reports = Total(), self.clients, list[GroupReport]()
-        sim.upload_form(rnd, server)  # once for each phase, and no client's time
+        sim.upload_form(rnd, self.server)  # found once for each phase; here, so that it is not counted as training
         begin = now()
-        for group in self.executor.groups(sim, ids):
-            total, kept, report = self._run_group(total, kept, group)
-            reports.append(report)
-            if sim.round_limit is not None:
-                release_freed_memory()
-        mine = sum(report.served for report in reports)
+        total, states, reports = self._run_groups()
+        own_seconds = sum(report.server_seconds for report in reports)
         # The process that is done first waits here for the others.
-        reports = [report for each in process_group.gather(reports) for report in each]
-        paused = now()
-        left_out, named, far = _flagged(reports, ids, sim.norm_limit)
-        present = ids[~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))]
-        with self.executor.stage("absorb", ids, rnd.layout) as watch:
-            if len(present):
-                total = process_group.merge(total, present, sim.requires.rows)
-            if len(present) or sim.requires.noise:
-                server = sim.absorbed(rnd, server, total)
-            watch(server)
-        served = mine + now() - paused
+        reports = [report for of_process in process_group.gather(reports) for report in of_process]
+        all_arrived = now()
+        left_out, outlying, too_long_updates = _flagged(reports, ids, sim.norm_limit)
+        server = self._absorbed(total, ids[_not_among(ids, left_out)])
+        server_seconds = own_seconds + now() - all_arrived
         down, up, notes = _summed(reports, ids)
-        done = Report(ids, down, up, notes, now() - begin - served, served, left_out, named)
-        return server, kept, done, far
+        train_seconds = now() - begin - server_seconds
+        report = Report(ids, down, up, notes, train_seconds, server_seconds, left_out, outlying)
+        return server, states, report, too_long_updates
 
-    def _run_group(self, total: Total, kept: ClientStates, group: Tensor) -> tuple[Total, ClientStates, GroupReport]:
-        """The work of a group, folded into the total; a function of its own, so that its tensors are freed."""
-        sim, rnd, executor, device = self.sim, self.rnd, self.executor, self.sim.runtime.device
-        carry, layout, algorithm, now = executor.carry, rnd.layout, sim.algorithm, sim.runtime.now
+    def _run_groups(self) -> tuple[Total, ClientStates, list[GroupReport]]:
+        """The work of this process's clients, group by group."""
+        total, states, reports = Total(), self.clients, list[GroupReport]()
+        for group in self.executor.groups(self.sim, self.ids):
+            total, states, report = self._run_group(total, states, group)
+            reports.append(report)
+            if self.sim.round_limit is not None:
+                release_freed_memory()
+        return total, states, reports
+
+    def _run_group(self, total: Total, states: ClientStates, group: Tensor) -> tuple[Total, ClientStates, GroupReport]:
+        """The work of a group, folded into the total. A function of its own, so that its tensors are freed."""
+        sim, rnd, layout, now = self.sim, self.rnd, self.rnd.layout, self.sim.runtime.now
+        work, down = self._work(group)
+        form = sim.upload_form(rnd, self.server)
+        up = _upload_bytes(work.upload, form, layout, len(group))
+        _check_rows(sim, up, len(group), len(self.ids))
+        if sim.runtime.device.type == "cuda":
+            # Otherwise the time of training would be counted where its result is first read.
+            torch.cuda.synchronize(sim.runtime.device)
+        begin = now()
+        with self.executor.stage("fold", group, layout):
+            uploads, inspection = self._arrived(work, form)
+            accepted = work.only(inspection.sound, sim.runtime.device)
+            if len(accepted.ids) < len(group):
+                uploads = uploads.pick(inspection.sound.to(sim.runtime.device))
+            if len(accepted.ids):
+                total = sim.algorithm.fold(rnd, self.server, total, uploads, accepted.ids)
+        report = GroupReport(group, down, up, work.notes, inspection, now() - begin)
+        if len(accepted.ids):
+            if self.examine is not None:
+                self.examine(accepted.ids, accepted.received, accepted.trained)
+            # Group by group, so that no more than one group's states are held in RAM.
+            states = states.updated(accepted.ids.tolist(), accepted.state)
+        return total, states, report
+
+    def _work(self, group: Tensor) -> tuple[_GroupWork, Bytes]:
+        """What the clients of a group do from their download to their upload, and the bytes that they download."""
+        sim, rnd, stage, layout = self.sim, self.rnd, self.executor.stage, self.rnd.layout
         task = sim.task(group, rnd, self.watched)
-        with executor.stage("download", group, layout) as watch:
-            parcel = algorithm.download(rnd, self.server, group)
+        with stage("download", group, layout) as watch:
+            parcel = sim.algorithm.download(rnd, self.server, group)
             down = count_bytes(parcel, layout, len(group))
             watch(parcel)
-        with executor.stage("receive", group, layout) as watch:
-            client = algorithm.receive(rnd, sim.client_states(self.clients, group), carry(parcel, layout), task)
+        with stage("receive", group, layout) as watch:
+            arrived = self.executor.carry(parcel, layout)
+            client = sim.algorithm.receive(rnd, sim.client_states(self.clients, group), arrived, task)
             watch(client)
-        with executor.stage("work", group, layout) as watch:
-            state, upload, trained = algorithm.work(rnd, client, task)
+        with stage("work", group, layout) as watch:
+            state, upload, trained = sim.algorithm.work(rnd, client, task)
             watch(state)
             watch(upload)
-        form = sim.upload_form(rnd, self.server)
-        up = _upload_bytes(upload, form, layout, len(group))
-        _check_rows(sim, up, len(group), len(self.ids))
-        if device.type == "cuda":  # else the time of training would be counted where its result is read
-            torch.cuda.synchronize(device)
-        paused, received, sound = now(), rows_of(client, algorithm.row), group
-        # With a limit, updates count from what a server in a deployment knows: what it sent.
-        start = {algorithm.row: Field(received)} if sim.norm_limit is None else parcel
-        with executor.stage("fold", group, layout) as watch:
-            arrived, found = self._arrived(upload, form, state, start, group)
-            if len(found.sound) < len(group):
-                there = found.sound.to(device)
-                sound, arrived, state = group[found.sound], arrived.pick(there), pick(state, there)
-                received, trained = ({name: x[there] for name, x in rows.items()} for rows in (received, trained))
-            if len(sound):
-                total = algorithm.fold(rnd, self.server, total, arrived, sound)
-        report = GroupReport(group, down, up, dict(task.notes), found, now() - paused)
-        if len(sound):
-            if self.examine is not None:
-                self.examine(sound, received, trained)
-            kept = kept.updated(sound.tolist(), state)  # group by group, so that no cohort is held in RAM
-        return total, kept, report
+        received = rows_of(client, sim.algorithm.row)
+        return _GroupWork(group, parcel, received, trained, state, upload, dict(task.notes)), down
 
-    def _arrived(
-        self, upload: Parcel, form: Form, state: State, received: Mapping[str, Field], group: Tensor
-    ) -> tuple[Parcel, Inspection]:
+    def _arrived(self, work: _GroupWork, form: Form) -> tuple[Parcel, Inspection]:
         """The uploads of a group as the server gets them, and what it finds in them."""
-        sim, layout = self.sim, self.rnd.layout
+        sim, layout, clients = self.sim, self.rnd.layout, len(work.ids)
         try:
-            arrived = self.executor.carry(upload, layout, form)
+            arrived = self.executor.carry(work.upload, layout, form)
         except WireError as error:
-            return Parcel({}), Inspection.refused(str(error), len(group))
-        wrong = misfit(arrived, form, layout, len(group))
+            return Parcel({}), Inspection.refused(str(error), clients)
+        wrong = misfit(arrived, form, layout, clients)
         if wrong:
-            return arrived, Inspection.refused(wrong, len(group))
-        opened = sim.algorithm.open(self.rnd, self.server, arrived, group)
-        samples = sim.samples[group]
+            return arrived, Inspection.refused(wrong, clients)
+        opened = sim.algorithm.open(self.rnd, self.server, arrived, work.ids)
         limited = sim.norm_limit is not None
-        return opened.uploads, inspect(arrived, form, state, received, samples, layout, opened, limited=limited)
+        # With a limit, updates count from what a server in a deployment knows: what it sent.
+        start = work.parcel if limited else {sim.algorithm.row: Field(work.received)}
+        samples = sim.samples[work.ids]
+        return opened.uploads, inspect(arrived, form, work.state, start, samples, layout, opened, limited=limited)
+
+    def _absorbed(self, total: Total, present: Tensor) -> State:
+        """The server's next state, from the uploads of the clients that are present."""
+        sim, server = self.sim, self.server
+        with self.executor.stage("absorb", self.ids, self.rnd.layout) as watch:
+            if len(present):
+                total = self.executor.process_group.merge(total, present, sim.requires.rows)
+            if len(present) or sim.requires.noise:
+                server = sim.absorbed(self.rnd, server, total)
+            watch(server)
+        return server
+
+
+def _not_among(ids: Tensor, left_out: Sequence[LeftOut]) -> Tensor:
+    """`[C]` booleans: which of the clients are none of these."""
+    return ~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))
 
 
 def _flagged(
     reports: list[GroupReport], ids: Tensor, limit: float | None
 ) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...], tuple[LeftOut, ...]]:
     """Clients that were left out, outliers, and those above the limit, from all groups in the order of the cohort."""
-    each = [
-        found
-        for s in reports
-        for found in zip(s.ids.tolist(), s.found.reasons, s.found.norms, s.found.parts, strict=True)
+    place = {client: position for position, client in enumerate(ids.tolist())}
+    inspected = [
+        client_findings
+        for report in reports
+        for client_findings in zip(
+            report.ids.tolist(),
+            report.inspection.reasons,
+            report.inspection.norms,
+            report.inspection.parts,
+            strict=True,
+        )
     ]
-    place = {client: at for at, client in enumerate(ids.tolist())}
-    each.sort(key=lambda found: place[found[0]])
-    left_out = tuple(LeftOut(client, reason) for client, reason, *_ in each if reason)
-    sound = [found for found in each if not found[1]]
+    inspected.sort(key=lambda client_findings: place[client_findings[0]])
+    left_out = tuple(LeftOut(client, reason) for client, reason, *_ in inspected if reason)
+    sound = [(client, norm, parts) for client, reason, norm, parts in inspected if not reason]
     clients = [client for client, *_ in sound]
     return (
         left_out,
-        outliers(clients, [norm for _, _, norm, _ in sound]),
+        outliers(clients, [norm for _, norm, _ in sound]),
         too_long(clients, [parts for *_, parts in sound], limit),
     )
 
 
-def _repeated(first: Report, far: tuple[LeftOut, ...], again: Report) -> Report:
+def _of_both_passes(first: Report, too_long_updates: tuple[LeftOut, ...], repeated: Report) -> Report:
     """The report of a round that was repeated without some clients: all have worked and sent their bytes."""
     return replace(
-        _left_out(first, far),
-        train_seconds=first.train_seconds + again.train_seconds,
-        server_seconds=first.server_seconds + again.server_seconds,
+        _with_left_out(first, too_long_updates),
+        train_seconds=first.train_seconds + repeated.train_seconds,
+        server_seconds=first.server_seconds + repeated.server_seconds,
     )
 
 
-def _left_out(first: Report, far: tuple[LeftOut, ...]) -> Report:
-    reasons = {each.client: each for each in (*first.left_out, *far)}
+def _with_left_out(report: Report, too_long_updates: tuple[LeftOut, ...]) -> Report:
+    reasons = {each.client: each for each in (*report.left_out, *too_long_updates)}
     return replace(
-        first,
-        left_out=tuple(reasons[client] for client in first.cohort.tolist() if client in reasons),
-        outliers=tuple(each for each in first.outliers if each.client not in reasons),
+        report,
+        left_out=tuple(reasons[client] for client in report.cohort.tolist() if client in reasons),
+        outliers=tuple(each for each in report.outliers if each.client not in reasons),
     )
 
 
@@ -266,22 +318,25 @@ def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, Stat
     """The bytes down and up and the notes of all groups, in the order of the cohort; a group without a note has 0."""
     order = places(torch.cat([report.ids for report in reports]), ids)
     down, up = (sum(side[1:], side[0]) for side in zip(*((report.down, report.up) for report in reports), strict=True))
-    like = {name: value for report in reports for name, value in report.notes.items()}
-    each = [
-        torch.cat([s.notes[name] if name in s.notes else one.new_zeros(len(s.ids), *one.shape[1:]) for s in reports])
-        for name, one in like.items()
-    ]
-    notes: State = {name: values[order] for name, values in zip(like, on_host(each), strict=True)}
+    examples = {name: value for report in reports for name, value in report.notes.items()}
+
+    def noted(report: GroupReport, name: str, example: Tensor) -> Tensor:
+        if name in report.notes:
+            return report.notes[name]
+        return example.new_zeros(len(report.ids), *example.shape[1:])
+
+    columns = [torch.cat([noted(report, *named) for report in reports]) for named in examples.items()]
+    notes: State = {name: values[order] for name, values in zip(examples, on_host(columns), strict=True)}
     return replace(down, clients=down.clients[order]), replace(up, clients=up.clients[order]), notes
 
 
 def _upload_bytes(upload: Parcel, form: Form, layout: Layout, clients: int) -> Bytes:
-    """The bytes of uploads; of those that have another form, whose layers may be anything, only how many."""
+    """The bytes of uploads. Those of another form may have any layers, so theirs are not counted by layer."""
     if not misfit(upload, form, layout, clients):
         return count_bytes(upload, layout, clients)
-    each = sum(stored_bytes({name: field.value}) for name, field in upload.items()) // clients
-    none = torch.zeros(len(layout.layers), dtype=torch.int64)
-    return Bytes(torch.full((clients,), each), none, each * clients, none)
+    per_client = sum(stored_bytes({name: field.value}) for name, field in upload.items()) // clients
+    unknown_layers = torch.zeros(len(layout.layers), dtype=torch.int64)
+    return Bytes(torch.full((clients,), per_client), unknown_layers, per_client * clients, unknown_layers)
 
 
 def _check_rows(sim: SimulationContext, upload: Bytes, group: int, cohort: int) -> None:

@@ -52,12 +52,12 @@ class Predictor(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        given: Tensor = self.module(self.inputs(x))
+        outputs: Tensor = self.module(self.inputs(x))
         if self.preprocessing.targets is None:
-            return given
-        shape = given.shape[1:] if len(self.target_mean) > 1 else ()
+            return outputs
+        shape = outputs.shape[1:] if len(self.target_mean) > 1 else ()
         mean, deviation = self.target_mean.reshape(shape), self.target_deviation.reshape(shape)
-        return (given.double() * deviation + mean).to(given.dtype)
+        return (outputs.double() * deviation + mean).to(outputs.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples as the model takes them, with the same arithmetic as in training."""

@@ -187,9 +187,9 @@ class HeadExtension:
     def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         original = _head(module, head)
         features, outputs = _sizes(module, example, original, head)
-        made = _composed(self.kind, original, features, outputs, classes)
+        composed = _composed(self.kind, original, features, outputs, classes)
         like = next(original.parameters())
-        return replace_head(module, head, made.to(like.device, like.dtype).train(original.training))
+        return replace_head(module, head, composed.to(like.device, like.dtype).train(original.training))
 
 
 def replace_head(module: nn.Module, path: str, head: nn.Module) -> nn.Module:
@@ -231,13 +231,13 @@ def _composed(
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     out, width = weight.shape
-    made: nn.Linear = nn.utils.skip_init(
+    linear: nn.Linear = nn.utils.skip_init(
         nn.Linear, width, out, bias=bias is not None
     )  # a draw would change the next part's
-    made.weight = nn.Parameter(weight)
+    linear.weight = nn.Parameter(weight)
     if bias is not None:
-        made.bias = nn.Parameter(bias)
-    return made
+        linear.bias = nn.Parameter(bias)
+    return linear
 
 
 def _taken_bias(head: nn.Module) -> Tensor:
@@ -260,8 +260,8 @@ def _sizes(module: nn.Module, example: Tensor, head: nn.Module, path: str) -> tu
         return (head.in_features,), (head.out_features,)
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    def see(_: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        seen.append((tuple(given[0].shape[1:]), tuple(out.shape[1:])))
+    def see(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        seen.append((tuple(inputs[0].shape[1:]), tuple(out.shape[1:])))
 
     dtype = next(module.parameters()).dtype
     hook = head.register_forward_hook(see)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.experiment import from_tables, to_tables
-from stratafl.config.metrics import stored_metric
-from stratafl.config.tables import EvaluateTable
+from stratafl.config.metric_choice import stored_metric
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
@@ -217,6 +217,17 @@ def measured_by(one: Outcome, metric: Metric) -> Outcome:
     evaluate = {**one.config["evaluate"], "metric": metric.name, "average": average, "better": better}
     config, values = {**one.config, "evaluate": evaluate}, MetricValues.of(metric, found)
     return replace(one, config=config, values=values, selection_table=one.selection)
+
+
+def is_imported(metric: Metric) -> bool:
+    """Whether it is code of your own, which no report runs."""
+    return ":" in metric.name
+
+
+def stored_predictions(outcomes: Iterable[Outcome]) -> dict[Path, Predictions]:
+    """The predictions of those runs that have stored some, by their folders."""
+    stored = ((outcome.folder, outcome.predictions) for outcome in outcomes)
+    return {folder: predictions for folder, predictions in stored if predictions is not None and len(predictions)}
 
 
 def read_outcome(folder: Path) -> Outcome:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +21,9 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.metrics import with_metric
-from stratafl.config.migrations import numbered
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.metric_choice import with_metric
+from stratafl.config.migrations import with_format
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
@@ -41,7 +41,6 @@ from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predic
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
-from stratafl.runtime.joining import this_run
 
 SAVING = 0.05  # at most this share of the time goes into checkpoints, if their number is not fixed
 
@@ -65,7 +64,7 @@ class Run:
         experiment: Experiment,
         sim: Simulation,
         process_group: ProcessGroup = SINGLE_PROCESS,
-        trust: Trust | bool = NOTHING,
+        trust: Trust | bool = NO_TRUST,
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place, self._trust = folder.absolute(), trust
@@ -105,7 +104,7 @@ class Run:
         experiment: Experiment,
         folder: Path,
         process_group: ProcessGroup = SINGLE_PROCESS,
-        trust: Trust | bool = NOTHING,
+        trust: Trust | bool = NO_TRUST,
     ) -> Self:
         """A new run; everything is checked before the directory is made, and nothing is overwritten."""
         directory.refuse_existing(folder)
@@ -120,14 +119,14 @@ class Run:
         identity = {"config": tables, **environment.identity(sim)}
         about = {**environment.describe(sim), "code": environment.code(experiment)}
         with directory.new_folder(folder) as partial:
-            write_atomically(partial / directory.CONFIG, tomli_w.dumps(numbered(tables)).encode())
+            write_atomically(partial / directory.CONFIG, tomli_w.dumps(with_format(tables)).encode())
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
             write_class_counts(partial, sim.runtime.federation)
             write_json(partial / directory.PREPROCESSING, sim.runtime.federation.preprocessing.to_table())
         return cls(folder, experiment, sim, process_group, trust)
 
     @classmethod
-    def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
+    def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NO_TRUST) -> Self:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
         directory.refuse_guard(folder)
@@ -313,10 +312,8 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Put off Ctrl-C and SIGTERM until the block is done."""
-    run = this_run()
-    if threading.current_thread() is not threading.main_thread():
-        with nullcontext() if run is None else run.shielded():
-            yield
+    if threading.current_thread() is not threading.main_thread():  # a joined run only stops between two steps
+        yield
         return
     waiting: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)

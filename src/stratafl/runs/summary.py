@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from stratafl.config.metrics import AUTO, PLAIN, stored_metric
-from stratafl.config.tables import EvaluateTable, StopTable
+from stratafl.config.metric_choice import AUTO, PLAIN, stored_metric
+from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line

@@ -27,10 +27,10 @@ WARM_UP = 2  # runs before a capture: libraries allocate on their first use, whi
 
 
 class CapturedStep:
-    """One step of `slots` clients, for scans that are like the one it is made for, of one run or of several.
+    """One step of `slots` clients, for scans like the one that it is made for, of one run or of several.
 
     Everything that changes from scan to scan (rows, learning rates, batches) is copied into tensors that stay where
-    they are, and nothing is read back before the scan is over. Nothing of a run is kept: batches are read window by
+    they are, and nothing is read back before the scan is over. It keeps nothing of a run: batches are read window by
     window, before their steps. Constants that all clients of a run share are one row if `common` names them.
     """
 
@@ -38,31 +38,72 @@ class CapturedStep:
         self.slots, self.likeness, self._common = slots, like.likeness, common
         self._empty = tuple(name for name, value in like.carry.items() if not isinstance(value, Tensor) and not value)
         self._carry = {name: _blank(x, slots) for name, x in leaves(like.carry).items()}
-        self._held = {name: _constant(x, slots, name in common) for name, x in leaves(like.held).items()}
-        own = {name: x for name, x in self._held.items() if name not in common}
-        self._carry_rows, self._held_rows = RowViews(self._carry), RowViews(own)
-        self._inputs = [InputBuffers.blank(like.source, each, slots) for each in like.batches]
+        self._constants = {name: _constant(x, slots, name in common) for name, x in leaves(like.held).items()}
+        per_client = {name: x for name, x in self._constants.items() if name not in common}
+        self._carry_rows, self._constant_rows = RowViews(self._carry), RowViews(per_client)
+        self._inputs = [InputBuffers.blank(like.source, batches, slots) for batches in like.batches]
+        # The step within the window, on the device: a captured step cannot be told a number.
         self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
         self.engine: Engine | None = None  # of a graph, which replays operations on what its model holds
         self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
         self.compiled: str | None = None  # its entry in the cache, if it is compiled
 
-    def tensors(self) -> list[Tensor]:
-        """Everything that a step reads or writes."""
-        inputs = [x for each in self._inputs for x in each.tensors()]
-        return [self._at, *self._carry.values(), *self._held.values(), *inputs]
+    # What a scan does
 
-    def on(self, tensors: Sequence[Tensor]) -> "CapturedStep":
-        """The same step on other tensors, in the order of `tensors`."""
-        twin, rest = copy(self), iter(tensors)
-        twin._at = next(rest)
-        twin._carry = {name: next(rest) for name in self._carry}
-        twin._held = {name: next(rest) for name in self._held}
-        twin._inputs = [InputBuffers(*(next(rest) for _ in each.tensors())) for each in self._inputs]
-        return twin
+    def run(self, scans: Sequence[Scan]) -> list[State]:
+        """The carries after all steps of all clients of these scans, whose tensors are not written to."""
+        plan, moving = SlotPlan(scans, self.slots), self._moving(scans)
+        window, take_step = self._inputs[0].window, self._step_of(scans)
+        paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
+        with RowCopies() as copies:
+            for rows in moving:
+                rows.keep_idle(copies)
+        for now, leaving, coming, steps in plan.changes(window):
+            self._unseat(leaving, plan, moving)
+            self._seat(coming, plan, moving)
+            if now % window == 0 and steps:
+                self._load(plan, now)
+            for _ in range(steps):
+                with nullcontext() if paced is None else paced.step():
+                    take_step()
+        return [self._state(rows.after) for rows in moving]
 
-    def rewind(self) -> None:
-        self._at.zero_()
+    def _step_of(self, scans: Sequence[Scan]) -> Callable[[], object]:
+        return self.replay or partial(self.once, scans[0].step)
+
+    def _moving(self, scans: Sequence[Scan]) -> list["_ScanRows"]:
+        """The rows of these scans. Constants that all clients share are set here, because they never move."""
+        for name in self._common:
+            self._constants[name][:1].copy_(leaves(scans[0].held)[name][:1])
+        return [_ScanRows(scan, self._common) for scan in scans]
+
+    def _unseat(self, leaving: Sequence[Turn], plan: SlotPlan, moving: Sequence["_ScanRows"]) -> None:
+        """Rows of clients that leave their slots, back to their scans."""
+        with RowCopies() as copies:
+            for turn in leaving:
+                scan, client = plan.places[turn.client]
+                copies.add(self._carry_rows, turn.slot, moving[scan].finished, client)
+
+    def _seat(self, coming: Sequence[Turn], plan: SlotPlan, moving: Sequence["_ScanRows"]) -> None:
+        """Rows and constants of clients that come, at their slots."""
+        with RowCopies() as copies:
+            for turn in coming:
+                scan, client = plan.places[turn.client]
+                rows = moving[scan]
+                # A client that has been at another slot goes on from where it was.
+                copies.add(rows.finished if turn.first else rows.received, client, self._carry_rows, turn.slot)
+                copies.add(rows.constants, client, self._constant_rows, turn.slot)
+
+    def _load(self, plan: SlotPlan, begin: int) -> None:
+        """The batches of the next window."""
+        for draw, inputs in enumerate(self._inputs):
+            inputs.load(plan, draw, begin)
+        self.rewind()
+
+    def _state(self, flat: Rows) -> State:
+        return {**{name: {} for name in self._empty}, **unflatten(flat)}
+
+    # One step
 
     def once(self, step: ScanStep) -> None:
         """One step of all slots."""
@@ -72,53 +113,37 @@ class CapturedStep:
     def advance(self) -> None:
         self._at.add_(1)
 
+    def rewind(self) -> None:
+        self._at.zero_()
+
     def compute(self, step: ScanStep) -> None:
         """The step, without counting it: torch 2.11 made code for a CPU that counted before it read the batch."""
-        stacks = [each.at(self._at) for each in self._inputs]
-        after = leaves(step(self._state(self._carry), unflatten(self._held), *stacks))
+        stacks = [inputs.at(self._at) for inputs in self._inputs]
+        after = leaves(step(self._state(self._carry), unflatten(self._constants), *stacks))
         changed = {name: x for name, x in after.items() if x is not self._carry[name]}
-        own = {_address(x) for x in self._carry.values()}
-        apart = {name: x.clone() if _address(x) in own else x for name, x in changed.items()}  # fields may be swapped
+        carried = {_address(x) for x in self._carry.values()}
+        # A step may swap fields: a result that lies in one of the carried tensors is copied before any is written.
+        apart = {name: x.clone() if _address(x) in carried else x for name, x in changed.items()}
         for name, x in apart.items():
             if (x.shape, x.dtype) != (self._carry[name].shape, self._carry[name].dtype):
                 raise ModelError(f"a step changes the shape or the type of '{name}', so it cannot be captured")
             self._carry[name].copy_(x)
 
-    def run(self, scans: Sequence[Scan]) -> list[State]:
-        """All steps of all clients of these scans; what is given is not written to."""
-        plan = SlotPlan(scans, self.slots)
-        moving = self._moving(scans)
-        replay, window = self.replay or partial(self.once, scans[0].step), self._inputs[0].window
-        paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
-        with RowCopies() as copies:
-            for each in moving:
-                each.keep_idle(copies)
-        for now, leaving, coming, count in plan.changes(window):
-            with RowCopies() as copies:
-                for turn in leaving:
-                    run, client = plan.places[turn.client]
-                    copies.add(self._carry_rows, turn.slot, moving[run].done, client)
-            self._seat(coming, plan, moving)
-            if now % window == 0 and count:
-                self._load(plan, now)
-            for _ in range(count):
-                with nullcontext() if paced is None else paced.step():
-                    replay()
-        return [self._state(each.after) for each in moving]
+    # For the compiler
 
-    def _moving(self, scans: Sequence[Scan]) -> list["_Moving"]:
-        """The rows of these scans, whose common constants are set."""
-        for name in self._common:
-            self._held[name][:1].copy_(leaves(scans[0].held)[name][:1])
-        return [_Moving(scan, self._common) for scan in scans]
+    def tensors(self) -> list[Tensor]:
+        """Everything that a step reads or writes."""
+        buffers = [x for inputs in self._inputs for x in inputs.tensors()]
+        return [self._at, *self._carry.values(), *self._constants.values(), *buffers]
 
-    def _seat(self, coming: Sequence[Turn], plan: SlotPlan, moving: Sequence["_Moving"]) -> None:
-        """Rows and constants of clients that come, at their slots."""
-        with RowCopies() as copies:
-            for turn in coming:
-                run, client = plan.places[turn.client]
-                copies.add(moving[run].done if turn.first else moving[run].given, client, self._carry_rows, turn.slot)
-                copies.add(moving[run].fixed, client, self._held_rows, turn.slot)
+    def on(self, tensors: Sequence[Tensor]) -> "CapturedStep":
+        """The same step on other tensors, in the order of `tensors`."""
+        twin, rest = copy(self), iter(tensors)
+        twin._at = next(rest)
+        twin._carry = {name: next(rest) for name in self._carry}
+        twin._constants = {name: next(rest) for name in self._constants}
+        twin._inputs = [InputBuffers(*(next(rest) for _ in inputs.tensors())) for inputs in self._inputs]
+        return twin
 
     def difference(self, replay: Callable[[], object], scans: Sequence[Scan]) -> float:
         """How far the first step of these scans differs when it is replayed, as a share of what the step changes."""
@@ -126,7 +151,7 @@ class CapturedStep:
         self._seat([turn for turn in plan.turns if not turn.begin], plan, moving)
         self._load(plan, 0)
         start = {name: x.clone() for name, x in self._carry.items()}
-        (self.replay or partial(self.once, scans[0].step))()
+        self._step_of(scans)()
         usual = {name: x.clone() for name, x in self._carry.items()}
         for name, x in start.items():
             self._carry[name].copy_(x)
@@ -134,31 +159,22 @@ class CapturedStep:
         replay()
         return max((_share(self._carry[name], usual[name], x) for name, x in start.items()), default=0.0)
 
-    def _state(self, flat: Rows) -> State:
-        return {**{name: {} for name in self._empty}, **unflatten(flat)}
 
-    def _load(self, plan: SlotPlan, begin: int) -> None:
-        """The batches of the next window."""
-        for draw, inputs in enumerate(self._inputs):
-            inputs.load(plan, draw, begin)
-        self._at.zero_()
-
-
-class _Moving:
-    """The rows of one scan: where they come from, where they go, and the constants that go with them."""
+class _ScanRows:
+    """The rows of one scan: as received, as finished, and the constants that move with them."""
 
     def __init__(self, scan: Scan, common: frozenset[str]) -> None:
         before = leaves(scan.carry)
         self.steps = scan.steps
         self.after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
-        self.given, self.done = RowViews(before), RowViews(self.after)
-        self.fixed = RowViews({name: x for name, x in leaves(scan.held).items() if name not in common})
+        self.received, self.finished = RowViews(before), RowViews(self.after)
+        self.constants = RowViews({name: x for name, x in leaves(scan.held).items() if name not in common})
 
     def keep_idle(self, copies: "RowCopies") -> None:
         """Copy the rows of clients that take no step."""
         for client, steps in enumerate(self.steps):
             if not steps:
-                copies.add(self.given, client, self.done, client)
+                copies.add(self.received, client, self.finished, client)
 
 
 class RowViews:

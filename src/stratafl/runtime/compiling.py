@@ -15,11 +15,13 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +33,6 @@ from stratafl.core.reprs import short_repr
 from stratafl.data.cache import cache_folder
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
 from stratafl.files import write_atomically
-from stratafl.runtime import imports
 from stratafl.runtime.compiled_step import DONE, MODULE, REQUEST, SMALL, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 
@@ -41,6 +42,8 @@ AT_ONCE = max(2, (os.cpu_count() or 1) // 4)  # processes, each of which has thr
 CLOSING = 5.0  # seconds that a process gets to end
 LONGEST = 600.0  # seconds that a run waits for a step
 SOON = 10.0  # … before it says so
+GENERATED_IMPORTS = ("torch._inductor.async_compile", "torch._inductor.select_algorithm")  # of compiled steps
+SWITCH_SECONDS = 1e-4
 log = logging.getLogger("stratafl")
 
 
@@ -112,7 +115,7 @@ class Compiler:
         job = self._jobs.get(name)
         if job is None or job.failed or job.held or job.queued or _is_alive(job):
             return None
-        if job.run is None and imports.done():
+        if job.run is None and is_compiler_imported():
             self._load(name, job)
         return job.run
 
@@ -124,7 +127,7 @@ class Compiler:
             self._launch(name, job)
             if job.process is not None and not job.overdue:
                 self._wait_for(job.process, job, LONGEST if seconds is None else seconds)
-            imports.wait()
+            _await_import()
         return self.ready(name)
 
     def _wait_for(self, process: subprocess.Popen[bytes], job: _Job, seconds: float) -> None:
@@ -343,3 +346,43 @@ def _checked(run: Run, job: _Job) -> Run:
         return run(*tensors, *constants)
 
     return checked
+
+
+# The import of torch's compiler
+
+
+def is_compiler_imported() -> bool:
+    """Whether torch's compiler is imported. The first call begins to import it in a thread, beside the rounds."""
+    global _import_thread
+    if all(name in sys.modules for name in GENERATED_IMPORTS) and _import_thread is None:
+        return True
+    with _import_lock:
+        if _import_thread is None:
+            _import_thread = threading.Thread(target=_import_compiler, name="import of torch's compiler")
+            _import_thread.start()  # Python waits for it at its end: it cannot end in the middle of an import
+    return not _import_thread.is_alive()
+
+
+def _await_import() -> None:
+    if not is_compiler_imported() and _import_thread is not None:
+        _import_thread.join()
+
+
+def _import_compiler() -> None:
+    """It takes seconds of Python.
+
+    With the usual switch interval the rounds would wait for it all the same: every launch on a GPU lets go of Python's
+    lock, and gets it back 5 ms later.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        with suppress(Exception):  # the step that needs it says what is wrong
+            for name in GENERATED_IMPORTS:
+                import_module(name)
+    finally:
+        sys.setswitchinterval(before)
+
+
+_import_lock = threading.Lock()
+_import_thread: threading.Thread | None = None

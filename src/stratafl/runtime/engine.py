@@ -1,10 +1,18 @@
-"""Gradients and outputs of many clients: stacked in one vectorised step, or client by client where that fails."""
+"""Gradients and outputs of many clients: stacked in one vectorised step, or client by client where that fails.
 
+A stacked step that is repeated often is traced: recorded once as a list of plain operations, and replayed. Replaying
+gives the same bits without differentiating and batching again, and releases the interpreter, so that lanes of clients
+run in parallel. On 2 ARM cores (20 clients, batch 10) a step of a small MLP takes 2.7 ms instead of 5.8, before lanes.
+"""
+
+import importlib
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import local
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -17,20 +25,45 @@ from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
 from stratafl.errors import first_line
-from stratafl.runtime.dynamo import leave_unloaded
 from stratafl.runtime.lanes import in_lanes
 from stratafl.runtime.model import Model
 from stratafl.runtime.products import is_fusing
-from stratafl.runtime.tracing import Likeness, patience, trace
+from stratafl.runtime.step_graph import record_graph
 
 # Operations without a fast vmap rule are slower but correct: no reason for a warning at every step.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-leave_unloaded()
 T = TypeVar("T")
 Modes = frozenset[str]
 log = logging.getLogger("stratafl")
 _Aside = tuple[Tensor, Rows, Rows, Rows]  # loss, statistics, carry, metrics
 _Result = tuple[Rows, _Aside]
+Likeness = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+DYNAMO = "torch._dynamo"
+PATIENCE = 8  # times that a step runs before it is traced, at least
+# Functions of torch that call the same kernels; each is 3 µs faster to call than its operation, a view 8 µs.
+PLAIN: dict[object, Callable[..., Any]] = {
+    torch.ops.aten.add.Tensor: torch.add,
+    torch.ops.aten.add_.Tensor: Tensor.add_,
+    torch.ops.aten.bmm.default: torch.bmm,
+    torch.ops.aten.clone.default: torch.clone,
+    torch.ops.aten.div.Tensor: torch.div,
+    torch.ops.aten.expand.default: Tensor.expand,
+    torch.ops.aten.gather.default: torch.gather,
+    torch.ops.aten.mul.Tensor: torch.mul,
+    torch.ops.aten.neg.default: torch.neg,
+    torch.ops.aten.new_zeros.default: Tensor.new_zeros,
+    torch.ops.aten.permute.default: torch.permute,
+    torch.ops.aten.relu.default: torch.relu,
+    torch.ops.aten.rsqrt.default: torch.rsqrt,
+    torch.ops.aten.scatter_add.default: torch.scatter_add,
+    torch.ops.aten.squeeze.dims: torch.squeeze,
+    torch.ops.aten.sub.Tensor: torch.sub,
+    torch.ops.aten.sum.dim_IntList: torch.sum,
+    torch.ops.aten.transpose.int: torch.transpose,
+    torch.ops.aten.unsqueeze.default: torch.unsqueeze,
+    torch.ops.aten.view.default: Tensor.view,
+    torch.ops.aten._unsafe_view.default: Tensor.view,
+}
 
 
 class Engine(Protocol):
@@ -284,3 +317,44 @@ def _flat(arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Tensor]]:
 
 def _detached(values: Mapping[str, Tensor]) -> Rows:
     return {name: x.detach() for name, x in values.items()}
+
+
+# Traces
+
+
+def trace(function: Callable[..., Any], likeness: Sequence[Likeness]) -> Callable[..., Any]:
+    """The function for tensors of these shapes, strides, types and devices, as plain operations."""
+    examples = [torch.empty_strided(s, stride, dtype=t, device=d).zero_() for s, stride, t, d in likeness]
+    graph = record_graph(function, examples)
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        node.target = PLAIN.get(node.target, node.target) if node.op == "call_function" else node.target
+    graph.recompile()
+    return graph
+
+
+def patience(leaves: Sequence[Tensor]) -> int:
+    """How often a step runs before it is traced: tracing costs some ten steps, and gains least where a step is long."""
+    return PATIENCE + sum(x.numel() for x in leaves) // 2**19
+
+
+# Torch's compiler
+
+
+class _Unloaded(ModuleType):
+    """Stands for `torch._dynamo` until something asks for more of it, which imports the real package.
+
+    `torch.func.grad` imports it, 1.7 of the 4.9 seconds that a short run takes, to switch off a feature that cannot be
+    on before the package is imported.
+    """
+
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(DYNAMO), name)
+
+
+if DYNAMO not in sys.modules and "_dynamo" not in vars(torch):
+    vars(torch)["_dynamo"] = _Unloaded(DYNAMO)

@@ -1,15 +1,17 @@
 """Joined runs: several runs in one process, whose clients take their steps together.
 
-A comparison is a matrix too. Each run is a thread of its own, but only one of them works at a time: it goes on until it
-asks for a scan, and waits. When all wait, scans that are alike are executed as one: clients of all runs take turns at
-the slots of one captured step. No algorithm knows, and what a run computes does not depend on the others.
+A comparison is a matrix too. Each run is a thread, and only one thread works at a time: a run works until it asks for a
+scan, then it waits. When all runs wait, scans that are alike are executed as one: clients of all runs take turns at the
+slots of one captured step (`captured.py`). No algorithm knows, and what a run computes does not depend on the others.
+
+No exception is ever raised in another thread. A run that has to stop finds a flag at its next stop point, which is a
+scan that it asks for or a step that it takes alone. So it never stops while it writes a file.
 """
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 
@@ -22,25 +24,25 @@ from stratafl.runtime.scan import Scan
 from stratafl.runtime.speed import Precision, precision
 
 Work = Callable[[], object]  # a run from beginning to end
-SOON = 0.1  # seconds
+POLL_SECONDS = 0.1  # the driver looks for Ctrl-C this often, because some systems do not interrupt a wait
 
 
 @short_repr
 @dataclass(eq=False)
 class ScanRequest:
-    """A scan that a run waits for, which `steps` executes with others that are alike; without one, a pause."""
+    """A scan that a run waits for. `steps` executes it, together with scans of other runs that are alike."""
 
-    scan: Scan | None = None
-    steps: CapturedSteps | None = None
+    scan: Scan
+    steps: CapturedSteps
     answer: State | None = None
-    seconds: float = 0.0  # of the time that the scans took together, its share
+    seconds: float = 0.0  # the run's share of the time that the joined scans took
 
 
 class JoinedRun(threading.Thread):
     """A run that works until it asks for a scan, and goes on when it has been answered.
 
-    Turns are counted on both sides, so that Ctrl-C, which may come between any two operations of whoever drives it,
-    neither loses a turn nor gives one twice.
+    Ctrl-C may come between any two operations of the driver. Turns are counted on both sides, so that none is lost and
+    none is granted twice.
     """
 
     def __init__(self, work: Work, joining: "Joining") -> None:
@@ -48,13 +50,43 @@ class JoinedRun(threading.Thread):
         self._work, self.joining, self._context = work, joining, copy_context()
         self._threads = torch.get_num_threads()  # a new thread would have as many as a lane
         self._changed = threading.Condition()
-        self._given = self._taken = 0  # turns
+        self._granted_turns = self._ended_turns = 0
+        self._stopping = False
         self.request: ScanRequest | None = None
         self.asked: set[Hashable] = set()  # the likeness of its scans
-        self.ended = self._shielded = self._stopping = False
+        self.ended = False
         self.failure: BaseException | None = None
-        self.others_seconds = 0.0  # in which it waited for other runs
+        self.others_seconds = 0.0  # time that it spent waiting for other runs
         self.start()
+
+    # Called by the driver
+
+    def advance(self) -> None:
+        """Let it work until it asks for a scan or ends. Ctrl-C lets it stop, and is raised here after its turn."""
+        turn = self._ended_turns + 1  # the turn already granted, if Ctrl-C came while it was granted
+        interrupt: KeyboardInterrupt | None = None
+        while not self.ended and self._ended_turns < turn:
+            try:
+                self._grant(turn)
+            except KeyboardInterrupt as error:
+                interrupt, self._stopping = error, True
+        if interrupt is not None:
+            raise interrupt
+
+    def stop(self) -> None:
+        """Let it end at its next stop point, and wait for it."""
+        self._stopping = True
+        while not self.ended:
+            with suppress(KeyboardInterrupt):
+                self.advance()
+
+    def _grant(self, turn: int) -> None:
+        with self._changed:
+            self._granted_turns = turn
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended_turns == turn or self.ended, POLL_SECONDS)
+
+    # Called by the run itself
 
     def run(self) -> None:
         try:
@@ -68,93 +100,48 @@ class JoinedRun(threading.Thread):
             self.ended = True
             self._end_turn()
 
-    def advance(self) -> None:
-        """Let it work until it asks for a scan or ends; Ctrl-C is raised where it works, and then here."""
-        interrupted, told = KeyboardInterrupt() if self._stopping and self._working else None, False
-        turn = self._taken + 1  # the one that it has, if whoever gave it was interrupted
-        while True:
-            try:
-                told = told or (interrupted is not None and self._interrupt())
-                if self._give(turn) or not self.is_alive():
-                    break
-            except KeyboardInterrupt as error:
-                interrupted, told = error, False
-        if interrupted is not None:
-            self.ended |= not self.is_alive()  # it may have been interrupted while it ended
-            raise interrupted
-
-    def stop(self) -> None:
-        """Let it end as if it had been interrupted, and wait for it."""
-        self._stopping = True
-        while not self.ended:
-            with suppress(KeyboardInterrupt):
-                self.advance()
-
-    @property
-    def _working(self) -> bool:
-        return self._given > self._taken
-
-    def _give(self, turn: int) -> bool:
-        """Whether it ends this turn soon, which it is given if it has not got it yet."""
-        with self._changed:
-            self._given = turn
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._taken == turn or self.ended, SOON)
-
-    def _await_turn(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._working)
-        if self._stopping:
-            raise KeyboardInterrupt
-
-    def _end_turn(self) -> None:
-        with self._changed:
-            self._taken = self._given
-            self._changed.notify_all()
-
-    def _interrupt(self) -> bool:
-        """Raise KeyboardInterrupt in its thread, at the next operation of Python; False if it must not be now."""
-        if self._shielded:
-            return False
-        thread = ctypes.c_ulong(self.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
-        return True
-
-    @contextmanager
-    def shielded(self) -> Iterator[None]:
-        """While it must not be interrupted; called by the run itself."""
-        self._shielded = True
-        try:
-            yield
-        finally:
-            self._shielded = False
-
     def ask(self, request: ScanRequest) -> State | None:
-        """What the scan gives; called by the run itself, which waits."""
-        begin, self.request = time.perf_counter(), request
-        if request.scan is not None:
-            self.asked.add(request.scan.likeness)
+        """The carry after the scan, or None if it cannot be joined; waits for it."""
+        self.asked.add(request.scan.likeness)
+        self.request = request
         try:
-            self._end_turn()
-            self._await_turn()
+            self.pause()
         finally:
             self.request = None
-        self.others_seconds += time.perf_counter() - begin - request.seconds
+        self.others_seconds -= request.seconds
         return request.answer
 
     def pause(self) -> None:
-        """Let the others go on to their next scan; called by the run itself."""
-        self.ask(ScanRequest())
+        """Let the others go on to their next scan."""
+        begin = time.perf_counter()
+        self._end_turn()
+        self._await_turn()
+        self.others_seconds += time.perf_counter() - begin
+
+    def stop_point(self) -> None:
+        """Raise KeyboardInterrupt here if it has to stop; also called by its lanes."""
+        if self._stopping:
+            raise KeyboardInterrupt
+
+    def _await_turn(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._granted_turns > self._ended_turns)
+        self.stop_point()
+
+    def _end_turn(self) -> None:
+        with self._changed:
+            self._ended_turns = self._granted_turns
+            self._changed.notify_all()
 
 
 class Joining:
-    """Drives runs that are under way together, at most `most` at a time; all have the same precision."""
+    """Drives runs that are under way together, as many as `max_runs` says; all have the same precision."""
 
-    def __init__(self, most: Callable[[], int], precision: Precision = "fp32") -> None:
-        self._most, self._precision = most, precision
+    def __init__(self, max_runs: Callable[[], int], precision: Precision = "fp32") -> None:
+        self._max_runs, self._precision = max_runs, precision
         self._steps: dict[Hashable, CapturedSteps] = {}
         self._under_way: list[JoinedRun] = []
-        self._fewer = False  # whether a run has ended since steps were given back
+        self._run_ended = False  # since steps were last freed
 
     def steps(self, key: Hashable, make: Callable[[], CapturedSteps]) -> CapturedSteps:
         """The captured steps of all runs with this key."""
@@ -163,7 +150,7 @@ class Joining:
         return self._steps[key]
 
     def drive(self, works: Iterator[Work]) -> None:
-        """All of them to their end; if one fails, the others stop at their next scan and the error is raised."""
+        """Drive all of them to their end. If one fails, the others stop at their next scan and the error is raised."""
         try:
             with precision(self._precision):
                 while self._admit(works) or self._under_way:
@@ -172,7 +159,8 @@ class Joining:
                     for run in self._under_way:
                         self._advance(run)
         except BaseException:
-            self._stop()
+            for run in self._under_way:
+                run.stop()
             raise
         finally:
             for steps in self._steps.values():
@@ -180,9 +168,9 @@ class Joining:
             self._steps.clear()
 
     def _admit(self, works: Iterator[Work]) -> bool:
-        """Begin further runs while there is room, each up to its first scan."""
+        """Begin further runs while there is room, each up to its first scan. False if there are no more."""
         self._under_way = [run for run in self._under_way if not run.ended]
-        while len(self._under_way) < max(1, self._most()):
+        while len(self._under_way) < max(1, self._max_runs()):
             work = next(works, None)
             if work is None:
                 return False
@@ -193,39 +181,34 @@ class Joining:
         return True
 
     def _free_steps(self) -> None:
-        """Give back the steps of runs that have ended, as soon as others have begun that may use them."""
-        if not self._fewer:
+        """Free the steps of runs that have ended. Runs that just began may use them, so this waits for their scans."""
+        if not self._run_ended:
             return
-        self._fewer, used = False, frozenset[Hashable]().union(*(run.asked for run in self._under_way))
+        self._run_ended, used = False, frozenset[Hashable]().union(*(run.asked for run in self._under_way))
         for steps in self._steps.values():
             steps.free_unused(used)
 
     def _advance(self, run: JoinedRun) -> None:
         run.advance()
-        self._fewer |= run.ended
+        self._run_ended |= run.ended
         if run.failure is not None:
             raise run.failure
 
     def _answer(self, requests: Sequence[ScanRequest]) -> None:
         """Execute the scans, those that are alike together."""
-        groups: dict[Hashable, tuple[CapturedSteps, list[tuple[ScanRequest, Scan]]]] = {}
+        groups: dict[Hashable, list[ScanRequest]] = {}
         for request in requests:
-            if request.scan is not None and request.steps is not None:
-                key = (id(request.steps), request.scan.likeness)
-                groups.setdefault(key, (request.steps, []))[1].append((request, request.scan))
-        for steps, group in groups.values():
+            groups.setdefault((id(request.steps), request.scan.likeness), []).append(request)
+        for group in groups.values():
             begin = time.perf_counter()
-            answers: Sequence[State | None] | None = steps.scan([scan for _, scan in group])
-            each = (time.perf_counter() - begin) / max(1, sum(sum(scan.steps) for _, scan in group))
-            for (request, scan), answer in zip(group, answers or [None] * len(group), strict=True):
-                request.answer, request.seconds = answer, each * sum(scan.steps)
-
-    def _stop(self) -> None:
-        for run in self._under_way:
-            run.stop()
+            answers: Sequence[State | None] | None = group[0].steps.scan([request.scan for request in group])
+            steps = [sum(request.scan.steps) for request in group]
+            seconds_per_step = (time.perf_counter() - begin) / max(1, sum(steps))
+            for request, answer, count in zip(group, answers or [None] * len(group), steps, strict=True):
+                request.answer, request.seconds = answer, seconds_per_step * count
 
 
 def this_run() -> JoinedRun | None:
-    """The joined run that is being worked on, in its thread."""
+    """The joined run whose thread this is, if it is one."""
     thread = threading.current_thread()
     return thread if isinstance(thread, JoinedRun) else None

@@ -16,6 +16,7 @@ from stratafl.core.task import Gradients, Inputs, ScanStep, Scores, Stack
 from stratafl.errors import DataError, ModelError
 from stratafl.runtime.batches import Batches, BatchPlan, plan_batches, sample_positions
 from stratafl.runtime.engine import Engine
+from stratafl.runtime.joining import this_run
 from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan
@@ -44,6 +45,7 @@ class CohortTask:
         self.classes = runtime.federation.classes
         self.watched = watched  # whether anybody reads what costs time to note
         self.notes: dict[str, Tensor] = {}
+        self._joined_run = this_run()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -206,6 +208,7 @@ class CohortTask:
             if active < width:
                 done.append(pick(carry, slice(active, width)))
                 carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
+            self._stop_point()
             with self._paced(carry):
                 carry = step(carry, held, *stacks)
         return join([carry, *reversed(done)]) if done else carry
@@ -234,10 +237,10 @@ class CohortTask:
         found = None if engine.alone or not engine.parallel else pace(stored_elements(carry), self._runtime.device)
         return nullcontext() if found is None else found.step()
 
-    def _stack(self, batches: Batches, s: int, active: int) -> Stack:
-        x, y = self._read(batches.samples[:active, s])
-        sizes = tuple(batches.sizes[:active, s].tolist())
-        return Stack(x, y, batches.weight[:active, s], batches.noise[:active, s], sizes)
+    def _stop_point(self) -> None:
+        """A joined run that has to stop does so between two steps, also in its lanes."""
+        if self._joined_run is not None:
+            self._joined_run.stop_point()
 
     # Scores and features
 
@@ -306,6 +309,7 @@ class CohortTask:
         offsets = self._offsets(split)[:, None]
         width = EVALUATION_BATCH if device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))
         for start in range(0, max(counts), width):
+            self._stop_point()
             left = {client: count - start for client, count in enumerate(counts) if count > start}
             here = torch.tensor(list(left), device=device)
             place = torch.arange(start, start + min(width, max(left.values())), device=device)

@@ -11,7 +11,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Buffers
 from stratafl.core.state import flatten
 from stratafl.errors import ContractError, first_line
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix
 from stratafl.testing.case import SIZES, Case, difference, within_reach
 from stratafl.testing.laws import LAWS
@@ -31,7 +31,7 @@ def check_special_case(
         sim = case.simulation(algorithm, batchnorm=law.batchnorm, sizes=SIZES[: law.clients])
         progress, layout = sim.run(Matrix()), sim.setup.layout
         chosen = {name for layer in layout.resolve(law.on) for name in layout.layer(layer).tensors}
-        stages = {"received": received(sim, progress, ids), "deployed": deployed(sim, progress, ids)}
+        stages = {"received": received_models(sim, progress, ids), "deployed": deployed(sim, progress, ids)}
         models.append({path: x for path, x in flatten(stages).items() if path.partition("/")[2] in chosen})
     gap = difference(*models)
     if not gap <= 1e-12:

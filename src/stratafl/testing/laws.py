@@ -15,7 +15,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel, count_bytes
 from stratafl.core.state import State, clone, flatten
 from stratafl.errors import ContractError, StrataError, first_line
-from stratafl.evaluation.evaluate import deployed, received
+from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Debug, Executor, Matrix, Messages, Progress, Simulation
 from stratafl.testing.case import Case, difference, everything, furthest, outcome
 from stratafl.testing.watch import (
@@ -87,7 +87,7 @@ def outsiders(case: Case) -> None:
         before, _ = sim.round(progress, Matrix(), everybody)
         kept = {i: clone(memory) for i, memory in before.clients.items()}
         after, _ = sim.round(before, Matrix(), ids)
-        received(sim, after, everybody)
+        received_models(sim, after, everybody)
         deployed(sim, after, everybody)
         for i in set(kept) - set(ids.tolist()):
             if difference(flatten(kept[i]), flatten(after.clients[i])) != 0:

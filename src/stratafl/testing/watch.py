@@ -226,8 +226,7 @@ class TracingTask(CohortTask):
 
     def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
         if steps[0] > 0:
-            active = sum(count > 0 for count in steps)
-            stacks = [self._stack(each, 0, active) for each in batches]
+            active, stacks = next(self._stacks(batches, steps))
             tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
             here = slice(0, active)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratafl.config.experiment import Experiment, load, paths_in
+from stratafl.config.experiment import Experiment, load_experiment, paths_in
 from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.errors import StrataError
@@ -53,7 +53,7 @@ def _opened(given: argparse.Namespace) -> Tuning:
         return Tuning.open(given.folder, trust)
     grids, only = parse_grids(given.grid), tuple(name for name in given.only.split(",") if name)
     plan = Plan(given.trials, given.eta, only, grids, given.sampler, given.budget, not given.no_widen)
-    base = Experiment() if given.config is None else load(given.config)
+    base = Experiment() if given.config is None else load_experiment(given.config)
     return Tuning.create(given.folder, base, methods, settings, plan, given.seeds, trust)
 
 

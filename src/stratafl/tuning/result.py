@@ -8,7 +8,7 @@ trials.csv      a line per trial
 from collections.abc import Sequence
 from typing import Any
 
-from stratafl.config.metrics import stored_metric
+from stratafl.config.metric_choice import stored_metric
 from stratafl.config.settings import Settings
 from stratafl.files import write_atomically
 from stratafl.report.formats import NOTHING, score, spread

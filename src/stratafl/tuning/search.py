@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.settings import Settings
-from stratafl.config.tables import EvaluateTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
 from stratafl.evaluation.flags import diverged
-from stratafl.evaluation.measure import Line, steps_of
+from stratafl.evaluation.measure import Line, local_steps
 from stratafl.files import is_plain
 from stratafl.runs import checkpoint
 from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of, is_run
@@ -67,7 +67,7 @@ class Work:
     experiment: Experiment
     folder: Path
     rounds: int
-    trust: Trust = NOTHING
+    trust: Trust = NO_TRUST
     failure: Path | None = None
 
 
@@ -113,7 +113,7 @@ class Search:
     """Trials of one method in a folder, on a grid with successive halving; `base` has the method and the seed."""
 
     def __init__(
-        self, folder: Path, base: Experiment, plan: Plan, trust: Trust = NOTHING, trials: int | None = None
+        self, folder: Path, base: Experiment, plan: Plan, trust: Trust = NO_TRUST, trials: int | None = None
     ) -> None:
         self.folder, self.plan, self.trust = folder, plan, trust
         self.method, self.trials = base.algorithm.name, plan.trials if trials is None else trials
@@ -229,7 +229,7 @@ class Search:
         lines = self.lines(number)
         at = lines[-1]["round"] if lines else 0
         first, score = (self.score(number, rounds) for rounds in (self.schedule[0].rounds, at))
-        steps = sum(steps_of(line) for line in lines)
+        steps = sum(local_steps(line) for line in lines)
         return TrialResult(number, settings, at, steps, _finite(first), _finite(score), self.failed(number, at))
 
     def reached(self, number: int, rounds: int) -> bool:
@@ -278,7 +278,7 @@ class Search:
         if not self.reached(0, rounds):
             return None
         lines = [line for line in self.lines(0) if line["round"] <= rounds]
-        return sum(map(steps_of, lines)) / len(lines) if lines else 0.0
+        return sum(map(local_steps, lines)) / len(lines) if lines else 0.0
 
     def first_work(self) -> list[Work]:
         """What `steps_per_round` waits for."""

@@ -12,7 +12,7 @@ from data_files import image_file, pictures, table
 import stratafl.data.loading as loading
 from stratafl.data import Reading, Samples, Scaling, load_samples, read_shards, write_shards
 from stratafl.data.cache import cache_folder, cached, entries
-from stratafl.data.shards import LARGEST, MANIFEST
+from stratafl.data.shards import MANIFEST, MAX_SHARD_BYTES
 from stratafl.errors import DataError
 
 
@@ -127,6 +127,7 @@ def test_files_and_options_decide_what_is_read_again(tmp_path, monkeypatch):
     load_samples(f"{tmp_path}/more/")
     load_samples(f"{tmp_path}/more/", Reading(normalise="unit"))
     assert len(built) == 4  # a scaling needs nothing decoded
+    assert [load_samples(f"{tmp_path}/more/", Reading(size=size)).x.shape[-1] for size in (4, 6)] == [4, 6]
 
 
 # Shards
@@ -145,7 +146,7 @@ def test_shards_come_back_bit_by_bit(tmp_path, more):
 
 
 def test_no_shard_is_larger_than_30_mb():
-    assert LARGEST == 30_000_000
+    assert MAX_SHARD_BYTES == 30_000_000
 
 
 def test_other_kinds_of_samples_come_back_too(tmp_path):
@@ -162,10 +163,10 @@ def test_shards_pass_for_the_data_set_that_they_are(tmp_path):
     same(load_samples("cifar10", Reading(path=str(tmp_path / "out"))), given)
     with pytest.raises(
         DataError,
-        match=r"data.size has no effect with '.*out': leave it out \(settings with an effect: normalise, owners",
+        match=r"data.size.*'.*out'",
     ):
         load_samples("cifar10", Reading(path=str(tmp_path / "out"), size=4))
-    with pytest.raises(DataError, match=r"out' has samples of cifar10, not of cifar100"):
+    with pytest.raises(DataError, match=r"cifar10,.*cifar100"):
         load_samples("cifar100", Reading(path=str(tmp_path / "out")))
 
 
@@ -200,7 +201,7 @@ def test_shards_that_are_missing_or_damaged(tmp_path):
     told = json.loads(manifest.read_text())
     for text in ("{", "[]", "{}", json.dumps(told | {"samples": 3}), json.dumps(told | {"shards": []})):
         manifest.write_text(text)
-        with pytest.raises(DataError, match=r"stratafl-data.json' is damaged: export the data again"):
+        with pytest.raises(DataError, match=MANIFEST):
             read_shards(tmp_path / "out")
     manifest.write_text(json.dumps(told | {"format": 9}))
     with pytest.raises(DataError, match="has format 9, but only format 1 can be read"):
@@ -209,17 +210,18 @@ def test_shards_that_are_missing_or_damaged(tmp_path):
 
 def test_shards_need_a_new_folder_and_room_for_a_sample(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="exists and is not empty: choose another folder"):
+    with pytest.raises(DataError, match=f"'{tmp_path}'"):
         write_shards(samples(), tmp_path)
-    with pytest.raises(DataError, match="exists and is not empty"):
+    with pytest.raises(DataError, match="file'"):
         write_shards(samples(), tmp_path / "file")
     with pytest.raises(DataError, match="cannot write"):
         write_shards(samples(), tmp_path / "file" / "out")
-    with pytest.raises(DataError, match=r"one sample of 'mine' takes 2.. bytes: choose shards larger than 100"):
+    with pytest.raises(DataError, match=r"'mine'.*100"):
         write_shards(samples(), tmp_path / "out", largest=100)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow  # a process of its own
 def test_shards_are_read_with_numpy_alone(tmp_path):
     write_shards(samples(), tmp_path / "out")
     program = f"""
@@ -258,7 +260,7 @@ def test_an_image_that_a_table_names_may_change(tmp_path, place):
 def test_images_that_are_not_in_the_folder_of_their_table_are_refused(tmp_path, way, place):
     image_file(tmp_path / "mine too" / "a.png", pictures(1)[0])
     table(tmp_path / "mine" / "data.csv", ["photo", "label"], [[way.format(tmp_path), 0]])
-    with pytest.raises(DataError, match=r"names the image '.*a\.png', which is not in that folder: copy it there$"):
+    with pytest.raises(DataError, match=r"'.*a\.png'"):
         load_samples(f"{tmp_path}/{place}")
 
 
@@ -277,7 +279,7 @@ def test_shards_outside_of_their_folder_are_refused(tmp_path, name):
     told["shards"][0]["file"] = name.format(file.name)
     (tmp_path / "out" / MANIFEST).write_text(json.dumps(told))
     file.rename(tmp_path / file.name)
-    with pytest.raises(DataError, match="which is outside of its folder"):
+    with pytest.raises(DataError, match=f"'{name.format(file.name)}'"):
         read_shards(tmp_path / "out")
 
 

@@ -35,7 +35,7 @@ def test_ragged_refuses_a_client_that_does_not_exist(client):
 
 
 def test_ragged_refuses_offsets_that_do_not_fit():
-    with pytest.raises(DataError, match="the offsets end at 3, but there are 2 indices"):
+    with pytest.raises(DataError, match=r"3, .*2"):
         Ragged(torch.tensor([1, 2]), torch.tensor([0, 3]))
     with pytest.raises(DataError, match="start at 0"):
         Ragged(torch.tensor([1, 2]), torch.tensor([0, 3, 2]))
@@ -138,7 +138,7 @@ def test_float_targets_mean_regression():
     federation = federate(X, X[:, :2], OWNERS)
     assert federation.classes is None
     assert federation.y.shape == (60, 2)
-    with pytest.raises(DataError, match="has float targets, so it has no classes to count"):
+    with pytest.raises(DataError):
         federation.class_counts("train")
 
 
@@ -158,7 +158,7 @@ def test_to_moves_samples_and_targets_but_not_the_splits():
 
 
 def test_an_unknown_split_names_the_nearest():
-    with pytest.raises(UnknownNameError, match="unknown split 'valid'; did you mean 'validation'"):
+    with pytest.raises(UnknownNameError, match=r"'valid'.*'validation'"):
         federate(X, Y, OWNERS).counts("valid")
 
 
@@ -190,15 +190,15 @@ def test_from_splits_keeps_the_splits_given():
 
 def test_from_splits_refuses_what_it_cannot_place():
     good = {"train": (X, Y)}
-    with pytest.raises(UnknownNameError, match="unknown split of client 1 'tests'; did you mean 'test'"):
+    with pytest.raises(UnknownNameError, match=r"client 1.*'tests'.*'test'"):
         from_splits([good, {"train": (X, Y), "tests": (X, Y)}])
-    with pytest.raises(DataError, match="client 1 has no training sample: its splits are test"):
+    with pytest.raises(DataError, match=r"client 1 .*test"):
         from_splits([good, {"test": (X, Y)}])
-    with pytest.raises(DataError, match="client 0 has no training sample"):
+    with pytest.raises(DataError, match="client 0"):
         from_splits([{"train": (X[:0], Y[:0])}])
-    with pytest.raises(DataError, match="client 1 holds 0 samples, but 60 targets in its split 'test'"):
+    with pytest.raises(DataError, match=r"client 1.*0.*60.*'test'"):
         from_splits([good, {"train": (X, Y), "test": (X[:0], Y)}])
-    with pytest.raises(DataError, match=r"label 9 of sample 1 in y of client 1 \(train\) is outside 0\.\.3"):
+    with pytest.raises(DataError, match=r"label 9.*sample 1.*client 1.*0\.\.3"):
         from_splits([good, {"train": (X[:2], np.array([0, 9]))}], classes=4)
 
 
@@ -223,10 +223,9 @@ def test_a_client_without_data_is_refused():
 
 
 def test_a_client_without_a_training_sample_is_refused():
-    said = "client 1 has 2 samples, of which 1 would go to test and 1 to validation: none is left for training"
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"client 1 .*2 .*1 .*1 "):
         federate(X, Y, [range(10), range(10, 12)], validation=0.25)
-    with pytest.raises(DataError, match="client 0 has 10 samples, of which 10 would go to test"):
+    with pytest.raises(DataError, match=r"client 0.*10.*10"):
         federate(X, Y, OWNERS, minimum_test=10)
 
 
@@ -241,7 +240,7 @@ def test_labels_out_of_range_are_refused(label, classes, last):
 
 
 def test_classes_must_fit_the_targets():
-    with pytest.raises(DataError, match="classes=3 was given, but y is float32"):
+    with pytest.raises(DataError, match=r"classes=3.*float32"):
         federate(X, X[:, 0], OWNERS, classes=3)
     with pytest.raises(DataError, match="classes=0 was given"):
         federate(X, Y, OWNERS, classes=0)
@@ -250,9 +249,9 @@ def test_classes_must_fit_the_targets():
 def test_nan_and_infinity_are_refused_wherever_they_are():
     x = X.copy()
     x[41, 1], x[50] = np.nan, np.inf
-    with pytest.raises(DataError, match="x holds 4 NaN or infinite values as float32, first in sample 41"):
+    with pytest.raises(DataError, match=r"4.*NaN.*float32.*sample 41"):
         federate(x, Y, OWNERS)
-    with pytest.raises(DataError, match="x of client 2 holds 4 NaN or infinite values as float32, first in sample 11"):
+    with pytest.raises(DataError, match=r"client 2.*4.*NaN.*float32.*sample 11"):
         from_clients([(x[mine], Y[mine]) for mine in OWNERS])
     with pytest.raises(DataError, match="y holds 4 NaN or infinite values"):
         federate(X, x, OWNERS)
@@ -261,39 +260,38 @@ def test_nan_and_infinity_are_refused_wherever_they_are():
 def test_nan_is_found_beyond_the_first_chunk():
     x = np.zeros((9000, 2))
     x[8999, 1] = np.nan
-    with pytest.raises(DataError, match="x holds 1 NaN or infinite values as float32, first in sample 8999"):
+    with pytest.raises(DataError, match=r"1.*NaN.*float32.*sample 8999"):
         federate(x, np.zeros(9000, dtype=int), [range(9000)])
 
 
 def test_values_too_large_for_the_dtype_are_refused():
     x = X.copy()
     x[3, 0] = 1e300
-    with pytest.raises(DataError, match="x holds 1 NaN or infinite values as float32, first in sample 3"):
+    with pytest.raises(DataError, match=r"1.*NaN.*float32.*sample 3"):
         federate(x, Y, OWNERS)
     assert federate(x, Y, OWNERS, dtype=torch.float64).x[3, 0] == 1e300
 
 
 def test_lengths_must_agree():
-    with pytest.raises(DataError, match="x holds 60 samples, but y holds 59 targets"):
+    with pytest.raises(DataError, match=r"60.*59"):
         federate(X, Y[:-1], OWNERS)
-    with pytest.raises(DataError, match="x holds 60 samples, but y holds 0 targets"):
+    with pytest.raises(DataError, match=r"60.*0"):
         federate(X, np.empty(0), OWNERS)
-    with pytest.raises(DataError, match="x of client 1 holds 5 samples, but y of client 1 holds 4 targets"):
+    with pytest.raises(DataError, match=r"client 1.*5.*client 1.*4"):
         from_clients([(X[:5], Y[:5]), (X[:5], Y[:4])])
 
 
 def test_owners_must_hold_samples_that_exist():
-    with pytest.raises(DataError, match=r"client 1 holds sample 60, but the samples are 0\.\.59"):
+    with pytest.raises(DataError, match=r"client 1.*sample 60, .*0\.\.59"):
         federate(X, Y, [[0, 1], [2, 60]])
     with pytest.raises(DataError, match="client 0 holds sample -1"):
         federate(X, Y, [[-1, 1], [2, 3]])
 
 
 def test_owners_must_be_indices():
-    said = "give one array of sample indices per client"
-    with pytest.raises(DataError, match=rf"client 0 was given a int64 array of shape \(\): {said}"):
+    with pytest.raises(DataError, match=r"client 0 .*int64.*\(\)"):
         federate(X, Y, np.zeros(60, dtype=int))
-    with pytest.raises(DataError, match="client 0 was given a bool array"):
+    with pytest.raises(DataError, match=r"client 0.*bool"):
         federate(X, Y, [np.ones(60, dtype=bool)])
 
 
@@ -311,25 +309,23 @@ def test_a_client_may_not_list_a_sample_twice(overlap):
 
 
 def test_clients_must_hold_the_same_kind_of_samples():
-    with pytest.raises(
-        DataError, match=r"samples of x of client 1 have shape \(2,\), but those of x of client 0 have shape \(3,\)"
-    ):
+    with pytest.raises(DataError, match=r"client 1.*\(2,\).*client 0.*\(3,\)"):
         from_clients([(X, Y), (X[:, :2], Y)])
-    with pytest.raises(DataError, match="x of client 1 is uint8, but x of client 0 is float32"):
+    with pytest.raises(DataError, match=r"client 1.*uint8.*client 0.*float32"):
         from_clients([(X, Y), (np.zeros((60, 3), np.uint8), Y)])
-    with pytest.raises(DataError, match="y of client 1 is float32, but y of client 0 is int64"):
+    with pytest.raises(DataError, match=r"client 1.*float32.*client 0.*int64"):
         from_clients([(X, Y), (X, Y.astype(float))])
 
 
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (X.astype(object), "x has dtype object: samples and targets must be numbers"),
-        (np.full(60, "seven"), "x has dtype <U5: samples and targets must be numbers"),
-        (X.astype(complex), "x has dtype complex128: samples and targets must be real"),
-        ([[1.0], [2.0, 3.0]], "x is not an array: its rows differ in length"),
-        (np.float64(3.0), "x is a single number"),
-        (np.empty((60, 0)), r"x holds no values: its shape is \(60, 0\)"),
+        (X.astype(object), "object"),
+        (np.full(60, "seven"), "5"),
+        (X.astype(complex), "complex128"),
+        ([[1.0], [2.0, 3.0]], "x "),
+        (np.float64(3.0), "x "),
+        (np.empty((60, 0)), r"\(60, 0\)"),
     ],
     ids=["object", "text", "complex", "rows", "number", "empty"],
 )
@@ -369,11 +365,11 @@ def test_a_federation_checks_its_splits():
     full = Ragged.from_lists([range(40), range(40, 60)])
     empty = Ragged.from_lists([[], []])
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
-    with pytest.raises(DataError, match="the splits train, test were given: give train, validation, test"):
+    with pytest.raises(DataError, match=r"train, test.*validation"):
         Federation(x, y, 4, {"train": full, "test": empty})
     with pytest.raises(DataError, match="the split 'test' has 1 clients, but 'train' has 2"):
         Federation(x, y, 4, {"train": full, "validation": empty, "test": Ragged.from_lists([[]])})
     with pytest.raises(DataError, match="the split 'test' holds sample 60, but there are 60 samples"):
         Federation(x, y, 4, {"train": full, "validation": empty, "test": Ragged.from_lists([[60], []])})
-    with pytest.raises(DataError, match="x holds 59 samples, but y holds 60 targets"):
+    with pytest.raises(DataError, match=r"59.*60"):
         Federation(x[1:], y, 4, {"train": full, "validation": empty, "test": empty})

@@ -223,7 +223,7 @@ def test_draws_are_bounded_and_the_error_says_how_close_they_came(kind):
 
 @pytest.mark.parametrize("kind", [Dirichlet, PFLlibDirichlet])
 def test_a_minimum_beyond_the_samples_is_refused_before_drawing(kind):
-    with pytest.raises(PartitionError, match="603 samples cannot give each of 10 clients at least 61"):
+    with pytest.raises(PartitionError, match=r"603.*10.*61"):
         kind(minimum=61)(LABELS, 10, seed=0)
     with pytest.raises(PartitionError, match="0 of 1 draws"):
         kind(minimum=60, draws=1)(LABELS, 10, seed=0)
@@ -233,7 +233,7 @@ def test_a_minimum_beyond_the_samples_is_refused_before_drawing(kind):
 def test_impossible_numbers_of_clients_are_refused(partition):
     with pytest.raises(PartitionError, match="clients=0 was given"):
         partition(LABELS, 0, seed=0)
-    with pytest.raises(PartitionError, match="603 samples cannot be divided among 604 clients"):
+    with pytest.raises(PartitionError, match=r"603.*604"):
         partition(LABELS, 604, seed=0)
 
 

@@ -75,9 +75,9 @@ def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_and_the_bare_one
 
 def test_what_does_not_fit_is_refused():
     x, y = images()
-    with pytest.raises(DataError, match="3 means for samples of shape"):
+    with pytest.raises(DataError, match=r"3 .*\("):
         federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,) * 3, (0.5,) * 3))
-    with pytest.raises(DataError, match="this scaling is for bytes"):
+    with pytest.raises(DataError, match="float32"):
         federate(x.astype(np.float32), y, OWNERS, classes=3, scaling=Scaling())
     with pytest.raises(DataError, match="positive deviations"):
         Scaling((0.5,), (0.0,))
@@ -90,5 +90,5 @@ def test_pixels_of_another_type_are_not_predicted_from():
     fitted = fit(fedper(train=LocalTraining(lr=0.1)), federation, model(), rounds=1)
     ready = torch.from_numpy(((wide / 65535 - 0.5) / 0.5).astype(np.float32))
     torch.testing.assert_close(fitted.outputs(0, wide), fitted.model(0)(ready), atol=1e-5, rtol=1e-5)
-    with pytest.raises(DataError, match="x is uint8, but the clients' samples are uint16"):
+    with pytest.raises(DataError, match=r"uint8.*uint16"):
         fitted.predict(0, x)

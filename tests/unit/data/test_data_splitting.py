@@ -13,6 +13,7 @@ from stratafl.config.protocols import PROTOCOLS
 from stratafl.data import Assignment, federate, from_clients, write_shards
 from stratafl.data.splitting import Sizes, parts_of_strata
 from stratafl.errors import DataError, UnknownNameError
+from wording import mentions
 
 SPLITS = ("train", "validation", "test")
 
@@ -281,7 +282,7 @@ def test_arrays_may_have_groups(tmp_path):
     federation = federation_of(experiment(tmp_path / "my.npz", "data.group=ward", "data.owners=1"))
     assert (federation.clients, federation.groups) == (1, 4)
     assert federation.counts("test").tolist() == [3]
-    with pytest.raises(DataError, match="has no array 'wart'"):
+    with pytest.raises(DataError, match="'wart'"):
         federation_of(experiment(tmp_path / "my.npz", "data.group=wart"))
 
 
@@ -308,10 +309,10 @@ def test_a_copy_of_the_data_keeps_its_groups(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["data.group=patient"], "'patient' is not a column of '.*my.csv'; did you mean 'patient_id'"),
-        (["data.group=client"], "data.group = 'client' is the column with the clients"),
-        (["data.group=label"], "data.group = 'label' is the column with the labels"),
-        (["data.group=patient_id", "data.partition=iid"], "this partition assigns single samples"),
+        (["data.group=patient"], "'patient'.*'.*my.csv'.*'patient_id'"),
+        (["data.group=client"], "data.group = 'client'"),
+        (["data.group=label"], "data.group = 'label'"),
+        (["data.group=patient_id", "data.partition=iid"], "data.group = 'patient_id'.*data.partition"),
     ],
 )
 def test_groups_that_cannot_be_kept_are_refused(tmp_path, settings, says):
@@ -322,7 +323,7 @@ def test_groups_that_cannot_be_kept_are_refused(tmp_path, settings, says):
 
 def test_without_clients_in_the_data_groups_are_refused(tmp_path):
     path = table(tmp_path / "my.csv", header="a,b,patient_id,label")
-    with pytest.raises(DataError, match=r"name the clients with data\.client"):
+    with pytest.raises(DataError, match=r"data\.client"):
         federation_of(experiment(path, "data.group=patient_id"))
 
 
@@ -331,7 +332,7 @@ def test_a_group_on_both_sides_of_the_datas_own_split_is_refused(tmp_path):
     folder.mkdir()
     table(folder / "train.csv")
     table(folder / "test.csv", clients=("y",))
-    with pytest.raises(DataError, match="group 'y0' of client 'y' is in both the training and the test part"):
+    with pytest.raises(DataError, match=r"group 'y0'.*client 'y'"):
         federation_of(experiment(f"{folder}/", "data.group=patient_id"))
 
 
@@ -340,17 +341,14 @@ def test_clients_with_too_few_groups_and_shared_groups_are_named(tmp_path, caplo
     with caplog.at_level(logging.WARNING, "stratafl"):
         federation = federation_of(experiment(path, "data.group=patient_id"))
     assert federation.counts("train").tolist() == [4, 4]
-    assert caplog.messages[0].startswith("2 clients ('x', 'y') with too few groups of 'patient_id' for a test part")
+    assert mentions(caplog.messages[0], "2 clients", "'x', 'y'", "'patient_id'", "test")
     assert len(caplog.messages) == 2
 
     caplog.clear()
     path.write_text(path.read_text() + "".join(f"1,2,z{at},y,n\n" for at in range(9)) + "1,2,x0,y,n\n")
     with caplog.at_level(logging.WARNING, "stratafl"):
         federation_of(experiment(path, "data.group=patient_id"))
-    assert caplog.messages == [
-        "1 client ('x') with too few groups of 'patient_id' for a test part: all their groups are used for training",
-        "1 client ('x') with too few groups of 'patient_id' for a validation part: all their groups are used for "
-        "training",
-        "1 group of 'patient_id' with samples of several clients: one client may test on a group that another trains "
-        "on",
-    ]
+    test, validation, shared = caplog.messages
+    assert mentions(test, "1 client ", "'x'", "'patient_id'", "test")
+    assert mentions(validation, "1 client ", "'x'", "'patient_id'", "validation")
+    assert mentions(shared, "1 group ", "'patient_id'")

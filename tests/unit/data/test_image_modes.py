@@ -14,6 +14,7 @@ from stratafl.config.experiment import from_tables
 from stratafl.data import Reading, Samples, Scaling, cache, load_samples, loading, read_shards, write_shards
 from stratafl.data.reading import half
 from stratafl.errors import StrataError
+from wording import mentions
 
 LOW = np.arange(16, dtype=np.uint16).reshape(4, 4) + 256  # differ in their low byte alone
 HIGH = LOW * 255
@@ -139,7 +140,7 @@ def test_8_and_16_bits_are_brought_to_one_range_and_it_is_said(tmp_path, caplog)
     assert found.x[0, 0].tolist() == [[0, 65535], [257, 514]]
     assert found.x[1, 0].tolist() == words.tolist()
     assert found.mode == "I;16 and L"
-    assert "mixes images of 8 and of 16 bits" in caplog.text
+    assert mentions(caplog.text, "8 ", "16 ", "257")
 
 
 # Other modes
@@ -185,7 +186,7 @@ def test_transparent_pixels_are_white_and_it_is_said(tmp_path, caplog):
     found = load_samples(folder(tmp_path, [pixels, pixels]))
     assert found.x[0].transpose(1, 2, 0).tolist() == [[[255, 255, 255], [200, 0, 0]], [[200, 0, 0], [200, 0, 0]]]
     assert (found.mode, found.x.dtype) == ("RGBA", np.uint8)
-    assert "transparent pixels, which are read as white" in caplog.text
+    assert "2 images" in caplog.text
 
 
 def test_opaque_images_lose_nothing(tmp_path, caplog):
@@ -276,4 +277,4 @@ def test_a_decompression_bomb_is_one_line(tmp_path, monkeypatch, recwarn):
 def test_formats_that_are_not_listed_are_refused(tmp_path):
     buffer = io.BytesIO()
     Image.new("RGB", (2, 2)).save(buffer, "PCX")
-    assert "is not a readable image" in refusal(folder(tmp_path, [buffer.getvalue()] * 2, "png"))
+    assert "PNG, JPEG" in refusal(folder(tmp_path, [buffer.getvalue()] * 2, "png"))

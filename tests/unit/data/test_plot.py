@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratafl.data import Assignment, digits, federate
-from stratafl.data.plot import MOST, plot_class_counts, total_class_counts
+from stratafl.data.plot import MAX_CLIENTS_DRAWN, plot_class_counts, total_class_counts
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -72,9 +72,10 @@ def test_data_without_classes_has_one_row():
 
 
 def test_more_clients_than_can_be_told_apart_are_left_out_and_that_is_said():
-    many = federation(np.zeros(2 * MOST + 2, int), np.arange(2 * MOST + 2).reshape(-1, 2), test=0.5)
-    assert f"the first {MOST} of them shown" in plot_class_counts(many)
-    assert len(found(plot_class_counts(many), "circle")) == MOST
+    samples = 2 * MAX_CLIENTS_DRAWN + 2
+    many = federation(np.zeros(samples, int), np.arange(samples).reshape(-1, 2), test=0.5)
+    assert f" {MAX_CLIENTS_DRAWN} " in plot_class_counts(many)
+    assert len(found(plot_class_counts(many), "circle")) == MAX_CLIENTS_DRAWN
 
 
 def test_short_names_lie_beside_each_other():
@@ -87,15 +88,15 @@ def test_short_names_lie_beside_each_other():
 
 def test_clients_and_classes_are_called_by_their_names():
     made = federation([0, 1, 1, 1], [[0, 1], [2, 3]], test=0.5)
-    named = replace(made, client_names=("ann", "<bob> of the very long name"), class_names=("cat", "dog"))
+    named = replace(made, client_names=("ann", "<bob> of the Very-Long-Name"), class_names=("cat", "dog"))
     drawn = plot_class_counts(named)
     assert [said(each) for each in found(drawn, "circle")] == [
         "client ann, class cat: 1 sample",
         "client ann, class dog: 1 sample",
-        "client <bob> of the very long name, class dog: 2 samples",
+        "client <bob> of the Very-Long-Name, class dog: 2 samples",
     ]
     words = [each.text for each in found(drawn, "text")]
-    assert {"ann", "<bob> of the very…", "cat", "dog"} <= set(words)
+    assert {"ann", "<bob> of the Very…", "cat", "dog"} <= set(words)
     assert (
         int(found(drawn, "svg")[0].get("height"))
         == int(found(plot_class_counts(made), "svg")[0].get("height")) + 18 * 7

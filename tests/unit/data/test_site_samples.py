@@ -82,9 +82,9 @@ def test_a_site_may_standardise_by_its_own_training_samples(files):
     assert torch.allclose(seen.mean(0), torch.zeros(2).double(), atol=1e-6)
     assert torch.allclose(seen.std(0, correction=0), torch.ones(2).double(), atol=1e-5)
     assert mine.columns is not None
-    with pytest.raises(DataError, match="'lyon' has no training sample to standardise its columns by"):
+    with pytest.raises(DataError, match="'lyon'"):
         of_site(files, agreed, 1, "lyon", trains=False)
-    with pytest.raises(DataError, match="by what was agreed, or by each site's own samples: choose one"):
+    with pytest.raises(DataError, match="own"):
         replace(SampleFormat.of(pooled(files, normalise="columns")), own_columns=True)
 
 
@@ -98,14 +98,14 @@ def test_a_site_that_does_not_train_tests_on_all_it_has(files):
 def test_what_was_not_agreed_on_is_refused(files):
     agreed = SampleFormat.of(pooled(files))
     fewer = replace(agreed, classes=2, preprocessing=replace(agreed.preprocessing, classes=("ant", "cat")))
-    with pytest.raises(DataError, match="class 'dog' is not one of this federation; choose one of: ant, cat"):
+    with pytest.raises(DataError, match=r"class 'dog'.*ant, cat"):
         of_site(files, fewer, 0, "berlin")
-    with pytest.raises(DataError, match="'berlin' lacks the column 'age': give height, age"):
+    with pytest.raises(DataError, match=r"'berlin'.*'age'.*height, age"):
         of_site(files, replace(agreed, columns=("height", "age")), 0, "berlin")
     one = replace(agreed, columns=("height",), preprocessing=replace(agreed.preprocessing, shape=(1,)))
-    with pytest.raises(DataError, match="'berlin' has a column that the federation has not agreed on, 'weight'"):
+    with pytest.raises(DataError, match=r"'berlin'.*'weight'"):
         of_site(files, one, 0, "berlin")
-    with pytest.raises(DataError, match=r"'all' has samples of several clients \('berlin', 'lyon', 'oslo' …\)"):
+    with pytest.raises(DataError, match=r"'all'.*'berlin'.*'lyon'.*'oslo'"):
         of_site(files, agreed, 0, "all")
 
 
@@ -124,7 +124,7 @@ def test_whole_numbers_are_no_classes_where_numbers_are_predicted(tmp_path):
         for here, there in zip(held(mine, 0, split), held(simulated, 1, split), strict=True):
             assert torch.equal(here, there)
     labelled = replace(own, names=("a", "b"), y=own.y % 2)
-    with pytest.raises(DataError, match=r"the labels of 'own' are names \('a', 'b' …\): give numbers"):
+    with pytest.raises(DataError, match=r"'own'.*'a'.*'b'"):
         site_federation(labelled, SampleFormat.of(simulated), client=1, **SPLIT)
 
 
@@ -147,7 +147,7 @@ def test_pixels_stay_bytes_and_are_scaled_as_agreed():
     mine = agreed.client({"train": (x, np.array([0, 1, 1]))}, "own")
     assert mine.x.dtype == agreed.kept == torch.uint8
     assert torch.allclose(mine.inputs(mine.x[:1], torch.float32).flatten(), (torch.arange(4) / 255 - 0.5) / 0.25)
-    with pytest.raises(DataError, match="samples are whole numbers from 0 to 255"):
+    with pytest.raises(DataError, match=r"0.*255"):
         agreed.client({"train": (x / 255, np.array([0, 1, 1]))}, "own")
 
 

@@ -51,10 +51,10 @@ def test_both_are_asked_for_by_name(table):
 
 def test_columns_are_of_tables(tmp_path, table):
     np.savez(tmp_path / "images.npz", x=np.zeros((4, 3, 8, 8), np.uint8), y=np.arange(4) % 2)
-    with pytest.raises(DataError, match=r"'columns' scales tables of numbers, but a sample of 'images' is 3×8×8"):
+    with pytest.raises(DataError, match=r"'columns'.*'images'.*3.*8.*8"):
         load_samples(str(tmp_path / "images.npz"), Reading(normalise="columns"))
-    with pytest.raises(DataError, match="leave it at 'auto' or set it to 'columns'"):
+    with pytest.raises(DataError, match=r"'auto'.*'columns'"):
         load_samples(table, Reading(normalise="unit", targets="numbers"))
     np.savez(tmp_path / "named.npz", x=np.zeros((4, 2)), y=np.array(["a", "b"] * 2))
-    with pytest.raises(DataError, match=r"data.targets = 'scaled', but the labels of .* are names"):
+    with pytest.raises(DataError, match=r"data.targets = 'scaled'"):
         load_samples(str(tmp_path / "named.npz"), Reading(targets="scaled"))

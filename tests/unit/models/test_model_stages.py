@@ -195,7 +195,7 @@ def test_the_pad_row_gets_no_gradient() -> None:
 
 def test_embedding_refuses_real_inputs() -> None:
     model = EmbeddingClassifier(shape=(4,), classes=2, vocabulary=9)
-    with pytest.raises(ModelError, match=r"whole-number token ids, got torch\.float32"):
+    with pytest.raises(ModelError, match="float32"):
         model(torch.zeros(1, 4))
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from stratafl.errors import ModelError
 from stratafl.models import MLP, ConvNorm, load_weights, save_weights
+from wording import mentions
 
 
 def net(classes: int = 3) -> ConvNorm:
@@ -66,7 +67,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("no space left")
 
     monkeypatch.setattr("safetensors.torch.save_file", half_written)
-    with pytest.raises(ModelError, match=r"cannot write the weights to '.*': no space left"):
+    with pytest.raises(ModelError, match=r"w\.safetensors'.*no space left"):
         save_weights(other, tmp_path / "w.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
     load_weights(other, tmp_path / "w.safetensors")
@@ -74,7 +75,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_missing_folder_is_refused_on_saving(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot write the weights to"):
+    with pytest.raises(ModelError, match="none"):
         save_weights(net(), tmp_path / "none" / "w.safetensors")
 
 
@@ -90,27 +91,27 @@ def test_tied_and_transposed_weights_are_saved(tmp_path: Path) -> None:
 
 def test_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
-    assert refused(net(), path) == f"there is no weights file '{path}'"
-    assert refused(net(), tmp_path) == f"there is no weights file '{tmp_path}'"
+    assert f"'{path}'" in refused(net(), path)
+    assert f"'{tmp_path}'" in refused(net(), tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a safetensors file at all"])
 def test_not_safetensors(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(content)
-    assert refused(net(), path).startswith(f"'{path}' is not a readable safetensors file: ")
+    assert refused(net(), path).startswith(f"'{path}' ")
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:
     torch.save(net().state_dict(), tmp_path / "w.pt")
-    assert "is not a readable safetensors file" in refused(net(), tmp_path / "w.pt")
+    assert "w.pt" in refused(net(), tmp_path / "w.pt")
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_weights(net(), path)
     path.write_bytes(path.read_bytes()[:-8])
-    assert "is not a readable safetensors file" in refused(net(), path)
+    assert f"'{path}'" in refused(net(), path)
 
 
 def test_missing_and_unexpected_names(tmp_path: Path) -> None:
@@ -119,24 +120,22 @@ def test_missing_and_unexpected_names(tmp_path: Path) -> None:
     del weights["fc.bias"]
     weights["fc.bais"], weights["zzz"] = torch.zeros(3), torch.zeros(1)
     save_file(weights, path)
-    assert refused(net(), path) == (
-        f"the weights file '{path}' lacks 1 of the module's 14 names (first 'fc.bias', nearest 'fc.bais') "
-        "and has 2 names that the module does not have (first 'fc.bais', nearest 'fc.bias')"
-    )
+    missing, unexpected = ("1 ", "14 ", "'fc.bias'", "'fc.bais'"), ("2 ", "'fc.bais'", "'fc.bias'")
+    assert mentions(refused(net(), path), f"'{path}'", *missing, *unexpected)
 
 
 def test_missing_names_alone(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"fc.bias": torch.zeros(3)}, path)
     text = refused(MLP(shape=(2,), classes=3), path)
-    assert text.startswith(f"the weights file '{path}' lacks 3 of the module's 4 names (first 'fc1.weight'")
-    assert "does not have" not in text
+    assert mentions(text, f"'{path}'", "3 ", "4 ", "'fc1.weight'")
+    assert "'fc.bias')" not in text  # which both have
 
 
 def test_unexpected_names_alone(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(state(net()) | {"zzz": torch.zeros(1)}, path)
-    assert refused(net(), path) == f"the weights file '{path}' has 1 name that the module does not have (first 'zzz')"
+    assert mentions(refused(net(), path), f"'{path}'", "1 ", "'zzz'")
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -144,12 +143,8 @@ def test_wrong_shapes(tmp_path: Path, strict: bool) -> None:
     path = tmp_path / "w.safetensors"
     save_weights(net(classes=5), path)
     text = refused(net(classes=3), path, strict=strict)
-    assert f"in the weights file '{path}' and" in text
     expected = {"fc.weight": ("(5, 8)", "(3, 8)"), "fc.bias": ("(5,)", "(3,)")}
-    assert any(
-        text.startswith(f"'{n}' has shape {a} ") and text.endswith(f"{b} in the module")
-        for n, (a, b) in expected.items()
-    )
+    assert any(mentions(text, f"'{n}'", stored, f"'{path}'", needed) for n, (stored, needed) in expected.items())
 
 
 def test_not_strict_loads_what_fits_by_name(tmp_path: Path) -> None:

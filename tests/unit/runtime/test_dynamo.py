@@ -3,15 +3,17 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys, torch
 from stratafl.algorithms import fedavg
 from stratafl.execute import Matrix, simulation
-from stratafl.runtime import tracing
+from stratafl.runtime import engine
 from stratafl.testing import tiny_federation, tiny_model
 
 sim = simulation(fedavg(), tiny_federation(), tiny_model(), rounds=2)
-tracing.PATIENCE = 1
+engine.PATIENCE = 1
 sim.run(Matrix())
 assert sim.runtime.engine.traces
 assert "torch._dynamo" not in sys.modules, "a run imported it"
@@ -21,6 +23,7 @@ assert torch.func.grad(lambda x: x**2)(torch.tensor(3.0)) == 6
 """
 
 
+@pytest.mark.slow
 def test_a_run_does_not_import_it_and_others_still_can():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from torch import nn
 from stratafl.algorithms import fedavg, fedper, fedprox, flayer, moon, perfedavg, pfedme
 from stratafl.core.task import Stack
 from stratafl.data import from_splits
-from stratafl.evaluation.evaluate import received
+from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import EmbeddingClassifier, build
 from stratafl.policies import LocalTraining
@@ -44,7 +44,7 @@ def ended(algorithm, executor=None, *, short=True, engine="stacked", padding=0):
     sim = simulation(algorithm, federation(), model(padding), rounds=3, participation=1.0, engine=engine)
     if not short:
         sim = replace(sim, runtime=replace(sim.runtime, table=None))
-    return received(sim, sim.run(executor or Matrix()), torch.arange(3))
+    return received_models(sim, sim.run(executor or Matrix()), torch.arange(3))
 
 
 def assert_same(a, b):
@@ -52,9 +52,10 @@ def assert_same(a, b):
     assert all(torch.equal(a[name].view(torch.int32), b[name].view(torch.int32)) for name in a)  # −0.0 is not 0.0
 
 
-@pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize("engine", ["stacked", "loop"])
-@pytest.mark.parametrize("executor", [Matrix(), Matrix(chunk=2), Messages()], ids=["matrix", "chunks", "messages"])
+@pytest.mark.parametrize(
+    ("executor", "engine", "padding"),
+    [(Matrix(chunk=2), "stacked", 0), (Messages(), "loop", 2)],
+)
 def test_the_bits_are_those_of_the_whole_table(executor, engine, padding, steps_taken):
     short = ended(fedper(train=LocalTraining(epochs=2)), executor, engine=engine, padding=padding)
     assert steps_taken, "no step took the short table"

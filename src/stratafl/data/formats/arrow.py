@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratafl.data.formats.columns import Column, Columns, Request, joined, needed, picked, with_images
+from stratafl.data.formats.columns import Column, Columns, Request, import_extra, joined, picked, with_images
 from stratafl.errors import DataError, StrataError, first_line
 
 _ROWS, _FEW_ROWS = 16_384, 64  # of a batch of numbers, and of a batch with texts or images, which may be large
@@ -21,8 +21,8 @@ def read_parquet(files: Sequence[Path], request: Request) -> Columns:
 
 def _parquet(file: Path, request: Request) -> Any:
     """The table of a file, read in small batches, because a few bytes may stand for any number of values."""
-    opened = needed("pyarrow.parquet", "parquet files").ParquetFile(file)
-    types = needed("pyarrow.types", "Arrow tables")
+    opened = import_extra("pyarrow.parquet", "parquet files").ParquetFile(file)
+    types = import_extra("pyarrow.types", "Arrow tables")
     names = [name for name in opened.schema_arrow.names if not request.only or name in request.names()]
     kinds = [opened.schema_arrow.field(name).type for name in names]
     fixed = [kind.bit_width / 8 for kind in kinds if types.is_primitive(kind)]
@@ -32,12 +32,12 @@ def _parquet(file: Path, request: Request) -> Any:
     for batch in opened.iter_batches(rows, columns=names):
         batches.append(batch)
         request.limit.check_grown(f"'{file}'")
-    table = needed("pyarrow", "parquet files").Table
+    table = import_extra("pyarrow", "parquet files").Table
     return table.from_batches(batches, opened.schema_arrow) if batches else opened.read()
 
 
 def read_saved(files: Sequence[Path], request: Request) -> Columns:
-    datasets = needed("datasets", "a folder of Arrow files")
+    datasets = import_extra("datasets", "a folder of Arrow files")
     folders = [file.parent for file in files]
     whole = slice(None)
     tables = [_read(f, lambda f: datasets.load_from_disk(str(f)).with_format("arrow")[whole], request) for f in folders]
@@ -58,7 +58,7 @@ def _read(place: Path, load: Any, request: Request) -> Columns:
 
 def _bytes(chunked: Any) -> int:
     """The memory of a column as an array, or as a list of Python objects."""
-    types = needed("pyarrow.types", "Arrow tables")
+    types = import_extra("pyarrow.types", "Arrow tables")
     if types.is_primitive(chunked.type):
         return int(chunked.nbytes)
     if types.is_dictionary(chunked.type):  # stored once, and then repeated for every row
@@ -69,12 +69,12 @@ def _bytes(chunked: Any) -> int:
 
 def _longest(values: Any) -> int:
     """Bytes of the longest text among these, or of any other value."""
-    types, compute = needed("pyarrow.types", "Arrow tables"), needed("pyarrow.compute", "Arrow tables")
+    types, compute = import_extra("pyarrow.types", "Arrow tables"), import_extra("pyarrow.compute", "Arrow tables")
     return 8 if types.is_primitive(values.type) else compute.max(compute.binary_length(values)).as_py() or 0
 
 
 def _column(chunked: Any) -> Column:
-    types = needed("pyarrow.types", "Arrow tables")
+    types = import_extra("pyarrow.types", "Arrow tables")
     kind = chunked.type
     if types.is_struct(kind):  # an image of `datasets`: its encoded bytes, or its path
         return [cell["bytes"] if cell["bytes"] is not None else cell["path"] for cell in chunked.to_pylist()]

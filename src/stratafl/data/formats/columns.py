@@ -38,7 +38,7 @@ class Request(NamedTuple):
         return [name for name in (self.content, self.label, self.owner) if name is not None]
 
 
-def needed(module: str, reads: str) -> Any:
+def import_extra(module: str, reads: str) -> Any:
     """A module of the extra `data`, imported when it is needed."""
     try:
         return importlib.import_module(module)
@@ -53,8 +53,8 @@ def split_of(file: Path, root: Path) -> str:
     """The split that a word in the name of a file, or of a folder above it, stands for."""
     parts = file.relative_to(root).parts if file != root else (file.name,)
     for part in parts:
-        if found := _WORD.search(part.lower()):
-            return _SPLITS[found[1]]
+        if match := _WORD.search(part.lower()):
+            return _SPLITS[match[1]]
     return "train"
 
 
@@ -71,10 +71,8 @@ def joined(parts: Sequence[Columns], where: Path) -> Columns:
     first = parts[0]
     for part in parts[1:]:
         if set(part) != set(first):
-            there, here = ", ".join(sorted(first)), ", ".join(sorted(part))
-            raise DataError(
-                f"the tables of '{where}' have different columns ({there}; {here}): give all tables the same columns"
-            )
+            columns = "; ".join(", ".join(sorted(names)) for names in (first, part))
+            raise DataError(f"the tables of '{where}' have different columns ({columns}): give all the same columns")
     return {name: _joined([part[name] for part in parts], name, where) for name in first}
 
 
@@ -96,9 +94,9 @@ def joined_splits(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool
     for columns in splits.values():
         counts = {name: len(cells) for name, cells in columns.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            said = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
+            listed = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
             raise DataError(
-                f"'{where}' has {said or 'no columns'}: every column needs the same number of values, at least 1"
+                f"'{where}' has {listed or 'no columns'}: every column needs the same number of values, at least 1"
             )
     sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
     return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
@@ -131,21 +129,21 @@ def located(names: Sequence[str], root: Path) -> list[Path]:
             raise DataError(f"a table in '{root}' names the image '{name}', which is not in that folder: copy it there")
         if not place.is_file():
             below = below or _images_by_name(root)
-            found = below.get(place.name, [])
-            if len(found) != 1:
-                there = f"that folder has {f'{len(found)} images' if found else 'no image'} of this name"
-                raise DataError(f"a table in '{root}' names the image '{name}', but {there}")
-            place = found[0]
+            candidates = below.get(place.name, [])
+            if len(candidates) != 1:
+                problem = f"that folder has {f'{len(candidates)} images' if candidates else 'no image'} of this name"
+                raise DataError(f"a table in '{root}' names the image '{name}', but {problem}")
+            place = candidates[0]
         places.append(place)
     return places
 
 
 def _images_by_name(root: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+    images: dict[str, list[Path]] = {}
     for file in sorted(root.rglob("*")):
         if file.suffix.lower() in IMAGES:
-            found.setdefault(file.name, []).append(file)
-    return found
+            images.setdefault(file.name, []).append(file)
+    return images
 
 
 def with_images(columns: Columns, root: Path) -> Columns:

@@ -37,9 +37,9 @@ def _csv(file: Path, request: Request) -> Columns:
     columns = picked(columns, request, file)
     for name, cells in columns.items():
         for at in _missing(cells)[:1]:
-            found = f"'{cells[at]}'" if isinstance(cells, np.ndarray) else "an empty cell"
+            content = f"'{cells[at]}'" if isinstance(cells, np.ndarray) else "an empty cell"
             raise DataError(
-                f"line {rows[at].number} of '{file}' has {found} in the column '{name}': fill it in, or delete the "
+                f"line {rows[at].number} of '{file}' has {content} in the column '{name}': fill it in, or delete the "
                 "line or the column"
             )
     return with_images(columns, file.parent)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.data.formats.columns import Columns, Request, is_split, needed, split_of
+from stratafl.data.formats.columns import Columns, Request, import_extra, is_split, split_of
 from stratafl.data.memory_limit import MemoryLimit
 from stratafl.errors import DataError
 
@@ -37,7 +37,7 @@ class ImageHeader(NamedTuple):
 
 def read_class_folders(files: Sequence[Path], request: Request) -> Columns:
     listed: dict[str, str] = {}
-    for lines in sorted({found for file in files for found in file.parent.parent.glob(_ANNOTATIONS)}):
+    for lines in sorted({listing for file in files for listing in file.parent.parent.glob(_ANNOTATIONS)}):
         rows = [line.split("\t") for line in lines.read_text(encoding="utf-8").splitlines()]
         listed |= {row[0]: row[1] for row in rows if len(row) > 1}
     return {
@@ -105,7 +105,7 @@ def pixels_of(cell: Any, channels: int, size: int | None, name: str) -> tuple[ND
     """An image as [channels, height, width], upright, and whether it had transparent pixels, which become white."""
     with _opened(cell, name) as opened:
         try:
-            needed("PIL.ImageOps", "images").exif_transpose(opened, in_place=True)
+            import_extra("PIL.ImageOps", "images").exif_transpose(opened, in_place=True)
             if _bits(opened) > 8:
                 return np.repeat(_resized_plane(_deep(opened, name), size)[None], channels, 0), False
             image, transparent = _on_white(opened)
@@ -119,14 +119,14 @@ def pixels_of(cell: Any, channels: int, size: int | None, name: str) -> tuple[ND
 
 
 def resized_planes(array: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    image = needed("PIL.Image", "images")
+    image = import_extra("PIL.Image", "images")
     planes = [[_resized(image.fromarray(plane), size) for plane in sample] for sample in array]
     return np.array(planes, dtype=np.uint8)
 
 
 @contextmanager
 def _opened(cell: Any, name: str) -> Iterator[Any]:
-    image = needed("PIL.Image", "images")
+    image = import_extra("PIL.Image", "images")
     with warnings.catch_warnings():
         warnings.simplefilter("error", image.DecompressionBombWarning)
         try:
@@ -175,7 +175,7 @@ def _deep(opened: Any, name: str) -> NDArray[Any]:
 def _on_white(opened: Any) -> tuple[Any, bool]:
     if not opened.has_transparency_data:
         return opened, False
-    image = needed("PIL.Image", "images")
+    image = import_extra("PIL.Image", "images")
     colours = opened.convert("RGBA")
     if colours.getextrema()[3][0] == 255:
         return colours, False
@@ -183,7 +183,7 @@ def _on_white(opened: Any) -> tuple[Any, bool]:
 
 
 def _resized(image: Any, size: int) -> Any:
-    bilinear = needed("PIL.Image", "images").Resampling.BILINEAR
+    bilinear = import_extra("PIL.Image", "images").Resampling.BILINEAR
     return image if image.size == (size, size) else image.resize((size, size), bilinear)
 
 
@@ -191,6 +191,6 @@ def _resized_plane(plane: NDArray[Any], size: int | None) -> NDArray[Any]:
     """As `_resized`, in floats, because not all versions of Pillow resize 16 bits."""
     if size is None or plane.shape == (size, size):
         return plane
-    image = needed("PIL.Image", "images").fromarray(plane.astype(np.float32))
+    image = import_extra("PIL.Image", "images").fromarray(plane.astype(np.float32))
     resized = np.asarray(_resized(image, size))
     return np.rint(resized).clip(0, 65535).astype(np.uint16) if plane.dtype == np.uint16 else resized

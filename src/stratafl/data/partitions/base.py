@@ -47,9 +47,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         for what in ("tests", "owner"):
-            given = getattr(self, what)
-            if given is not None and len(given) != len(self.labels):
-                raise PartitionError(f"there are {len(self.labels)} labels, but '{what}' has {len(given)} values")
+            values = getattr(self, what)
+            if values is not None and len(values) != len(self.labels):
+                raise PartitionError(f"there are {len(self.labels)} labels, but '{what}' has {len(values)} values")
 
     @cached_property
     def names(self) -> NDArray[Any]:
@@ -63,8 +63,8 @@ class Pool:
 
     def classes(self, among: NDArray[np.bool_] | None = None) -> list[Indices]:
         """The samples of each class; only those where `among` is true."""
-        kept = np.ones(len(self.labels), dtype=np.bool_) if among is None else among
-        return [np.flatnonzero(kept & (self.labels == name)) for name in self.names]
+        chosen = np.ones(len(self.labels), dtype=np.bool_) if among is None else among
+        return [np.flatnonzero(chosen & (self.labels == name)) for name in self.names]
 
     def published(self, partition: str) -> tuple[list[Indices], list[Indices]]:
         if self.tests is None:
@@ -111,12 +111,12 @@ class Partition(ABC):
 
 def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
     """For each client so many samples of each class, drawn so that no two clients share a sample."""
-    held: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
+    drawn: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(classes, counts, strict=True):
         # no client gets what is left after the last piece
-        for mine, piece in zip(held, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
-            mine.append(piece)
-    return [np.sort(np.concatenate(mine)) for mine in held]
+        for pieces, piece in zip(drawn, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
+            pieces.append(piece)
+    return [np.sort(np.concatenate(pieces)) for pieces in drawn]
 
 
 @record

@@ -70,11 +70,11 @@ class Pathological(Partition):
         counts = np.zeros((len(classes), clients), dtype=np.int64)
         wanted = np.full(clients, self.per_client)
         smallest = pool.pfllib_minimum(clients) / len(classes)
-        for each, members in enumerate(classes):
+        for label, members in enumerate(classes):
             chosen = np.flatnonzero(wanted > 0)[: ceil(clients * self.per_client / len(classes))]
             wanted[chosen] -= 1
             if len(chosen):  # else every client has its classes, and this one stays unused
-                counts[each, chosen] = self._sizes(len(members), len(chosen), smallest, rng)
+                counts[label, chosen] = self._sizes(len(members), len(chosen), smallest, rng)
         without = np.flatnonzero(counts.sum(axis=0) == 0)
         if len(without):
             raise PartitionError(
@@ -187,12 +187,12 @@ def _rotated_classes(clients: int, classes: int, per_client: int, _: np.random.G
 def _draw_equally(pool: Pool, classes: list[Indices], has: HasClass, rng: np.random.Generator) -> list[Indices]:
     """Every class divided equally among the clients that have it; random ones of them get what does not divide."""
     counts = np.zeros(has.T.shape, dtype=np.int64)
-    for each, members in enumerate(classes):
-        clients = rng.permutation(np.flatnonzero(has[:, each]))
+    for label, members in enumerate(classes):
+        clients = rng.permutation(np.flatnonzero(has[:, label]))
         if len(clients) > len(members):
-            raise PartitionError(f"class {pool.names[each]} has {len(members)} samples for {len(clients)} clients")
+            raise PartitionError(f"class {pool.names[label]} has {len(members)} samples for {len(clients)} clients")
         for rank, client in enumerate(clients):
-            counts[each, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
+            counts[label, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
     return draw_counts(classes, counts, rng)
 
 
@@ -222,5 +222,5 @@ def _assigned(pool: Pool, counts: Counts, share: float, rng: np.random.Generator
         raise PartitionError(
             f"held_out={share} was given: some clients have too few samples of a class to train and to test on it"
         )
-    held = draw_counts(classes, np.hstack([counts - test, test]), rng)
-    return Assignment(held[: counts.shape[1]], held[counts.shape[1] :])
+    drawn = draw_counts(classes, np.hstack([counts - test, test]), rng)
+    return Assignment(drawn[: counts.shape[1]], drawn[counts.shape[1] :])

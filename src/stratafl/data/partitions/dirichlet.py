@@ -94,17 +94,17 @@ def _counts(shares: Shares, sizes: Counts) -> Counts:
 
 def _capped_counts(shares: Shares, sizes: Counts) -> Counts:
     counts = np.zeros(shares.shape, dtype=np.int64)
-    for each in range(len(sizes)):
+    for label in range(len(sizes)):
         below = counts.sum(axis=0) < sizes.sum() / shares.shape[1]
-        counts[each] = _counts(_shares_among(below, shares[each])[None], sizes[each : each + 1])
+        counts[label] = _counts(_shares_among(below, shares[label])[None], sizes[label : label + 1])
     return counts
 
 
 def _shares_among(below: NDArray[np.bool_], shares: Shares) -> Shares:
-    kept = shares * below
-    if kept.sum() == 0:  # with a tiny alpha the whole class may have gone to a client at its cap
-        kept = below.astype(np.float64)
-    renormalised: Shares = kept / kept.sum()
+    remaining = shares * below
+    if remaining.sum() == 0:  # with a tiny alpha the whole class may have gone to a client at its cap
+        remaining = below.astype(np.float64)
+    renormalised: Shares = remaining / remaining.sum()
     return renormalised
 
 
@@ -140,8 +140,11 @@ def _first_accepted(
 
 def _draw_overlapping(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
     """For each client so many samples of each class out of all of them; none twice for one client."""
-    drawn = ([rng.choice(each, n, replace=False) for each, n in zip(classes, mine, strict=True)] for mine in counts.T)
-    return [np.sort(np.concatenate(mine)) for mine in drawn]
+    drawn = (
+        [rng.choice(each, n, replace=False) for each, n in zip(classes, per_class, strict=True)]
+        for per_class in counts.T
+    )
+    return [np.sort(np.concatenate(per_class)) for per_class in drawn]
 
 
 def _rounded_counts(shares: Shares, size: int) -> list[int]:

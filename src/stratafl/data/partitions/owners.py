@@ -42,8 +42,8 @@ class Owners(Partition):
                 "that the partition asks for: set data.clients lower"
             )
         chosen = np.sort(rng.choice(fitting, clients, replace=False))
-        held = by_owner(pool.owner)
-        return [held[each] for each in chosen]
+        samples_by_owner = by_owner(pool.owner)
+        return [samples_by_owner[each] for each in chosen]
 
 
 def by_owner(owner: NDArray[Any]) -> list[Indices]:

@@ -2,8 +2,8 @@
 
 Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
 noticed. What a chain cannot notice is the loss of its end: a `Mark`, which the server saves with its state, says how
-many lines there must be at least, and the digest of the last of them. Digests are no signatures: whoever can write the
-log, the state and all copies can make another history.
+many lines there must be at least, and the digest of the last of them. Digests are no signatures: a person who can
+write the log, the state and all copies can forge another history.
 """
 
 import json
@@ -24,14 +24,14 @@ from stratafl.files import explained, json_value, open_plain, sync_folder, write
 
 log = logging.getLogger("stratafl")
 START = "0" * 64  # what the first line has in the place of the digest of the line before it
-LONGEST = 1 << 20  # bytes of a line
+MAX_LINE_BYTES = 1 << 20  # bytes of a line
 _END = re.compile(rb',"digest":"([0-9a-f]{64})"}\n\Z')
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """So many lines, and the digest of the last of them."""
+    """The number of lines, and the digest of the last one."""
 
     lines: int = 0
     digest: str = START
@@ -46,44 +46,42 @@ class Verified:
     torn: int
 
 
-def verify(path: Path, known: Mark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
+def verify(path: Path, saved: Mark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
     """Check every line of a log, which must hold at least the lines up to a known mark; `look` is shown each.
 
     The last line may be torn by a crash, unless it is before the mark; anything else that is wrong raises.
     """
-    known, mark, size = known or Mark(), Mark(), 0
+    saved, mark, size = saved or Mark(), Mark(), 0
     with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
-        there = os.fstat(file.fileno()).st_size
+        file_size = os.fstat(file.fileno()).st_size
         for text in _texts(path, file):
             line = _whole_line(text)
-            if line is None and size + len(text) == there and mark.lines >= known.lines:
+            if line is None and size + len(text) == file_size and mark.lines >= saved.lines:
                 break
             if line is None or (line.get("line"), line.get("before")) != (mark.lines + 1, mark.digest):
-                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not follow from those before it")
+                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not continue the lines before it")
             mark, size = Mark(mark.lines + 1, line["digest"]), size + len(text)
-            if mark.lines == known.lines and mark.digest != known.digest:
-                raise DamagedError(
-                    f"'{path}' was changed: line {mark.lines} is not the one that the server's state knows"
-                )
+            if mark.lines == saved.lines and mark.digest != saved.digest:
+                raise DamagedError(f"'{path}' was changed: line {mark.lines} differs from the server's saved state")
             look(line)
-    if mark.lines < known.lines:
+    if mark.lines < saved.lines:
         raise DamagedError(
-            f"'{path}' was cut: it has {mark.lines} lines, and the server's state knows {known.lines}; put it back"
+            f"'{path}' was cut: it has {mark.lines} lines, but the server's state counts {saved.lines}; restore it"
         )
-    return Verified(mark, size, there - size)
+    return Verified(mark, size, file_size - size)
 
 
 def _texts(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    while text := file.readline(LONGEST + 1):
-        if len(text) > LONGEST:
-            raise DamagedError(f"'{path}' was changed: a line has more than {LONGEST:,} bytes")
+    while text := file.readline(MAX_LINE_BYTES + 1):
+        if len(text) > MAX_LINE_BYTES:
+            raise DamagedError(f"'{path}' was changed: a line has more than {MAX_LINE_BYTES:,} bytes")
         yield text
 
 
 def _whole_line(text: bytes) -> Line | None:
     """A line that ends with its digest; None if it does not."""
-    found = _END.search(text)
-    if found is None or found[1].decode() != _digest(text[: found.start()]):
+    end = _END.search(text)
+    if end is None or end[1].decode() != _digest(text[: end.start()]):
         return None
     with suppress(ValueError):
         line = json_value(text)
@@ -101,26 +99,26 @@ class AuditLog:
     def __init__(
         self,
         path: Path,
-        known: Mark,
+        saved: Mark,
         look: Callable[[Line], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.path, self._now = path, now
         self.mark, self._size = Mark(), 0
         if not os.path.lexists(path):
-            if known.lines:
+            if saved.lines:
                 raise DamagedError(
-                    f"'{path}' is missing, and the server's state knows {known.lines} lines: put it back"
+                    f"'{path}' is missing, but the server's saved state has {saved.lines} lines: restore it"
                 )
             with explained("write", path):
                 os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
                 sync_folder(path.parent)
-        found = verify(path, known, look)
-        self.mark, self._size = found.mark, found.size
-        if found.torn:
+        verified = verify(path, saved, look)
+        self.mark, self._size = verified.mark, verified.size
+        if verified.torn:
             self._write(b"")
-            log.warning("'%s' ended in a line that was not whole, left by a crash: it was cut off", path)
-            self.append("cut", bytes=found.torn)
+            log.warning("'%s' ended with an incomplete line, which a crash left: the line was removed", path)
+            self.append("cut", bytes=verified.torn)
 
     def append(self, event: str, **what: Any) -> None:
         """Add a line; an error if it cannot be written, and then it is not there."""
@@ -128,8 +126,10 @@ class AuditLog:
         body = json.dumps({**line, **what, "before": self.mark.digest}, separators=(",", ":")).encode()[:-1]
         digest = _digest(body)
         data = body + f',"digest":"{digest}"}}\n'.encode()
-        if len(data) > LONGEST:
-            raise RunError(f"a line of '{self.path}' would have {len(data):,} bytes, and {LONGEST:,} are allowed")
+        if len(data) > MAX_LINE_BYTES:
+            raise RunError(
+                f"a line of '{self.path}' would have {len(data):,} bytes, and {MAX_LINE_BYTES:,} are allowed"
+            )
         self._write(data)
         self.mark, self._size = Mark(self.mark.lines + 1, digest), self._size + len(data)
 
@@ -150,6 +150,6 @@ class AuditLog:
 
 def lines(path: Path) -> list[Mapping[str, Any]]:
     """All lines of a log that is what was written."""
-    found: list[Mapping[str, Any]] = []
-    verify(path, look=found.append)
-    return found
+    checked: list[Mapping[str, Any]] = []
+    verify(path, look=checked.append)
+    return checked

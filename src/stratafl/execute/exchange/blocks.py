@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from stratafl.core.wire import tensor_ends
 from stratafl.errors import DamagedError
-from stratafl.execute.exchange.protocol import MOST_HAVE, Piece, Request
+from stratafl.execute.exchange.protocol import MAX_OFFERED_BLOCKS, Piece, Request
 from stratafl.files import atomically, clear_partial, read_plain
 
-SMALL = 1024  # bytes of a tensor below which its digest is not worth sending
+MIN_BLOCK_BYTES = 1024  # bytes of a tensor below which its digest is not worth sending
 CACHE_BYTES = 256 << 20
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -26,7 +26,7 @@ def block_digest(data: bytes | memoryview) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-class Packed(NamedTuple):
+class PackedDownload(NamedTuple):
     """A parcel as the pieces of a download, and how many bytes of it are left out."""
 
     pieces: tuple[Piece, ...]
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     saved: int
 
 
-def packed(parcel: bytes, have: Container[str]) -> Packed:
+def pack_download(parcel: bytes, have: Container[str]) -> PackedDownload:
     """An encoded parcel without the blocks that the site has."""
     pieces, parts = list[Piece](), list[memoryview]()
     for part, is_block in _stretches(parcel):
@@ -43,14 +43,14 @@ def packed(parcel: bytes, have: Container[str]) -> Packed:
         parts.append(part)
     sent = [part for part, piece in zip(parts, pieces, strict=True) if piece.sent]
     body = b"".join(sent)
-    return Packed(tuple(pieces), body, len(parcel) - len(body))
+    return PackedDownload(tuple(pieces), body, len(parcel) - len(body))
 
 
 def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
-    """The parcel in order: its large tensors, and what is between them."""
+    """The parcel in order: its large tensors, and the bytes between them."""
     view, loose, end = memoryview(parcel), 0, 0
     for stop in tensor_ends(parcel):
-        if stop - end >= SMALL and end:
+        if stop - end >= MIN_BLOCK_BYTES and end:
             if end > loose:
                 yield view[loose:end], False
             yield view[end:stop], True
@@ -60,32 +60,37 @@ def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
         yield view[loose:end], False
 
 
-def unpacked(request: Request, kept: Callable[[Piece], bytes | None]) -> bytes | None:
+def unpack_download(request: Request, cached: Callable[[Piece], bytes | None]) -> bytes | None:
     """The parcel of a message, with the blocks that were left out; None if one of them is not there."""
-    parts, view, begin = list[bytes | memoryview](), memoryview(request.body), 0
-    for piece in request.pieces:
-        part = view[begin : begin + piece.size] if piece.sent else kept(piece)
+    parts = list[bytes | memoryview]()
+    for piece, sent in _pieces(request):
+        part = cached(piece) if sent is None else sent
         if part is None:
             return None
         parts.append(part)
-        begin += piece.size if piece.sent else 0
     return b"".join(parts)
 
 
 def sent_blocks(request: Request) -> Iterator[tuple[str, memoryview]]:
     """The blocks in a message that are what their digests say."""
+    for piece, sent in _pieces(request):
+        if sent is not None and piece.digest and block_digest(sent) == piece.digest:
+            yield piece.digest, sent
+
+
+def _pieces(request: Request) -> Iterator[tuple[Piece, memoryview | None]]:
+    """Each piece of a message with its bytes; None for one that was left out."""
     view, begin = memoryview(request.body), 0
     for piece in request.pieces:
-        part = view[begin : begin + piece.size] if piece.sent else None
-        begin += piece.size if piece.sent else 0
-        if part is not None and piece.digest and block_digest(part) == piece.digest:
-            yield piece.digest, part
+        end = begin + (piece.size if piece.sent else 0)
+        yield piece, view[begin:end] if piece.sent else None
+        begin = end
 
 
 class BlockCache:
-    """Blocks in a folder, of so many bytes at most, the oldest removed first.
+    """Blocks in a folder of at most `most` bytes; the oldest are removed first.
 
-    Nothing depends on it: what cannot be written is not kept, and what is damaged counts as missing.
+    The cache may fail: a block that cannot be written is not kept, and a damaged one counts as missing.
     """
 
     def __init__(self, folder: Path, most: int = CACHE_BYTES) -> None:
@@ -118,26 +123,26 @@ class BlockCache:
         self._shrink()
 
     def offered(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._newest())[:MOST_HAVE]
+        return tuple(name for name, _ in self._newest())[:MAX_OFFERED_BLOCKS]
 
     def clear(self) -> None:
         self._remove([name for name, _ in self._newest()])
 
     def _newest(self) -> list[tuple[str, int]]:
         """Names and sizes, the newest first."""
-        found: list[tuple[int, str, int]] = []
+        blocks: list[tuple[int, str, int]] = []
         with suppress(OSError):
             for entry in os.scandir(self.folder):
                 if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    told = entry.stat(follow_symlinks=False)
-                    found.append((told.st_mtime_ns, entry.name, told.st_size))
-        return [(name, size) for _, name, size in sorted(found, reverse=True)]
+                    status = entry.stat(follow_symlinks=False)
+                    blocks.append((status.st_mtime_ns, entry.name, status.st_size))
+        return [(name, size) for _, name, size in sorted(blocks, reverse=True)]
 
     def _shrink(self) -> None:
         total = 0
         for number, (name, size) in enumerate(self._newest()):
             total += size
-            if total > self.most or number >= MOST_HAVE:
+            if total > self.most or number >= MAX_OFFERED_BLOCKS:
                 self._remove([name])
 
     def _remove(self, names: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
 """The messages of an exchange, and their one byte form.
 
-The server sends a `Download` or, after the last round, a `Commit`; a site replies with an `Upload`, a `Committed`, with
-`SendAll` if it lacks a block that was left out, or with a `Refusal` that says why. A message is `MAGIC`, a checksum of
-everything else, a header in JSON and a body. It has exactly one encoding, and no other bytes are accepted. Like that of
-a parcel, the checksum notices damage and is no signature: who the sender is must be known from elsewhere.
+The server sends a `DownloadMessage` or, after the last round, a `Commit`. A site replies with an `UploadMessage`, with
+`Committed`, with `SendAll` if it lacks a block that was left out, or with a `Refusal` that says why. A message is
+`MAGIC`, a checksum of everything else, a header in JSON and a body. It has exactly one encoding; all other bytes are
+refused. Like the checksum of a parcel, this one notices damage and is no signature: the caller must know the sender.
 """
 
 import json
@@ -11,21 +11,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RecordError, WireError, shown
 from stratafl.files import json_value
 
 MAGIC = b"strata 1"  # with the version of the protocol
-MOST = 4 << 30  # bytes of a message, unless the receiver allows fewer
-MOST_HEADER = 1 << 20
-MOST_HAVE = 1024  # blocks that a site offers
-LONGEST_REASON = 300
-NOTHING = ""  # the digest of the last absorbed upload, where there is none
+MAX_MESSAGE_BYTES = 4 << 30  # bytes of a message, unless the receiver allows fewer
+MAX_HEADER_BYTES = 1 << 20
+MAX_OFFERED_BLOCKS = 1024  # blocks that a site offers
+MAX_REFUSAL_LETTERS = 300
+NONE_ABSORBED = ""  # the digest of the last absorbed upload, where there is none
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DIGEST, _BLOCK = (re.compile(rf"[0-9a-f]{{{length}}}", re.ASCII) for length in (64, 32))
-_LARGEST = 1 << 53
+_MAX_INTEGER = 1 << 53
 _SUM, _LENGTH, _HEADER = slice(8, 40), slice(40, 48), 48
 
 
@@ -50,7 +50,7 @@ class Piece:
 
 @short_repr
 @dataclass(frozen=True)
-class Download:
+class DownloadMessage:
     """Server: the parcel for one site, in pieces; `absorbed` is the digest of the site's last absorbed upload."""
 
     address: Address
@@ -72,7 +72,7 @@ class Commit:
 
 @short_repr
 @dataclass(frozen=True)
-class Upload:
+class UploadMessage:
     """Site: an encoded parcel, its digest, and the blocks that need not be sent again."""
 
     address: Address
@@ -108,11 +108,11 @@ class Refusal:
     lost: bool = False
 
 
-Request = Download | Commit
-Reply = Upload | SendAll | Committed | Refusal
-_REQUESTS: dict[str, type[Any]] = {"download": Download, "commit": Commit}
+Request = DownloadMessage | Commit
+Reply = UploadMessage | SendAll | Committed | Refusal
+_REQUESTS: dict[str, type[Any]] = {"download": DownloadMessage, "commit": Commit}
 _REPLIES: dict[str, type[Any]] = {
-    "upload": Upload,
+    "upload": UploadMessage,
     "send all": SendAll,
     "committed": Committed,
     "refusal": Refusal,
@@ -127,45 +127,43 @@ def upload_digest(federation: str, site: str, round: int, upload: bytes) -> str:
     return hashed.hexdigest()
 
 
-def check_name(what: str, name: str) -> str:
+def check_exchange_name(what: str, name: str) -> str:
     """The name of a federation or of a site, which becomes the name of a folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        allowed = "up to 64 letters a-z, digits, '.', '_' and '-', of which a letter or a digit comes first"
-        raise RecordError(f"{what} cannot be called '{shown(name)}': choose {allowed}")
+        allowed = "up to 64 letters a-z, digits, '.', '_' and '-', starting with a letter or digit"
+        raise RecordError(f"{what} cannot be called '{shown(name)}': use {allowed}")
     return name
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode_message(message: Request | Reply) -> bytes:
     plain = {f.name: getattr(message, f.name) for f in fields(message) if f.name not in ("address", "body")}
     if "pieces" in plain:
         plain["pieces"] = [[piece.size, piece.digest, piece.sent] for piece in plain["pieces"]]
     if "reason" in plain:
-        plain["reason"] = shown(plain["reason"], LONGEST_REASON)
+        plain["reason"] = shown(plain["reason"], MAX_REFUSAL_LETTERS)
     header = _dumped({"kind": _WORDS[type(message)], **asdict(message.address), **plain})
-    if len(header) > MOST_HEADER:
-        raise WireError(f"the header of this message takes {len(header):,} bytes, more than {MOST_HEADER:,}")
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(f"the header of this message takes {len(header):,} bytes, more than {MAX_HEADER_BYTES:,}")
     parts = (len(header).to_bytes(8, "little"), header, getattr(message, "body", b""))
     return b"".join((MAGIC, _checksum(parts), *parts))
 
 
-def decode_request(data: bytes, most: int = MOST) -> Request:
+def decode_request(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Request:
     """What a server sent; anything else is a `WireError`."""
-    request: Request = _decoded(data, _REQUESTS, most)
-    return request
+    return cast(Request, _decoded(data, _REQUESTS, most))
 
 
-def decode_reply(data: bytes, most: int = MOST) -> Reply:
+def decode_reply(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Reply:
     """What a site replied; anything else is a `WireError`."""
-    reply: Reply = _decoded(data, _REPLIES, most)
-    return reply
+    return cast(Reply, _decoded(data, _REPLIES, most))
 
 
 def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
     header, body = _opened(data, most)
-    made = kinds.get(header.get("kind", "")) if isinstance(header.get("kind"), str) else None
-    if made is None:
+    message_type = kinds.get(header.get("kind", "")) if isinstance(header.get("kind"), str) else None
+    if message_type is None:
         raise _not_a_message(f"it is of kind '{shown(header.get('kind'))}', not one of: {', '.join(kinds)}")
-    names = [f.name for f in fields(made) if f.name not in ("address", "body")]
+    names = [f.name for f in fields(message_type) if f.name not in ("address", "body")]
     expected = {"kind", *(f.name for f in fields(Address)), *names}
     if set(header) != expected:
         raise _not_a_message(f"its header has other keys than: {', '.join(sorted(expected))}")
@@ -173,12 +171,14 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
         if not _CHECKS[name](header[name]):
             raise _not_a_message(f"its {name} is {shown(header[name])}")
     values = {name: _READ.get(name, _same)(header[name]) for name in names}
-    if made in (Download, Commit):
+    if message_type in (DownloadMessage, Commit):
         _check_sizes(values["pieces"], len(body), most)
-    elif body and made is not Upload:
+    elif body and message_type is not UploadMessage:
         raise _not_a_message(f"{len(body):,} bytes follow its header")
     address = Address(*(header[f.name] for f in fields(Address)))
-    return made(address, **values, **({"body": body} if made in (Download, Commit, Upload) else {}))
+    return message_type(
+        address, **values, **({"body": body} if message_type in (DownloadMessage, Commit, UploadMessage) else {})
+    )
 
 
 def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
@@ -188,8 +188,8 @@ def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
     if data[:8] != MAGIC:
         raise _not_a_message(f"it begins with {data[:8]!r}, not with {MAGIC!r}")
     length = int.from_bytes(data[_LENGTH], "little")
-    if length > MOST_HEADER or _HEADER + length > len(data):
-        raise _not_a_message(f"its header has {length:,} bytes, which are not there or too many")
+    if length > MAX_HEADER_BYTES or _HEADER + length > len(data):
+        raise _not_a_message(f"its header claims {length:,} bytes, which are missing or too many")
     if data[_SUM] != _checksum((memoryview(data)[_LENGTH.start :],)):
         raise _not_a_message("its checksum is wrong, so it is damaged; send it again")
     text, body = data[_HEADER : _HEADER + length], data[_HEADER + length :]
@@ -198,16 +198,16 @@ def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
     except ValueError as error:
         raise _not_a_message(f"its header is not JSON: {shown(error)}") from error
     if not isinstance(header, dict) or _dumped(header) != text:
-        raise _not_a_message("its header is not written as this version writes it")
+        raise _not_a_message("its header is not in the form that this version writes")
     return header, body
 
 
-def _check_sizes(pieces: Sequence[Piece], there: int, most: int) -> None:
+def _check_sizes(pieces: Sequence[Piece], body_bytes: int, most: int) -> None:
     if sum(piece.size for piece in pieces) > most:
         raise _not_a_message(f"its parcel is larger than the {most:,} bytes that are allowed")
     sent = sum(piece.size for piece in pieces if piece.sent)
-    if sent != there:
-        raise _not_a_message(f"it has {there:,} bytes of pieces, and its header says {sent:,}")
+    if sent != body_bytes:
+        raise _not_a_message(f"it has {body_bytes:,} bytes of pieces, and its header says {sent:,}")
 
 
 def _dumped(header: Mapping[str, Any]) -> bytes:
@@ -225,7 +225,7 @@ def _checksum(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _not_a_message(why: str) -> WireError:
-    return WireError(f"these bytes are not a message of this exchange: {why}")
+    return WireError(f"this is not a message of the exchange: {why}")
 
 
 # What each field of a header may be
@@ -236,7 +236,7 @@ def _same(value: Any) -> Any:
 
 
 def _is_whole(value: Any, least: int = 0) -> bool:
-    return type(value) is int and least <= value < _LARGEST
+    return type(value) is int and least <= value < _MAX_INTEGER
 
 
 def _is_text(form: re.Pattern[str], value: Any) -> bool:
@@ -252,7 +252,9 @@ def _is_piece(value: Any) -> bool:
 
 
 def _is_have(value: Any) -> bool:
-    listed = isinstance(value, list) and len(value) <= MOST_HAVE and all(_is_text(_BLOCK, each) for each in value)
+    listed = (
+        isinstance(value, list) and len(value) <= MAX_OFFERED_BLOCKS and all(_is_text(_BLOCK, each) for each in value)
+    )
     return listed and len(set(value)) == len(value)
 
 
@@ -261,11 +263,11 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "site": lambda value: _is_text(_NAME, value),
     "round": _is_whole,
     "attempt": lambda value: _is_whole(value, 1),
-    "absorbed": lambda value: value == NOTHING or _is_text(_DIGEST, value),
+    "absorbed": lambda value: value == NONE_ABSORBED or _is_text(_DIGEST, value),
     "digest": lambda value: _is_text(_DIGEST, value),
     "pieces": lambda value: isinstance(value, list) and all(map(_is_piece, value)),
     "have": _is_have,
-    "reason": lambda value: isinstance(value, str) and len(value) <= LONGEST_REASON and value.isprintable(),
+    "reason": lambda value: isinstance(value, str) and len(value) <= MAX_REFUSAL_LETTERS and value.isprintable(),
     "lost": lambda value: type(value) is bool,
 }
 _READ: dict[str, Callable[[Any], Any]] = {

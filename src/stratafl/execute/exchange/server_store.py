@@ -20,13 +20,13 @@ from stratafl.execute.exchange.audit import Mark
 from stratafl.execute.exchange.state_file import read_state, write_state
 
 STATE, AUDIT = "state.safetensors", "audit.jsonl"
-_MOST = 1 << 40  # bytes of a state: it is the server's own file
+_MAX_STATE_BYTES = 1 << 40  # bytes of a state: it is the server's own file
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """The server after so many rounds."""
+    """The server after `round` rounds."""
 
     round: int
     state: State
@@ -45,12 +45,12 @@ class ServerStore:
         if not os.path.lexists(path):
             return None
         try:
-            record, tensors = read_state(path, _MOST)
+            record, tensors = read_state(path, _MAX_STATE_BYTES)
             wrong = self._wrong(record, tensors)
             if wrong is not None:
                 raise DamagedError(f"'{path}' is not the state of federation '{self._federation}': {wrong}")
         except DamagedError as error:
-            raise DamagedError(f"{error}; put back the newest copy of '{self.folder}'") from error
+            raise DamagedError(f"{error}; restore the newest copy of '{self.folder}'") from error
         mark = Mark(record["lines"], record["last"])
         state = unflatten({name: tensors[name] for name in self._form})
         return Saved(record["round"], state, record["absorbed"], mark)
@@ -75,11 +75,11 @@ class ServerStore:
 
 
 def known_mark(folder: Path) -> Mark:
-    """The mark in the saved state, for whoever only checks the log; the first one if nothing was saved."""
+    """The mark in the saved state, for checks of the log; the first one if nothing was saved."""
     path = folder / STATE
     if not os.path.lexists(path):
         return Mark()
-    record, _ = read_state(path, _MOST)
+    record, _ = read_state(path, _MAX_STATE_BYTES)
     if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
-        raise DamagedError(f"'{path}' does not say how long the audit log is; put back the newest copy of '{folder}'")
+        raise DamagedError(f"'{path}' does not say how long the audit log is; restore the newest copy of '{folder}'")
     return Mark(record["lines"], record["last"])

@@ -1,4 +1,4 @@
-"""What a site keeps of a federation, on its own disk and nowhere else.
+"""The files of one site in one federation, which never leave its disk.
 
 ROOT/FEDERATION/SITE/              mode 0700, locked by one process at a time
     current.safetensors            the state after the last upload of which the server said that it was absorbed
@@ -25,7 +25,13 @@ from stratafl.core.reprs import short_repr
 from stratafl.core.state import Kind, State, bytes_of, difference, flatten, kind, unflatten
 from stratafl.errors import DamagedError, LostStateError, RunError
 from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
-from stratafl.execute.exchange.protocol import MOST, NOTHING, Download, check_name, upload_digest
+from stratafl.execute.exchange.protocol import (
+    MAX_MESSAGE_BYTES,
+    NONE_ABSORBED,
+    DownloadMessage,
+    check_exchange_name,
+    upload_digest,
+)
 from stratafl.execute.exchange.state_file import DiskFullError, explained_full, read_state, write_state
 from stratafl.files import explained, private_folder, sync_folder
 
@@ -38,7 +44,7 @@ _DELIVERED = {"round": int, "attempt": int, "absorbed": str}
 _STATE, _UPLOAD, _PARCEL = "state/", "upload", "parcel"
 _NO_UPLOAD: Kind = (torch.uint8, (0,))
 _ROOM = 1 << 20  # bytes of names and numbers in the header of a state
-_REMEDY = "put back a copy of its folder, or have the host forget this site, which then starts anew without it"
+_REMEDY = "restore a copy of its folder, or let the host forget this site, which then starts over without it"
 
 
 def state_form(state: State) -> dict[str, Kind]:
@@ -47,12 +53,12 @@ def state_form(state: State) -> dict[str, Kind]:
 
 
 def site_folder(root: Path, federation: str, site: str) -> Path:
-    return root / check_name("a federation", federation) / check_name("a site", site)
+    return root / check_exchange_name("a federation", federation) / check_exchange_name("a site", site)
 
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class Kept:
+class RoundResult:
     """The state after an upload, with the upload; `base` is the digest of the upload whose state it grew from."""
 
     round: int
@@ -62,7 +68,7 @@ class Kept:
     state: State
     upload: bytes
 
-    def answers(self, request: Download) -> bool:
+    def answers(self, request: DownloadMessage) -> bool:
         """Whether the upload is that of the round that is asked for, from the state that the server knows."""
         return (self.round, self.base) == (request.address.round, request.absorbed)
 
@@ -85,7 +91,7 @@ def open_site(
     form: Mapping[str, Kind],
     *,
     cache_bytes: int = CACHE_BYTES,
-    most: int = MOST,
+    most: int = MAX_MESSAGE_BYTES,
 ) -> Iterator["SiteStore"]:
     """The folder of one site in one federation, made if it is missing, and locked until the block ends.
 
@@ -97,9 +103,9 @@ def open_site(
 
 
 def read_site(root: Path, federation: str, site: str, form: Mapping[str, Kind]) -> "SiteStore":
-    """The same folder for whoever only reads, such as predictions, also while another process has it open."""
+    """The same folder for readers, such as predictions, also while another process has it open."""
     folder = site_folder(root, federation, site)
-    return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS), MOST)
+    return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS), MAX_MESSAGE_BYTES)
 
 
 class SiteStore:
@@ -112,14 +118,14 @@ class SiteStore:
         self._form = dict(form)
         self._most = most + _ROOM + sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
 
-    def current(self) -> Kept | None:
-        """The state that the server knows of; a damaged one is an error, never a reason to start anew."""
+    def current(self) -> RoundResult | None:
+        """The state that the server knows of; a damaged one is an error, never a reason to start over."""
         try:
             return self._read(self.folder / CURRENT)
         except DamagedError as error:
             raise LostStateError(f"{error}; the personal state of '{self.site}' is lost: {_REMEDY}") from error
 
-    def pending(self) -> Kept | None:
+    def pending(self) -> RoundResult | None:
         """The state that the server may not know of; if it is damaged, and the current one is not, it is dropped."""
         path = self.folder / PENDING
         try:
@@ -132,15 +138,15 @@ class SiteStore:
                 sync_folder(self.folder)
             return None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, result: RoundResult) -> None:
         """Make this the pending state; when it returns, the state survives a power cut."""
-        flat = flatten(kept.state)
+        flat = flatten(result.state)
         wrong = difference(self._form, flat)
         if wrong is not None:
             raise RunError(f"the state of '{self.site}' cannot be saved, because its form has changed: {wrong}")
-        tensors = {_UPLOAD: _as_tensor(kept.upload), **{_STATE + name: x for name, x in flat.items()}}
-        told = {"round": kept.round, "attempt": kept.attempt, "base": kept.base, "digest": kept.digest}
-        self._write(PENDING, told, tensors)
+        tensors = {_UPLOAD: _as_tensor(result.upload), **{_STATE + name: x for name, x in flat.items()}}
+        record = {"round": result.round, "attempt": result.attempt, "base": result.base, "digest": result.digest}
+        self._write(PENDING, record, tensors)
 
     def promote(self) -> None:
         """The pending state becomes the current one."""
@@ -153,28 +159,28 @@ class SiteStore:
 
     def deliver(self, round: int, attempt: int, absorbed: str, parcel: bytes) -> None:
         """Keep the last parcel of the server, and the digest of the upload after which it came, unless it is old."""
-        found = None
+        earlier = None
         with suppress(DamagedError):  # then the new one takes its place
-            found = self._delivered()
-        if found is not None and (round, attempt) < (found[0]["round"], found[0]["attempt"]):
-            told = f"round {found[0]['round']}, attempt {found[0]['attempt']}"
-            raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {told} is here")
+            earlier = self._delivered()
+        if earlier is not None and (round, attempt) < (earlier[0]["round"], earlier[0]["attempt"]):
+            latest = f"round {earlier[0]['round']}, attempt {earlier[0]['attempt']}"
+            raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {latest} is here")
         about = {"round": round, "attempt": attempt, "absorbed": absorbed}
         self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
     def delivered(self) -> bytes | None:
         """The last parcel of the server; None before the commit."""
-        found = self._delivered()
-        return None if found is None else bytes_of(found[1][_PARCEL]).numpy().tobytes()
+        stored = self._delivered()
+        return None if stored is None else bytes_of(stored[1][_PARCEL]).numpy().tobytes()
 
     def final(self) -> Final | None:
         """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
-        found = self._delivered()  # first: a commit makes the state current before it is delivered
-        if found is None:
+        stored = self._delivered()  # first: a commit makes the state current before it is delivered
+        if stored is None:
             return None
-        record, tensors = found
+        record, tensors = stored
         current = self.current()
-        if record["absorbed"] != (NOTHING if current is None else current.digest):
+        if record["absorbed"] != (NONE_ABSORBED if current is None else current.digest):
             wrong = f"'{self.folder / CURRENT}' is missing or an old copy: the server absorbed another upload"
             raise LostStateError(f"{wrong}; the personal state of '{self.site}' is lost: {_REMEDY}")
         parcel = bytes_of(tensors[_PARCEL]).numpy().tobytes()
@@ -185,15 +191,13 @@ class SiteStore:
         if not os.path.lexists(path):
             return None
         record, tensors = read_state(path, self._most)
-        mine = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
-        if not mine or set(tensors) != {_PARCEL}:
-            raise RunError(
-                f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': put back its own folder"
-            )
+        is_ours = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
+        if not is_ours or set(tensors) != {_PARCEL}:
+            raise RunError(f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': restore its own folder")
         return record, tensors
 
-    def _write(self, name: str, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        record = {"federation": self.federation, "site": self.site, **told}
+    def _write(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        record = {"federation": self.federation, "site": self.site, **fields}
         try:
             write_state(self.folder / name, record, tensors)
         except DiskFullError:
@@ -202,22 +206,22 @@ class SiteStore:
 
     def _others(self, record: Mapping[str, Any]) -> str | None:
         """Whose file this is, if it is not this site's."""
-        for key, mine in (("federation", self.federation), ("site", self.site)):
-            if record.get(key) != mine:
+        for key, ours in (("federation", self.federation), ("site", self.site)):
+            if record.get(key) != ours:
                 return f"it is that of {key} {str(record.get(key))[:80]!r}"
         return None
 
-    def _read(self, path: Path) -> Kept | None:
+    def _read(self, path: Path) -> RoundResult | None:
         if not os.path.lexists(path):
             return None
         record, tensors = read_state(path, self._most)
         wrong = self._wrong(record, tensors)
         if wrong is not None:
-            todo = "check that this site runs the method and the model of the federation, or put back its own folder"
+            todo = "check that this site runs the method and the model of the federation, or restore its own folder"
             raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {wrong}; {todo}")
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
         state = unflatten({name: tensors[_STATE + name] for name in self._form})
-        return Kept(record["round"], record["attempt"], record["base"], record["digest"], state, upload)
+        return RoundResult(record["round"], record["attempt"], record["base"], record["digest"], state, upload)
 
     def _wrong(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
         others = self._others(record)

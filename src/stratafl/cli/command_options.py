@@ -1,0 +1,138 @@
+"""The options of the command line, each declared once.
+
+A record holds the options that several commands share; `with_options` turns its fields into options of a command.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from stratafl.bench.options import BenchOptions, command_line
+
+if TYPE_CHECKING:
+    from stratafl.config.experiment import Experiment
+    from stratafl.config.trust import Trust as TrustRecord
+
+
+def option(typed: str, help: str, **more: Any) -> Any:
+    """An option as help prints it: its flags, and the word for its value if it has one, such as `--out -o DIR`."""
+    words = typed.split()
+    metavar = None if words[-1].startswith("-") else words.pop()
+    return typer.Option(*words, metavar=metavar, help=help, **more)
+
+
+Data = Annotated[str | None, option("--data -d NAME", "Data set, file, or FOLDER/.")]
+Config = Annotated[Path | None, option("--config -c FILE", "Settings in TOML.")]
+Set = Annotated[list[str] | None, option("--set -s KEY=VALUE", "Such as train.lr=0.1; repeatable.")]
+Trust = Annotated[bool, option("--trust", "Import code that a file or run names.")]
+Jobs = Annotated[int | None, option("--jobs -j N", "Processes that share the runs; else 1, on a GPU up to 3.", min=1)]
+AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
+
+COMPARED = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
+SHORT_FOR = {
+    **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
+    **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
+    "guard": "evaluate.guard",
+    **{name: f"run.{name}" for name in ("rounds", "protocol", "seed", "device", "engine", "precision", "memory_limit")},
+    "log": "log.to",
+}
+
+
+def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
+    """The settings that options are short for, and those of `--set`; refused if they contradict each other."""
+    from stratafl.config.settings import parse_settings
+    from stratafl.errors import RecordError, shown
+
+    chosen = {name: value for name, value in shortcuts.items() if value is not None}
+    settings = parse_settings(typed or [])
+    for name, value in chosen.items():
+        path = SHORT_FOR[name]
+        if settings.get(path, value) != value:
+            option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {shown(value)}")
+            other = next(each for each in typed or [] if each.partition("=")[0].strip() == path)
+            raise RecordError(f"{option} and --set {shown(other)} contradict each other: leave out one of them")
+    return {**{SHORT_FOR[name]: value for name, value in chosen.items()}, **settings}
+
+
+def experiment_of(config: Path | None) -> "Experiment":
+    """The experiment that settings change: a file's, or the default one."""
+    from stratafl.config import experiment
+
+    return experiment.Experiment() if config is None else experiment.load_experiment(config)
+
+
+def names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options that `run` and `compare` share."""
+
+    model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None
+    data: Data = None
+    rounds: Annotated[int | None, option("--rounds -r N", "Number of rounds.")] = None
+    protocol: Annotated[str | None, option("--protocol NAME", "Defaults of a code base or paper.")] = None
+    config: Config = None
+    set: Set = None
+    out: Annotated[Path | None, option("--out -o DIR", "A new directory; else one in runs/.")] = None
+    seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None
+    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None
+    engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
+    precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
+    memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Ranks methods, such as auroc.")] = None
+    lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
+    guard: Annotated[bool | None, option("--guard", "End with a choice per client.")] = None
+    log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
+    trust: Trust = False
+
+    def settings(self, **more: str | None) -> dict[str, Any]:
+        """The settings that these options and `more` of them amount to."""
+        shortcuts = {name: value for name, value in vars(self).items() if name in SHORT_FOR}
+        shortcuts |= {} if self.log is None else {"log": names_in(self.log)}
+        return settings_of(self.set, **shortcuts, **more)
+
+    def trusted(self, names: Iterable[str]) -> "TrustRecord":
+        """Trust in the code that was typed as an option, or with `--trust` in all that the configuration names."""
+        from stratafl.config.trust import typed
+
+        trust = typed(names, self.trust)
+        return trust if self.config is None else trust.asked_by(self.config)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _bench_parameter(name: str, kind: type, default: Any, text: str) -> inspect.Parameter:
+    flag = f"--{name}/--no-{name}" if default is True else f"--{name}"
+    value = {int: "N", Path: "FILE", bool: ""}.get(kind, "NAME")
+    return _parameter(name, Annotated[kind | None, option(f"{flag} {value}", text)], default)
+
+
+_HINTS = get_type_hints(RunOptions, include_extras=True)
+_RECORDS = {
+    RunOptions: [_parameter(each.name, _HINTS[each.name], each.default) for each in fields(RunOptions)],
+    BenchOptions: [_bench_parameter(*each) for each in command_line()],
+}
+
+
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with every field of its argument `options` as an option: typer itself does not know records."""
+    parameters = inspect.signature(function).parameters
+    record = parameters["options"].annotation
+    shared = _RECORDS[record]
+
+    @wraps(function)
+    def command(**arguments: Any) -> Any:
+        return function(options=record(**{each.name: arguments.pop(each.name) for each in shared}), **arguments)
+
+    flat = [each for name, parameter in parameters.items() for each in (shared if name == "options" else [parameter])]
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    return command

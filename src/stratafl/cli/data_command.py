@@ -1,0 +1,180 @@
+"""`strata data`: data sets, copies for machines without a network, which client has what, and how it was read."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from stratafl.cli.command_options import experiment_of
+from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
+from stratafl.config.assemble import federation_of, samples_of
+from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.settings import Settings
+from stratafl.core.reprs import short_number
+from stratafl.data import DATASETS, Federation, write_shards
+from stratafl.data.cache import cache_folder, entries
+from stratafl.data.federation import SPLITS
+from stratafl.data.formats.columns import numbers_or_texts
+from stratafl.data.loading import is_fetched
+from stratafl.data.outliers import FACTOR, columns_differ_in_size, outlier_warnings
+from stratafl.data.plot import plot_class_counts, total_class_counts
+from stratafl.errors import RunError, counted
+from stratafl.files import check_new, write_atomically
+
+ROWS = 40  # of clients; more are summed up in one
+_CLASSES_OF_CLIENT, _CLASSES, _COLUMNS = 6, 20, 8  # limits of what is listed by name
+_KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
+
+
+def data_sets() -> list[dict[str, Any]]:
+    """Every data set with its size, its shape, and whether it is on this machine."""
+    rows = []
+    for name, record in DATASETS.items():
+        size = {"samples": record.samples, "classes": record.classes, "shape": list(record.shape)}
+        source = "the package" if record.bundled else record.hub or "a folder (data.path)"
+        here = "yes" if is_fetched(name) else "from data.path" if any(entries(name)) else "no"
+        rows.append({"name": name, **size, "from": source, "here": here})
+    return rows
+
+
+def print_data_sets(as_json: bool) -> None:
+    rows = data_sets()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = titled_table("data sets", rows[0], names=["name"], text=("shape", "from", "here"))
+    for entry in rows:
+        size = f"{entry['samples']:,}", str(entry["classes"]), " × ".join(map(str, entry["shape"]))
+        table.add_row(entry["name"], *size, entry["from"], entry["here"])
+    result_console().print(table)
+    result_console().print(f"decoded data sets are kept in '{cache_folder()}'", markup=False, soft_wrap=True)
+
+
+def export_data(name: str, out: Path, path: str | None, settings: Settings) -> None:
+    """Write a data set as shards, and print how to use them."""
+    experiment = with_values(Experiment(), {"data.name": name, "data.path": path, **settings})
+    samples = samples_of(experiment.data, experiment.run.seed)
+    files = write_shards(samples, out)
+    size = sum(file.stat().st_size for file in files)
+    result_console().print(
+        f"{counted(len(samples.x), 'sample')} of {samples.name} in {counted(len(files), 'file')}, "
+        f"{size / 1e6:,.1f} MB: copy the folder and pass it as --data FOLDER/, with a slash at the end",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def show_data(config: Path | None, settings: Settings, out: Path | None) -> None:
+    """Print a row per client and a description of the data; write the picture if a file is given."""
+    check_new([out])
+    if out is not None and out.suffix.lower() != ".svg":
+        raise RunError(f"'{out}' must end in .svg, the format of the picture: use '{out.with_suffix('.svg')}'")
+    experiment = with_values(experiment_of(config), settings)
+    with show_warnings(note_console()) as release_warnings:
+        federation = federation_of(experiment)
+        release_warnings()
+    console = result_console()
+    console.print(client_table(federation))
+    for line in describe_data(federation):
+        console.print(line, markup=False, soft_wrap=True)
+    if out is not None:
+        write_atomically(out, plot_class_counts(federation).encode())
+        console.print(f"picture: {out}", markup=False, soft_wrap=True)
+
+
+def client_table(federation: Federation) -> Table:
+    """A row per client: samples, how they are split, and classes."""
+    counts, sizes = total_class_counts(federation), {split: federation.counts(split) for split in SPLITS}
+    clients, names = federation.clients, ["name"] if federation.client_names else []
+    columns = ("client", *names, "samples", *SPLITS, "classes (samples)")
+    table = titled_table(_title(federation), columns, text=("name", "classes (samples)"))
+    listed = clients if clients <= ROWS else ROWS - 1
+    for i in range(listed):
+        name = [Text(federation.client_name(i))] if names else []
+        numbers = (int(counts[i].sum()), *(int(sizes[split][i]) for split in SPLITS))
+        classes = Text(_classes(federation, counts[i].tolist()))
+        table.add_row(str(i), *name, *(f"{number:,}" for number in numbers), classes)
+    if listed < clients:
+        numbers = (int(counts[listed:].sum()), *(int(sizes[split][listed:].sum()) for split in SPLITS))
+        head = (f"{listed}–{clients - 1}", *("…" for _ in names))
+        table.add_row(*head, *(f"{number:,}" for number in numbers), counted(clients - listed, "more client"))
+    return table
+
+
+def _title(federation: Federation) -> str:
+    sizes = total_class_counts(federation).sum(1)
+    clients, samples = counted(federation.clients, "client"), counted(int(sizes.sum()), "sample")
+    return f"{federation.name}: {clients}, {samples}, from {int(sizes.min()):,} to {int(sizes.max()):,} each"
+
+
+def _classes(federation: Federation, counts: list[int]) -> str:
+    """The most frequent classes of a client, and how many others."""
+    if federation.classes is None:
+        return "–"
+    present = sorted((label for label, count in enumerate(counts) if count), key=lambda label: -counts[label])
+    named = [f"{federation.class_name(label)} ({counts[label]:,})" for label in present[:_CLASSES_OF_CLIENT]]
+    rest = len(present) - len(named)
+    return ", ".join(named) + (f" and {rest} more" if rest else "")
+
+
+def describe_data(federation: Federation) -> list[str]:
+    """How the data was read, a line each: what a sample is, what is predicted, and what looks wrong."""
+    lines = [_sample(federation), *_warnings(federation), _target(federation)]
+    if federation.classes == 1:
+        lines.append("all labels are the same, so every prediction is right")
+    if federation.group is not None:
+        groups = counted(federation.groups, "group")
+        lines.append(f"{groups} by the column '{federation.group}': samples of a group are on one side of the split")
+    return lines
+
+
+def _sample(federation: Federation) -> str:
+    x, names = federation.x, federation.column_names
+    kind = _KINDS.get(x.dtype) or ("number" if x.is_floating_point() else "whole number")
+    if x.ndim != 2:
+        mode = f" (images of mode {federation.mode})" if federation.mode else ""
+        return f"a sample is {'×'.join(map(str, x.shape[1:])) or 'one'}, {kind}s from {_range(x)}{mode}"
+    width = counted(x.shape[1], kind)
+    if not names:
+        return f"a sample is {width} from {_range(x)}"
+    ranges = [f"{name} {_range(x[:, at])}" for at, name in enumerate(names[:_COLUMNS])]
+    return f"a sample is {width}: {_listed(ranges, len(names))}"
+
+
+def _warnings(federation: Federation) -> list[str]:
+    """Clients in other units, and numbers that are too large, or too different, to train on as they are."""
+    x, y, lines = federation.x, federation.y, outlier_warnings(federation)
+    if lines:
+        repair = "data.normalise = 'columns' scales all clients alike and does not repair them"
+        lines = [*lines, f"correct these units first: {repair}"]
+    elif columns_differ_in_size(x):
+        lines = ["columns differ much in size, so training may fail: set data.normalise = 'columns'"]
+    if federation.classes is None and y.abs().max() > FACTOR:
+        lines = [*lines, "labels are large numbers, so training may fail: set data.targets = 'scaled'"]
+    return lines
+
+
+def _target(federation: Federation) -> str:
+    """The target, and the setting that changes it."""
+    if federation.classes is None:
+        regression = f"a regression: labels are numbers from {_range(federation.y)}"
+        return f"{regression} (data.targets = 'classes' makes them classes)"
+    names = federation.class_names
+    listed = f": {_listed(names[:_CLASSES], len(names))}" if names else ""
+    numbers = names and not isinstance(numbers_or_texts(names), list)
+    hint = " (data.targets = 'numbers' makes it a regression)" if numbers else ""
+    return f"{counted(federation.classes, 'class', 'classes')}{listed}{hint}"
+
+
+def _listed(first: Sequence[str], total: int) -> str:
+    return ", ".join(first) + (", …" if len(first) < total else "")
+
+
+def _range(values: Tensor) -> str:
+    array = values.cpu().numpy()  # torch has no minimum of 16-bit numbers
+    return f"{short_number(float(array.min()))} to {short_number(float(array.max()))}"

@@ -1,0 +1,122 @@
+"""`strata run`: one run, and how any run is driven to its end or until it is interrupted."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from stratafl.cli.command_options import RunOptions, experiment_of
+from stratafl.cli.console import note_console, print_note, show_warnings
+from stratafl.cli.display import Display, DisplayedRun, Watch
+from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
+from stratafl.cli.report_command import print_ranking
+from stratafl.config.experiment import names_code, paths_in, with_values
+from stratafl.config.trust import Trust
+from stratafl.errors import MemoryLimitError
+from stratafl.execute import SINGLE_PROCESS, ProcessGroup
+from stratafl.execute.ranks import Ranks, world_size
+from stratafl.policies.accountant import in_words
+from stratafl.runs import Follower, Run
+
+RUNS = Path("runs")
+
+
+def start_run(options: RunOptions, algorithm: str | None) -> int:
+    """A new run, to its end or until it is interrupted; the exit code."""
+    settings = options.settings(algorithm=algorithm)
+    trusted = options.trusted(paths_in(settings))
+
+    def create(process_group: ProcessGroup) -> Run:
+        experiment = with_values(experiment_of(options.config), settings)
+        data = Path(experiment.data.name).stem
+        folder = options.out or unused_run_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
+        return Run.create(experiment, folder, process_group, trusted)
+
+    with torchrun_group() as process_group:
+        return drive(process_group, create, trusted)
+
+
+@contextmanager
+def torchrun_group() -> Iterator[ProcessGroup]:
+    """The process group of this process; without `torchrun`, a group of one."""
+    if world_size() == 1:
+        yield SINGLE_PROCESS
+        return
+    if int(os.environ["RANK"]):
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    process_group = Ranks.join()
+    with process_group.together():
+        yield process_group
+    process_group.leave()
+
+
+def unused_run_folder(name: str) -> Path:
+    """A directory of this name in runs/ that does not exist yet."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    first = RUNS / plain
+    return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
+
+
+def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], trust: Trust) -> int:
+    """Advance the run that rank 0 begins, and the other ranks follow; then print its result. The exit code."""
+    console = note_console()
+    with show_warnings(console) as release_warnings:
+        run = begin(process_group) if process_group.rank == 0 else Follower(process_group, trust)
+        release_warnings()
+        shown = DisplayedRun(run.experiment.algorithm.name, run.trial.rounds, run.progress.t)
+        display = Display(console, [shown])
+        with interruptible(console, finish_round=process_group.world_size > 1) as interrupt, run, display:
+            for note in run.notes:
+                print_note(note, console)
+            done = advance_run(run, interrupt, display.watch(shown))
+        if isinstance(run, Follower):
+            return 0 if done else INTERRUPTED
+        if not done:
+            return print_interrupted(run.folder, names_code(run.experiment))
+        if run.stopped:
+            console.print(f"stopped after round {run.progress.t}: {run.stopped}")
+        print_ranking([run.folder])
+        if spent := run.trial.sim.algorithm.spent(run.trial.sim.at(run.progress.t)):
+            console.print(in_words(spent, run.progress.t, simulated=True), markup=False)
+        return 0
+
+
+def advance_run(
+    run: Run | Follower, interrupt: Interrupt, watch: Watch, before_guard: Callable[[], None] = lambda: None
+) -> bool:
+    """Run all rounds, and show each to `watch`; False if interrupted before the end."""
+    watch(run.progress.t, run.history)
+    try:
+        for _ in run.rounds():
+            watch(run.progress.t, run.history)
+            if any(run.process_group.gather(interrupt.asked)):
+                return run.finished and not (isinstance(run, Run) and run.unguarded)
+        if isinstance(run, Run) and run.unguarded:
+            before_guard()
+        for _ in run.guarding() if isinstance(run, Run) else ():
+            if interrupt.asked:
+                return False
+    except KeyboardInterrupt:
+        return False
+    except torch.OutOfMemoryError as error:
+        raise MemoryLimitError(
+            f"the GPU ran out of memory after round {run.progress.t}: if other processes use this GPU, resume the run "
+            "when they have ended; otherwise start a new run with --memory-limit"
+        ) from error
+    return True
+
+
+def resume_command(folder: Path, names_code: bool) -> str:
+    """The command that continues a run or comparison; one that names code needs trust."""
+    return f"strata resume {shlex.quote(str(folder))}{' --trust' if names_code else ''}"
+
+
+def print_interrupted(folder: Path, names_code: bool) -> int:
+    """Print how to continue; the exit code."""
+    note_console().print(f"saved. To continue, run: {resume_command(folder, names_code)}", markup=False)
+    return INTERRUPTED

@@ -1,0 +1,281 @@
+"""The tables of a configuration: what can be set, its default, what is allowed and what it means.
+
+`docs/settings.md` is made of these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
+the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
+mean.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.composition import is_composition, parse_composition
+from stratafl.config.protocols import PROTOCOLS
+from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
+from stratafl.core.layout import Buffers, Granularity
+from stratafl.core.records import keys_of, record
+from stratafl.data import PARTITIONS, Partition
+from stratafl.data.labels import TARGETS
+from stratafl.data.reading import NORMALISED
+from stratafl.data.splitting import SPLIT
+from stratafl.errors import unknown
+from stratafl.evaluation.metrics import METRICS, named_metric
+from stratafl.execute.memory import Store
+from stratafl.execute.uploads import DEPLOYED
+from stratafl.models import MODELS
+from stratafl.policies import LocalTraining
+from stratafl.policies.krum import Keep, Wrong
+from stratafl.policies.merge import Positive
+from stratafl.policies.robust import Factor, Share
+from stratafl.runtime.build import EngineName
+from stratafl.runtime.speed import Choice, Convolutions, Precision
+
+MAX_COUNT = 10**9  # more rounds, clients or samples than anybody can mean
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions have
+
+Some = Range(least=1, most=MAX_COUNT)
+SomeOrNone = Range(least=0, most=MAX_COUNT)
+Seed = Range(least=0, most=WHOLE)
+Options = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodName(Named):
+    """A method of the catalogue, a composition such as `fedper+flayer`, or a path."""
+
+    def check(self, key: str, value: str) -> None:
+        if is_composition(value):
+            parse_composition(value)
+        else:
+            super().check(key, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricName(Named):
+    """A metric of the catalogue, which may say a specificity, a choice by the data, or a path."""
+
+    def check(self, key: str, value: str) -> None:
+        if "@" in value and ":" not in value:
+            named_metric(value)
+        elif value not in self.names and ":" not in value:
+            raise unknown(key, value, [*sorted(self.names), "sensitivity@0.95", "module:function"])
+
+
+@record
+class AlgorithmTable:
+    """Which method, and its options."""
+
+    name: Annotated[
+        str,
+        MethodName(ALGORITHMS, paths=True),
+        "as in `strata list`, a [composition](algorithms/composition.md) such as `fedper+flayer`, or",
+        "`package.module:builder`",
+    ] = "fedper"
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class ServerTable:
+    """How the server merges uploads, of methods that average them, and which it leaves out."""
+
+    merge: Annotated[
+        Literal["mean", "median", "trimmed", "clipped", "krum"],
+        "what takes the place of a method's mean: of each column the median, or the mean without the smallest and",
+        "largest values; or the mean of updates whose norm is clipped, or of the uploads nearest to others (Krum)",
+    ] = "mean"
+    share: Annotated[Share, "`trimmed`: the share of the values that is left out on either side"] = 0.2
+    factor: Annotated[Factor, "`clipped`: the largest norm, as a multiple of the cohort's median"] = 1.0
+    norm: Annotated[
+        Positive | None,
+        "`clipped`: the largest norm, whatever the others' are; this keeps no uploads, and server optimisers take it",
+    ] = None
+    f: Annotated[Wrong, "`krum`: how many clients of a round may be wrong; it needs 2f + 3 of them"] = 1
+    keep: Annotated[Keep, "`krum`: how many uploads it takes the mean of; 1 is Krum, more is Multi-Krum"] = 1
+    norm_limit: Annotated[
+        float | None,
+        Range(least=0),
+        "updates more than so many times as long as the cohort's median are left out of the round; 0: none;",
+        f"by default none in a simulation, {DEPLOYED:g} in a deployment",
+    ] = None
+
+
+@record
+class ModelTable:
+    """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
+
+    name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
+    head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
+    weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
+    seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class DataTable:
+    """Which data, over how many clients, divided how, and the options of the partition."""
+
+    name: Annotated[str, "the data: a name of `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
+    path: Annotated[str | None, "the file or folder of that data set, or the folder it is in; none: the hub"] = None
+    label: Annotated[str | None, "the column with the labels of your own table; none: `label` or `y`"] = None
+    client: Annotated[str | None, "the column that says whose a sample of your own table is; none: `client`"] = None
+    group: Annotated[
+        str | None,
+        "a column of your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
+        "the data must name its clients",
+    ] = None
+    targets: Annotated[
+        str,
+        Named(TARGETS),
+        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers;",
+        "`scaled`: numbers with mean 0 and deviation 1 over what is trained on",
+    ] = "auto"
+    normalise: Annotated[
+        str,
+        Named(NORMALISED),
+        "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
+        "they are; a table of numbers by each column's mean and deviation over what is trained on; `auto`: `half` for",
+        "images, else none",
+    ] = "auto"
+    size: Annotated[int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"] = None
+    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: so many tokens, the most frequent"] = None
+    owners: Annotated[int | None, Some, "only so many of those whose samples they are, drawn by the seed"] = None
+    fewest: Annotated[int | None, Some, "… of those with so many samples at least"] = None
+    most: Annotated[int | None, Some, "… and so many at most"] = None
+    clients: Annotated[int, Some, "how many clients share the data"] = 20
+    new_clients: Annotated[int, SomeOrNone, "the last so many clients never take part in training"] = 0
+    partition: Annotated[
+        str,
+        Named(("auto", *PARTITIONS)),
+        "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
+    ] = "auto"
+    alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; small is uneven"] = 0.1
+    minimum: Annotated[int | None, Some, "samples that each client has at least; none: as the partition says"] = None
+    per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
+    validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples for validation"] = 0.1
+    test: Annotated[
+        float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition says on what"
+    ] = 0.25
+    split: Annotated[
+        str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
+    ] = "stratified"
+    seed: Annotated[
+        int | None, Seed, "seed of the partition and of the splits; none: `run.seed`, see [noise](noise.md)"
+    ] = None
+    options: Options = dataclasses.field(default_factory=dict)
+
+
+@record
+class RunTable:
+    """How long, with which share of the clients, on what device, with what speed and memory."""
+
+    protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as in a code base or a paper"] = "clean"
+    rounds: Annotated[int, Some, "how many rounds"] = 20
+    participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
+    seed: Annotated[int, Seed, "seed of everything random that has no seed of its own"] = 0
+    batch_seed: Annotated[
+        int | None, Seed, "seed of batches, cohorts and all other draws in training; none: `run.seed`"
+    ] = None
+    buffers: Annotated[Buffers, "BatchNorm statistics follow their layer or stay with the client"] = "follow"
+    granularity: Annotated[Granularity, "what counts as a layer"] = "module"
+    device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
+    engine: Annotated[EngineName, "all clients in one step, or client by client; `auto`: on a CPU as measured"] = "auto"
+    precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
+    compile: Annotated[Choice, "compile steps; `on`: before the first round; `auto`: on a GPU, if the run is long"] = (
+        "auto"
+    )
+    graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
+    convolutions: Annotated[
+        Convolutions, "products of shifted slices, stock, or Triton kernels; `auto`: on a GPU the fastest"
+    ] = "auto"
+    memory_limit: Annotated[int | None, Size(), "bytes the run may take, or a size such as `8GB` or `500MiB`"] = None
+    store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
+    checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0
+
+
+@record
+class EvaluateTable:
+    """When and on which clients, and which of all the numbers is the score of a run."""
+
+    every: Annotated[int, Some, "rounds between evaluations; the last round always is"] = 1
+    clients: Annotated[int, SomeOrNone, "evaluate so many clients, always the same ones; 0: all"] = 0
+    metric: Annotated[
+        str,
+        MetricName(("auto", "plain", *METRICS), paths=True),
+        "what rounds are selected and methods ranked by: a [metric](metrics.md), or `package.module:function`; `auto`:",
+        "`accuracy`, or `balanced_accuracy` where the largest class has more than 60 % of the samples, `mse` for",
+        "numbers; `plain`: `accuracy` or `mse`, whatever the data",
+    ] = "auto"
+    average: Annotated[
+        Literal["auto", "samples", "clients"],
+        "the metric over all samples, or its mean over clients; `auto`: as [metrics](metrics.md) says",
+    ] = "auto"
+    better: Annotated[
+        Literal["auto", "larger", "smaller"],
+        "which values of a metric of your own are better; `auto`: as its `larger_is_better` says, or else larger ones",
+    ] = "auto"
+    select: Annotated[
+        Literal["validation", "best", "last"],
+        "the round that counts: by the metric on validation data, on test data (as many papers do), or the last",
+    ] = "validation"
+    stage: Annotated[
+        Literal["received", "trained", "deployed", "global"],
+        "the models that count: as received, right after training, deployed, or the global one",
+    ] = "deployed"
+    test: Annotated[bool, "whether test samples are scored; `false` in the trials of `strata tune`"] = True
+    guard: Annotated[
+        bool,
+        "at the end, each client takes the model that is best for it on its validation samples, or stays with local",
+        "training, see [guard](guard.md)",
+    ] = False
+    lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
+
+
+@record
+class StopTable:
+    """When to stop early, by the metric of deployed models on validation data."""
+
+    target: Annotated[
+        float | None, Range(above=0, most=1e12), "stop when the metric reaches this on validation data, such as 0.9"
+    ] = None
+    patience: Annotated[int | None, Some, "stop when so many evaluations have brought no more than `margin`"] = None
+    margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
+
+
+@record
+class LogTable:
+    """Where the lines of the rounds go besides the run directory."""
+
+    to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
+
+
+TABLES: dict[str, type[Any]] = {
+    "algorithm": AlgorithmTable,
+    "train": LocalTraining,
+    "server": ServerTable,
+    "model": ModelTable,
+}
+TABLES |= {"data": DataTable, "run": RunTable, "evaluate": EvaluateTable, "stop": StopTable, "log": LogTable}
+
+
+def partition_of(data: DataTable) -> Partition:
+    """The partition with its options, of which `alpha`, `minimum` and `per_client` are keys of the table itself."""
+    partition = PARTITIONS["dirichlet" if data.partition == "auto" else data.partition]
+    hints = typing.get_type_hints(partition.__init__, include_extras=True)
+    hints.pop("return", None)
+    table_values = {key: getattr(data, key) for key in keys_of(DataTable)}
+    for key in data.options:
+        if key not in hints:
+            raise unknown("key of [data]", key, [*table_values, *(name for name in hints if name not in table_values)])
+    options = {key: value for key, value in table_values.items() if key in hints and value is not None} | {
+        **data.options
+    }
+    return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in options.items()})
+
+
+def without_effect(data: DataTable) -> list[str]:
+    """Keys that are set, but that only other partitions have."""
+    partition_options, usual = vars(partition_of(data)), DataTable()
+    return [key for key in DIVIDING if key not in partition_options and getattr(data, key) != getattr(usual, key)]

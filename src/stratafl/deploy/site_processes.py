@@ -1,0 +1,225 @@
+"""A site's side of a federation: a SuperNode, and the process that answers its messages.
+
+The two belong together: a SuperNode whose partner died would wait for a minute, so both are started again, after a
+pause that grows. The site's folder keeps logs, the node's id and whatever the ClientApp writes there
+(`STRATAFL_SITE_FOLDER`); the private key stays where it is.
+"""
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+import httpx
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from stratafl.deploy.certificates import MAX_KEY_BYTES, check_site_name
+from stratafl.deploy.client_tasks import READY
+from stratafl.deploy.folders import SiteFolder
+from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
+from stratafl.errors import DeployError, shown
+from stratafl.files import explained, lock, read_plain, write_atomically
+
+FOLDER = "STRATAFL_SITE_FOLDER"  # the environment variable that tells the ClientApp its folder
+PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last one is repeated
+HEALTHY = 120.0  # seconds of connection after which the first pause is used again
+LOOK = 0.5  # seconds between two looks into the logs
+_NODE = re.compile(r"SuperNode ID: (\d{1,20})")
+_REFUSAL = re.compile(r"^[\d:, -]+ WARNING refused: (.+)$", re.MULTILINE)  # as client_app and the exchange log it
+# What the log of a SuperNode says before it ends, and what that means; the first that is found is said.
+_REASONS = {
+    "certificate verify failed": "the server's certificate is not signed by the authority that this site was given",
+    "[code: 2004]": "the server still counts this site as connected; it lets it in within a minute",
+    "[code: ": "the server refuses this site",
+    "Unable to parse the private key": "the private key cannot be read",
+    # How flwr ends at a 401; we did not ask it to end.
+    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
+}
+_FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
+
+CLIENT_APP = "stratafl.deploy.client_app:app"
+
+
+class SiteStatus(Enum):
+    """Where a site stands."""
+
+    STARTING = "starting"
+    CONNECTED = "connected"
+    UNREACHABLE = "the server does not answer"
+    PAUSED = "waiting to start again"
+    ENDED = "ended"
+
+
+class SiteProcesses:
+    """Keeps a site in a federation while `tend` is called; ends with this process."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        server: str,
+        key: Path,
+        authority: Path,
+        client_app: str,
+        settings: Mapping[str, str | int | float | bool] | None = None,
+    ) -> None:
+        self.folder, self.name, self._server = folder, check_site_name(name), server
+        self._key, self._authority, self._app = key, authority, client_app
+        for part in (folder, folder / "logs", folder / "flower"):
+            with explained("create", part):
+                part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = lock(folder)
+        self._processes = list[Process]()
+        self._tries, self._next, self._look, self._connected_at = 0, 0.0, 0.0, None
+        self._refusal = ""  # the last one that was said
+        self._ready = False  # whether the ClientApp has said so since it was started, perhaps long ago
+        self.status = SiteStatus.STARTING
+        write_atomically(folder / "node.toml", tomli_w.dumps({"site": name, **(settings or {})}).encode())
+        self._release()
+
+    _connected_at: float | None
+
+    @staticmethod
+    def of(prepared: SiteFolder, settings: Mapping[str, str | int | float | bool]) -> "SiteProcesses":
+        """The processes of a prepared folder, with the ClientApp of every federation."""
+        return SiteProcesses(
+            prepared.path,
+            prepared.name,
+            server=prepared.server,
+            key=prepared.key.key,
+            authority=prepared.authority,
+            client_app=CLIENT_APP,
+            settings=settings,
+        )
+
+    def __enter__(self) -> "SiteProcesses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def tend(self) -> list[str]:
+        """Start processes that should run. Returns what happened; a `DeployError` if another try cannot help."""
+        if not self._processes:
+            return self._start_again()
+        gone = next((process for process in self._processes if not process.running()), None)
+        return self._fell(gone) if gone is not None else self._progress()
+
+    def pids(self) -> dict[str, int]:
+        """The processes that run, by name: `supernode` and `clientapp`."""
+        return {process.name: process.pid for process in self._processes if process.running()}
+
+    def end(self) -> None:
+        """Leave, and tell the server, so that it does not wait for this site."""
+        node = next((process for process in self._processes if process.name == "supernode"), None)
+        self._end_processes()
+        if node is not None and node.exit_code() == 0:  # it has signed off itself
+            (self.folder / "node").unlink(missing_ok=True)
+        self._release()
+        self.status = SiteStatus.ENDED
+        with suppress(OSError):
+            os.close(self._lock)
+
+    def _start_again(self) -> list[str]:
+        if time.monotonic() < self._next:
+            return []
+        self._connected_at, self._ready = None, False
+        self.status = SiteStatus.STARTING
+        secret, port = self.folder / "secret", free_port()
+        write_atomically(secret, secrets.token_hex(32).encode())
+        os.chmod(secret, 0o600)
+        self.runtime = runtime = f"127.0.0.1:{port}"
+        environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
+        node: dict[str, object] = {"superlink": self._server, "host": "127.0.0.1", "port": port}
+        node |= {"root_certificates": self._authority, "auth_supernode_private_key": self._key}
+        node |= {"isolation": "process", "superexec_auth_secret_file": secret, "node_config": self.folder / "node.toml"}
+        app = python_module("stratafl.deploy.client_tasks", runtime=runtime, secret=secret, app=self._app)
+        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", **node))):
+            self._processes.append(Process(name, command, self.folder / "logs" / f"{name}.log", environment))
+        return []
+
+    def _progress(self) -> list[str]:
+        now = time.monotonic()
+        if now < self._look:
+            return []
+        self._look = now + LOOK
+        app, node = (process.said() for process in self._processes)
+        node_id = _NODE.search(node)
+        self._ready |= READY in app
+        if node_id and self._ready and self._connected_at is None:
+            self._connected_at = now
+            write_atomically(self.folder / "node", node_id[1].encode())
+        if self._connected_at is not None and now - self._connected_at > HEALTHY:
+            self._tries = 0
+        return [*self._refused(app), *self._told(self._status_now(node))]
+
+    def _refused(self, log: str) -> list[str]:
+        """What the host hears too, if it can: that this site does not do what it was asked."""
+        refusals = _REFUSAL.findall(log)
+        if not refusals or refusals[-1] == self._refusal:
+            return []
+        self._refusal = refusals[-1]
+        return [f"site '{self.name}' refuses a request: {shown(self._refusal, 400)}"]
+
+    def _status_now(self, log: str) -> SiteStatus:
+        """From the log of the SuperNode, which waits for its server."""
+        if log.rfind("Connection attempt failed") > log.rfind("Connection successful"):
+            return SiteStatus.UNREACHABLE
+        return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
+
+    def _told(self, status: SiteStatus) -> list[str]:
+        """The line for a new status, if it changed."""
+        before, self.status = self.status, status
+        if status is before or status is SiteStatus.STARTING:
+            return []
+        if status is SiteStatus.CONNECTED:
+            return [f"site '{self.name}' is connected"]
+        return [f"site '{self.name}': no answer from {self._server}; it is asked again, at least every {RETRY} s"]
+
+    def _fell(self, gone: Process) -> list[str]:
+        log, outcome = gone.said(), gone.outcome()
+        cause = next((text for text in _REASONS if gone.name == "supernode" and text in log), None)
+        self._end_processes()
+        self._release()
+        reason = f"site '{self.name}': {f'{_REASONS[cause]} ({outcome})' if cause else outcome}"
+        began = self._ready or READY in log
+        if cause in _FINAL or (gone.name == "clientapp" and not began and not gone.was_killed()):
+            self.status = SiteStatus.ENDED
+            raise DeployError(reason)
+        pause = PAUSES[min(self._tries, len(PAUSES) - 1)]
+        self._tries, self._next = self._tries + 1, time.monotonic() + pause
+        self.status = SiteStatus.PAUSED
+        return [f"{reason}. It starts again in {pause:.0f} s"]
+
+    def _end_processes(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.end()
+        self._processes.clear()
+
+    def _release(self) -> None:
+        """Sign off a SuperNode that was killed: for a minute the server would wait for it and refuse another one."""
+        place = self.folder / "node"
+        if not place.exists():
+            return
+        with suppress(httpx.HTTPError, ValueError, OSError):  # if this fails, the minute has to pass
+            key = load_ssh_private_key(read_plain(self._key, MAX_KEY_BYTES), None)
+            if not isinstance(key, ec.EllipticCurvePrivateKey):
+                return
+            signer = NodeAuthHttpInterceptor(key, key.public_key())
+            roots = read_plain(self._authority, MAX_KEY_BYTES)
+            with FleetHttpClient.from_server_address(self._server, False, roots, [signer]) as client:
+                client.DeactivateNode(DeactivateNodeRequest(node_id=int(read_plain(place, 100))))
+        with suppress(FileNotFoundError):
+            place.unlink()
