@@ -23,8 +23,7 @@ from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, OutlyingUpdate, insp
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import difference, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered, claiming, not_finite
-from stratafl.testing.watch import Watched
+from stratafl.testing.watch import Tampered, Watched, claiming, not_finite
 
 NAN = torch.nan
 THETA = f"{NOT_FINITE} in field 'theta'"
