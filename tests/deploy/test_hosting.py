@@ -93,6 +93,7 @@ def test_noise_of_a_host_is_its_secret_and_every_round_says_what_it_cost(tmp_pat
     hosted(tmp_path, courier).run()
     key = tmp_path / "host" / "noise.key"
     assert (len(key.read_bytes()), key.stat().st_mode & 0o777) == (32, 0o600)
+    assert len(set(key.read_bytes())) > 8  # drawn, not a constant
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) > 1e-3  # whose key is public
     lines = [json.loads(line) for line in (tmp_path / "host" / "rounds.jsonl").read_text().splitlines()]
     spent = [line["privacy.epsilon"] for line in lines]
