@@ -81,10 +81,8 @@ def typed(names: Iterable[str], everything: bool = False) -> Trust:
 def refuse_standard_library(kind: str, path: str, module: str) -> None:
     """Raise for a module of Python itself: it holds no model and no method, but functions that do anything."""
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise RecordError(
-            f"{kind} '{shown(path)}' is not imported: '{shown(module)}' belongs to Python's standard library; "
-            "name a module of your own"
-        )
+        wrong = f"{kind} '{shown(path)}': '{shown(module)}' belongs to Python's standard library"
+        raise RecordError(f"{wrong}; name a module of your own")
 
 
 def _found(name: str, path: list[str]) -> ModuleSpec | None:
