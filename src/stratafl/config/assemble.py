@@ -27,7 +27,7 @@ from stratafl.data.shared import shared_federation
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
 from stratafl.policies.robust import robust

@@ -33,7 +33,7 @@ from stratafl.evaluation.predictions import (
     trained_predictions,
 )
 from stratafl.execute.executors import Matrix
-from stratafl.execute.round import Examiner, Executor
+from stratafl.execute.round_run import Examiner, Executor
 from stratafl.execute.simulation import Progress, Simulation
 
 
