@@ -18,10 +18,10 @@ from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
 from stratafl.config.assemble import algorithm_of
+from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.sent import sent_of
 from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
