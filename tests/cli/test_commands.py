@@ -32,7 +32,7 @@ from stratafl.cli.list_command import catalogue
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.trust import NOTHING
+from stratafl.config.trust import NO_TRUST
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.recipes import recipe_names
@@ -692,7 +692,7 @@ def test_a_comparison_is_finished_if_all_its_processes_are(tmp_path, monkeypatch
         return SimpleNamespace(returncode=(code := left.pop()), poll=lambda: code)
 
     monkeypatch.setattr(workers, "_worker", worker)
-    crew = workers.Crew(tmp_path, NOTHING, "strata resume", 2)
+    crew = workers.Crew(tmp_path, NO_TRUST, "strata resume", 2)
     assert workers.share(crew, SimpleNamespace(asked=False), {}) is finished
 
 
