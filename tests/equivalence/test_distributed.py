@@ -26,7 +26,7 @@ from stratafl.execute import Distributed, Matrix
 from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack, value_of, words
 from stratafl.execute.ranks import Ranks, world_size
 from stratafl.testing import Case, difference
-from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.testing.watch import Tampered, claiming, not_finite
 
 SETTINGS = (
     "model.name=mlp",

@@ -103,8 +103,8 @@ def test_constants_that_the_clients_of_a_run_share_stay_those_of_the_run():
 
 
 def test_windows_shorter_than_a_scan(monkeypatch):
-    monkeypatch.setattr(inputs, "LEAST", 2)
-    monkeypatch.setattr(inputs, "LONGEST", 2)
+    monkeypatch.setattr(inputs, "MIN_WINDOW_STEPS", 2)
+    monkeypatch.setattr(inputs, "MAX_WINDOW_STEPS", 2)
     check([partial(made, fedavg(), seed=seed, batchnorm=False) for seed in range(2)])
 
 
@@ -183,7 +183,10 @@ def test_an_objective_without_a_name_is_not_joined():
 def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
     def with_dropout(p, seed):
         data = tiny_federation(seed=seed, dtype=torch.float32)
-        model = nn.Sequential(nn.Flatten(), nn.Dropout(p), nn.Linear(data.x[0].numel(), 3))
+        linear = nn.Linear(data.x[0].numel(), 3)
+        nn.init.constant_(linear.weight, 0.01)
+        nn.init.zeros_(linear.bias)
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(p), linear)
         return simulation(fedavg(), data, model, dtype=torch.float32, rounds=1, seed=seed)
 
     seen = []
@@ -234,9 +237,9 @@ def test_steps_of_runs_that_have_ended_do_not_pile_up():
     makes = [partial(made, fedavg(train=LocalTraining(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured.CapturedSteps, "scan", counted)
-        patch.setattr(captured, "UNUSED", 1)
+        patch.setattr(captured, "UNUSED", 2)
         Joining(lambda: 1).drive(partial(run, make, {}, name) for name, make in enumerate(makes))
-    assert 2 < max(most) <= 1 + 2  # those of the run under way are training and scoring
+    assert 2 < max(most) <= 2 + 2  # those of the run under way are training and scoring
 
 
 def test_all_steps_are_freed_at_the_end():
@@ -396,7 +399,7 @@ def test_as_many_runs_as_fit_into_the_memory_limit():
         joined._room[None] = 0
         assert joined._most() == 1
     assert JoinedRuns(18, jobs=4)._part == 5
-    batches = 2 * inputs.WINDOW["cpu"]
+    batches = 2 * inputs.MAX_WINDOW_BYTES["cpu"]
     assert room(sim, jobs=4) + batches == (room(sim) + batches) // 4  # processes share what there is
 
 
@@ -446,7 +449,7 @@ def test_data_that_runs_share_counts_once():
 def test_a_model_that_gains_nothing_by_company_runs_alone(monkeypatch):
     sim = made(fedavg(), batchnorm=False)
     assert sim.runtime.joins
-    monkeypatch.setattr("stratafl.runtime.runtime.SMALL", 1)
+    monkeypatch.setattr("stratafl.runtime.runtime.MAX_JOINED_COLUMNS", 1)
     assert not sim.runtime.joins
     joined = JoinedRuns(18)
     with joined.declared("a", sim):

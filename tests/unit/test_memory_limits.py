@@ -66,7 +66,7 @@ def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
 def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least
-    monkeypatch.setattr("stratafl.execute.build.choose_store", lambda *given, **options: "ram")
+    monkeypatch.setattr("stratafl.execute.build_simulation.choose_store", lambda *given, **options: "ram")
     assert made(fedlag(warmup=0), memory_limit=least).store == "disk"
     assert made(fedlag(warmup=0), memory_limit=10 * least).store == "ram"
     with pytest.raises(MemoryLimitError):

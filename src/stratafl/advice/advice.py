@@ -14,7 +14,6 @@ from torch import Tensor
 from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
 from stratafl.advice.chance import BY_ANSWERS, CLEAR, above_chance
 from stratafl.advice.curves import difference
-from stratafl.advice.jackknife import Difference, sample_values
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, configured, held_out
 from stratafl.advice.results import Result, Tryout
@@ -29,7 +28,8 @@ from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
 from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import Metric
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
+from stratafl.report.jackknife import Difference, sample_values
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
