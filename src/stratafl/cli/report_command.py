@@ -1,6 +1,6 @@
 """`strata report`: the ranking on the console, as CSV and as a picture, and everything as one HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def print_ranking(
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
-    for title, path, text_of in (
+    files: list[tuple[str, Path | None, Callable[[], str]]] = [
         ("table", csv, lambda: to_csv(ranks)),
         ("clients", clients, lambda: clients_csv(ranks, study.gains)),
         ("pairs", pairs, lambda: pairs_csv(study.pairs)),
@@ -87,7 +87,8 @@ def print_ranking(
             svg,
             lambda: svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study)),
         ),
-    ):
+    ]
+    for title, path, text_of in files:
         if path is not None:
             write_atomically(path, text_of().encode())
             console.print(Text(f"{title}: {path}"))

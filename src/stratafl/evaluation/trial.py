@@ -40,7 +40,7 @@ from stratafl.execute.simulation import Progress, Simulation
 @short_repr
 @dataclass(frozen=True)
 class RoundLines:
-    """What is recorded of a round: one line, one per evaluated client, one per layer."""
+    """The records of a round: one line, one per evaluated client, one per layer."""
 
     round: Line
     clients: list[Line] = field(default_factory=list)
