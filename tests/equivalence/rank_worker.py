@@ -26,7 +26,7 @@ from stratafl.core.state import flatten
 from stratafl.execute import Distributed, Executor, Matrix, Messages, Simulation
 from stratafl.execute.ranks import Ranks
 from stratafl.testing import Case, difference
-from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.testing.watch import Tampered, claiming, not_finite
 
 ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the mechanism acts
     "fedalp": fedalp(groups=2, warmup=1),

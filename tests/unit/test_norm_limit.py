@@ -24,8 +24,7 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster
 from stratafl.execute.uploads import DEPLOYED, ENDLESS, LeftOut, too_long
 from stratafl.testing import difference, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
-from stratafl.testing.watch import Watched
+from stratafl.testing.watch import Tampered, Watched
 
 WRONG, LIMIT = 2, 50.0
 SAYS = r".*\bupdate\b.* [\d.e+]+ .*\b50\b.*"

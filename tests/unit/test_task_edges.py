@@ -25,7 +25,7 @@ from stratafl.evaluation.evaluate import received_models, score, score_stages, s
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Cosine, LocalTraining, Mean, Take
 from stratafl.runtime import engine as engine_module
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -391,11 +391,11 @@ def test_a_masked_download_needs_the_clients_own_row():
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, engine):
-    """Three samples at a time of clients with 31, 23, 14, 12, 7 and 4: the same numbers as all at once."""
+    """Three samples at a time of clients of all sizes: the same numbers as all at once."""
     sim = tiny(engine=engine)
     task, rows = sim.task(torch.arange(6), sim.at(0)), received_models(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
-    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("stratafl.runtime.cohort_task.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     assert [len(here) for here, *_ in task.sweep(rows, "train")] == [6, 6, 5, 4, 3, 2, 2, 2, 1, 1, 1]
     weight = whole[-1]

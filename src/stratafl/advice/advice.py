@@ -27,7 +27,7 @@ from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
 from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import Metric
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.report.jackknife import Difference, sample_values
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full

@@ -18,7 +18,7 @@ from stratafl.data.federation import Ragged
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.execute import Simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.runtime.speed import Speed
 
 MIN_VALIDATION = 0.25  # at least this share of a client's samples outside the test split is for validation

@@ -97,7 +97,7 @@ def plan_sentences(tuning: Tuning) -> list[str]:
     return [
         *sentences,
         f"trials {whose}: {' → '.join(course)}",
-        f"on validation data; then what is chosen runs on {fresh}",
+        f"trials use validation data; the chosen settings then run on {fresh}",
     ]
 
 

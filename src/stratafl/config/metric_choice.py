@@ -64,16 +64,12 @@ def metric_for(evaluate: EvaluateTable, federation: Federation, trust: Trust | b
     if metric.classes is not None and metric.classes == regression:
         fitting = ", ".join(each.name for each in METRICS.values() if each.classes != metric.classes)
         actual, needed = ("numbers", "classes") if regression else ("classes", "numbers")
-        raise RecordError(
-            f"evaluate.metric = '{name}' needs {needed}, and the targets of this data are {actual}; "
-            f"choose one of: {fitting}"
-        )
+        wrong = f"evaluate.metric = '{name}' needs {needed}, but the targets of this data are {actual}"
+        raise RecordError(f"{wrong}; choose one of: {fitting}")
     if evaluate.better != AUTO and ":" in name:
         return replace(metric, larger_is_better=evaluate.better == "larger")
     if evaluate.better != AUTO and (evaluate.better == "larger") != metric.larger_is_better:
-        raise RecordError(
-            f"evaluate.better = '{evaluate.better}' has no effect with '{name}': it is for your own metric"
-        )
+        raise RecordError(f"evaluate.better = '{evaluate.better}' has no effect with '{name}': leave it out")
     return metric
 
 

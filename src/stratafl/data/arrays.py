@@ -65,9 +65,7 @@ def _targets(part: Part, dtype: torch.dtype) -> Tensor:
     y = plain_tensor(part.y, f"y{part.where}")
     y = y.to(dtype if y.is_floating_point() else torch.int64)
     if y.ndim > (2 if y.is_floating_point() else 1) or 0 in y.shape[1:]:
-        raise DataError(
-            f"y{part.where} has shape {tuple(y.shape)}: labels are [samples], float targets [samples] or [samples, d]"
-        )
+        raise DataError(f"y{part.where} has shape {tuple(y.shape)}: give labels [n], or numbers [n] or [n, d]")
     _check_finite(y, f"y{part.where}")
     return y
 

@@ -127,9 +127,8 @@ def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
         raise DataError(f"{looked}; from the hub ({dataset.hub}): {error}; {_advice(name, dataset)}") from error
     samples = published_samples(name, dataset, place, reading)
     if len(samples.x) != dataset.samples:  # the hub's cache does not notice an interrupted download
-        raise DataError(
-            f"'{place}' has {len(samples.x):,} of the {dataset.samples:,} samples of {name}: delete it and try again"
-        )
+        share = f"{len(samples.x):,} of the {dataset.samples:,} samples of {name}"
+        raise DataError(f"'{place}' has {share}: delete it and try again")
     return samples
 
 

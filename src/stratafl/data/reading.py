@@ -53,18 +53,14 @@ class Reading:
 
     def _rows(self, owner: Column | None, where: str) -> NDArray[np.int64]:
         if owner is None:
-            raise DataError(
-                f"'{where}' does not say who owns its samples, so data.owners, data.fewest and data.most have no "
-                "effect: leave them out"
-            )
+            wrong = f"'{where}' does not say who owns its samples"
+            raise DataError(f"{wrong}: leave out data.owners, data.fewest and data.most")
         names, ids, counts = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
         least, most = self.fewest or 0, self.most or len(ids)
         fitting = np.flatnonzero((counts >= least) & (counts <= most))
         if len(fitting) < (self.owners or 1):
-            raise DataError(
-                f"'{where}' has {len(fitting)} owners with {least} to {most} samples (of {len(names)}), but "
-                f"{self.owners or 1} are asked for: change data.owners, data.fewest or data.most"
-            )
+            few = f"'{where}' has {len(fitting)} owners (of {len(names)}) with {least} to {most} samples"
+            raise DataError(f"{few}, fewer than {self.owners or 1}: change data.owners, data.fewest or data.most")
         if self.owners is not None:
             fitting = np.random.default_rng(self.seed).permutation(fitting)[: self.owners]
         return np.flatnonzero(np.isin(ids, fitting))
@@ -99,10 +95,9 @@ class Reading:
             return replace(samples, standardise=(*samples.standardise, "x"))
         if self.normalise != "none" and samples.x.dtype not in _MAX_PIXEL:
             or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
-            raise DataError(
-                f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but the samples of "
-                f"'{samples.name}' are {samples.x.dtype}: leave it at 'auto'{or_columns}"
-            )
+            kind = f"the samples of '{samples.name}' are {samples.x.dtype}"
+            wrong = f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but {kind}"
+            raise DataError(f"{wrong}: leave it at 'auto'{or_columns}")
         return replace(samples, scaling=_scaling(self.normalise, samples))
 
 
@@ -110,10 +105,8 @@ def check_group(group: str | None, label: str, client: str | None) -> None:
     """Refuse a column of groups that has another role already."""
     for what, taken_by in (("label", label), ("client", client)):
         if group is not None and group == taken_by:
-            raise DataError(
-                f"data.group = '{group}' is the column with the {what}s: name the column that says which samples "
-                "belong together, such as patient_id, or leave it out"
-            )
+            advice = "name a column whose samples belong together, such as patient_id, or leave it out"
+            raise DataError(f"data.group = '{group}' is the column of the {what}s: {advice}")
 
 
 def half(dtype: np.dtype[Any]) -> Scaling | None:

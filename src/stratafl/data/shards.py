@@ -45,9 +45,8 @@ def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, A
     sample_bytes = sum(array.nbytes for array in stored.values()) / max(1, len(samples.x))
     rows = int((largest - _HEADERS) * _SPARE / sample_bytes)
     if rows < 1:
-        raise DataError(
-            f"one sample of '{samples.name}' takes {sample_bytes:,.0f} bytes: choose larger shards than {largest:,}"
-        )
+        wrong = f"a sample of '{samples.name}' takes {sample_bytes:,.0f} bytes"
+        raise DataError(f"{wrong}: choose larger shards than {largest:,} bytes")
     starts = range(0, len(samples.x), rows)
     shards = []
     for number, start in enumerate(starts):

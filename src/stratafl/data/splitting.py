@@ -59,10 +59,8 @@ class Splitter:
         if self.split not in SPLIT:
             raise unknown("split", self.split, SPLIT)
         if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
-            raise DataError(
-                f"validation={self.validation} and test={self.test} leave no share for training: "
-                "give shares of at least 0 that sum to less than 1"
-            )
+            wrong = f"validation={self.validation} and test={self.test} leave no share for training"
+            raise DataError(f"{wrong}: give shares of at least 0 that sum to less than 1")
         if self.minimum_test < 0 or self.seed < 0:
             values = f"minimum_test={self.minimum_test} and seed={self.seed}"
             raise DataError(f"{values} were given: both must be at least 0")
@@ -239,10 +237,8 @@ def _check_both(train: Sequence[Indices], test: Sequence[Indices], total: int, o
 
 def _checked_indices(indices: NDArray[Any], client: int, total: int) -> Indices:
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise DataError(
-            f"client {client} was given a {indices.dtype} array of shape {indices.shape}: "
-            "give one array of sample indices per client"
-        )
+        kind = f"a {indices.dtype} array of shape {indices.shape}"
+        raise DataError(f"client {client} has {kind}: give one array of sample indices per client")
     ordered: Indices = np.sort(indices.astype(np.int64))
     if ordered[0] < 0 or ordered[-1] >= total:
         outside = ordered[0] if ordered[0] < 0 else ordered[-1]
@@ -257,10 +253,8 @@ def _check_disjoint(assigned: Sequence[Indices], total: int) -> None:
     shared = np.flatnonzero(np.bincount(np.concatenate(assigned), minlength=total) > 1)
     if len(shared):
         first, second = [client for client, indices in enumerate(assigned) if shared[0] in indices][:2]
-        raise DataError(
-            f"clients {first} and {second} both hold sample {shared[0]} ({len(shared)} samples are shared): "
-            "pass overlap=True to allow it"
-        )
+        both = f"clients {first} and {second} both hold sample {shared[0]} ({len(shared)} samples are shared)"
+        raise DataError(f"{both}: pass overlap=True to allow it")
 
 
 def _rounded_up(size: float) -> int:

@@ -63,9 +63,7 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
             raise DataError(f"'{path}' has no array '{name}', only: {', '.join(arrays) or 'none'}")
     x, y, owner = arrays["x"], arrays[label], arrays.get(client)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise DataError(
-            f"'{path}': x has shape {x.shape} and y {y.shape}; the first axis of both must count the samples"
-        )
+        raise DataError(f"'{path}': x has shape {x.shape} and y {y.shape}: their first axes must count the samples")
     if len(x) == 0:
         raise DataError(f"'{path}' holds no samples: x has shape {x.shape}")
     group = arrays[reading.group] if reading.group else None
@@ -91,9 +89,8 @@ def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
     name = reading.client or (formats.CLIENT if formats.CLIENT in columns else None)
     near = None if name else _alike([formats.CLIENT], columns)
     if near:
-        raise DataError(
-            f"'{place}' has a column '{near}': set data.client to '{near}' if it names the clients, or rename it"
-        )
+        advice = f"set data.client to '{near}' if it names the clients, or rename it"
+        raise DataError(f"'{place}' has a column '{near}': {advice}")
     _check_column("client", name, columns, place)
     return name
 
@@ -152,9 +149,8 @@ def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Co
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
             hint = "" if owned else _perhaps_clients(name, cells)
-            raise DataError(
-                f"'{place}' has neither numbers nor images in the column '{name}'{_such_as(name, cells, place)}{hint}"
-            )
+            cell = _such_as(name, cells, place)
+            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'{cell}{hint}")
     if not columns:
         raise DataError(f"'{place}' has no column of features besides the labels and clients")
     if len(columns) == 1:

@@ -206,101 +206,40 @@ def _r2(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
     return value.masked_fill(count < 2, float("nan"))
 
 
-def _named(*metrics: Metric) -> dict[str, Metric]:
-    return {metric.name: metric for metric in metrics}
+def _error(name: str, title: str, compute: Compute, says: str, classes: bool = True, summed: bool = False) -> Metric:
+    """A metric of which smaller values are better."""
+    return Metric(name, title, compute, says, False, classes, percent=False, summed=summed)
 
 
 def _sensitivity(name: str, specificity: float) -> Metric:
-    says = f"the largest share of positives that is found where at least {specificity:.4g} of the negatives are cleared"
+    says = f"the largest share of positives found where at least {specificity:.4g} of the negatives are cleared"
     compute = one_against_rest(_sensitivity_at(specificity))
     return Metric(name, f"sensitivity at specificity {specificity:.4g}", compute, says, pooled=False)
 
 
-METRICS: dict[str, Metric] = _named(
+_ALL = (
     Metric("accuracy", "accuracy", _accuracy, "the share of samples that are given their class", summed=True),
-    Metric(
-        "balanced_accuracy",
-        "balanced accuracy",
-        _balanced_accuracy,
-        "the mean over classes of the share of their samples that is recognised; classes without a sample do not count",
-    ),
-    Metric(
-        "macro_f1",
-        "macro-F1",
-        _macro_f1,
-        "the mean over classes of F1; a class that no sample has and none is given does not count",
-    ),
-    Metric(
-        "auroc",
-        "AUROC",
-        one_against_rest(_auroc),
-        "how often a sample of a class scores above one of another class; 0.5 is chance",
-        pooled=False,
-        percent=False,
-    ),
-    Metric(
-        "auprc",
-        "AUPRC",
-        one_against_rest(_auprc),
+    Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy,
+        "the mean over classes of the share of their samples recognised; classes without a sample do not count"),
+    Metric("macro_f1", "macro-F1", _macro_f1,
+        "the mean over classes of F1; a class that no sample has and none is given does not count"),
+    Metric("auroc", "AUROC", one_against_rest(_auroc),
+        "how often a sample of a class scores above one of another class; 0.5 is chance", pooled=False, percent=False),
+    Metric("auprc", "AUPRC", one_against_rest(_auprc),
         "average precision: the area under precision over recall; the share of positives is chance",
-        pooled=False,
-        percent=False,
-    ),
+        pooled=False, percent=False),
     _sensitivity("sensitivity", SPECIFICITY),
-    Metric(
-        "log_loss",
-        "log-loss",
-        _log_loss,
-        "the mean of −log of the probability of the label",
-        larger_is_better=False,
-        percent=False,
-    ),
-    Metric(
-        "brier",
-        "Brier score",
-        _brier,
-        "the mean squared error of the probabilities: of class 1, or with more than two classes summed over them",
-        larger_is_better=False,
-        percent=False,
-    ),
-    Metric(
-        "ece",
-        "calibration error",
-        _ece,
-        f"the mean distance of confidence and accuracy in {BINS} bins of confidence (ECE)",
-        larger_is_better=False,
-        percent=False,
-    ),
-    Metric(
-        "mse",
-        "mean squared error",
-        _mse,
-        "the mean of the squared error",
-        larger_is_better=False,
-        classes=False,
-        percent=False,
-        summed=True,
-    ),
-    Metric(
-        "rmse",
-        "root mean squared error",
-        _rmse,
-        "its root, in the unit of the targets",
-        larger_is_better=False,
-        classes=False,
-        percent=False,
-    ),
-    Metric(
-        "mae",
-        "mean absolute error",
-        _mae,
-        "the mean distance, in the unit of the targets",
-        larger_is_better=False,
-        classes=False,
-        percent=False,
-    ),
+    _error("log_loss", "log-loss", _log_loss, "the mean of −log of the probability of the label"),
+    _error("brier", "Brier score", _brier,
+        "the mean squared error of the probabilities: of class 1, or with more than two classes summed over them"),
+    _error("ece", "calibration error", _ece,
+        f"the mean distance of confidence and accuracy in {BINS} bins of confidence (ECE)"),
+    _error("mse", "mean squared error", _mse, "the mean of the squared error", classes=False, summed=True),
+    _error("rmse", "root mean squared error", _rmse, "its root, in the unit of the targets", classes=False),
+    _error("mae", "mean absolute error", _mae, "the mean distance, in the unit of the targets", classes=False),
     Metric("r2", "R²", _r2, "1 − error / variance of the targets; 0 is their mean", classes=False, percent=False),
-)
+)  # fmt: skip
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
 @cache

@@ -105,9 +105,8 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch refuses some modules, with many types of errors
-        raise ModelError(
-            f"{type(model.module).__name__} cannot be exported to ONNX: {first_line(error, typed=True)}"
-        ) from error
+        name = type(model.module).__name__
+        raise ModelError(f"{name} cannot be exported to ONNX: {first_line(error, typed=True)}") from error
 
 
 @contextmanager

@@ -201,9 +201,8 @@ def replace_head(module: nn.Module, path: str, head: nn.Module) -> nn.Module:
 
 def _head(module: nn.Module, path: str) -> nn.Module:
     if not path:
-        raise ModelError(
-            f"{type(module).__name__} is one layer, so its head cannot be replaced: pass nn.Sequential(nn.Flatten(), …)"
-        )
+        name = type(module).__name__
+        raise ModelError(f"{name} is one layer and has no separate head: pass nn.Sequential(nn.Flatten(), …)")
     return module.get_submodule(path)
 
 
@@ -247,7 +246,7 @@ def _taken_bias(head: nn.Module) -> Tensor:
         last = last[-1]
     if not isinstance(last, nn.Linear):
         raise ModelError(
-            f"a bias of its own needs a head that is nn.Linear, or nn.Sequential that ends in one: it is {_kind(head)}"
+            f"the bias of {_kind(head)} cannot be split off: end with nn.Linear, alone or in nn.Sequential"
         )
     bias = last.weight.new_zeros(last.out_features) if last.bias is None else last.bias.detach().clone()
     last.bias = None  # type: ignore[assignment]
@@ -279,10 +278,8 @@ def _sizes(module: nn.Module, example: Tensor, head: nn.Module, path: str) -> tu
 
 def _flat(kind: Kind, what: str, shape: tuple[int, ...]) -> int:
     if len(shape) != 1:
-        raise ModelError(
-            f"a head of kind '{kind}' needs {what} [B, n], those of this head are [B, {', '.join(map(str, shape))}]: "
-            "name a head after the flattening"
-        )
+        axes = ", ".join(map(str, shape))
+        raise ModelError(f"a head of kind '{kind}' needs {what} [B, n], not [B, {axes}]: flatten before it")
     return shape[0]
 
 

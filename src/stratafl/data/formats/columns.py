@@ -43,10 +43,8 @@ def import_extra(module: str, reads: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise DataError(
-            f"reading {reads} needs the package '{module.partition('.')[0]}', which is not installed: "
-            "pip install 'stratafl[data]'"
-        ) from error
+        package = module.partition(".")[0]
+        raise DataError(f"reading {reads} needs the package '{package}': run pip install 'stratafl[data]'") from error
 
 
 def split_of(file: Path, root: Path) -> str:
@@ -83,9 +81,7 @@ def _joined(parts: Sequence[Column], name: str, where: Path) -> Column:
     if not arrays:
         return [cell for part in parts for cell in part]
     if len(arrays) < len(parts) or len({array.shape[1:] for array in arrays}) > 1:
-        raise DataError(
-            f"the tables of '{where}' have different kinds of values in the column '{name}': give all the same kind"
-        )
+        raise DataError(f"the column '{name}' has different kinds of values in the tables of '{where}': give one kind")
     return np.concatenate(arrays)
 
 
@@ -95,9 +91,7 @@ def joined_splits(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool
         counts = {name: len(cells) for name, cells in columns.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             listed = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
-            raise DataError(
-                f"'{where}' has {listed or 'no columns'}: every column needs the same number of values, at least 1"
-            )
+            raise DataError(f"'{where}' has {listed or 'no columns'}: give every column the same number of values")
     sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
     return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
 
@@ -119,7 +113,7 @@ def numbers_or_texts(cells: Sequence[str]) -> Column:
 def located(names: Sequence[str], root: Path) -> list[Path]:
     """Image files that a table names, in its folder or below; anything elsewhere is refused.
 
-    A table may come from anybody, so it must not choose what is read on this machine.
+    A table may come from a stranger, so it must not choose which files are read on this machine.
     """
     below: dict[str, list[Path]] = {}
     places, inside = [], os.path.join(os.path.abspath(root), "")

@@ -55,10 +55,8 @@ class Pool:
     def names(self) -> NDArray[Any]:
         """The different labels, in order."""
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "biu":
-            raise PartitionError(
-                f"labels of dtype {self.labels.dtype} and shape {self.labels.shape} have no classes: "
-                "only an IID partition can divide them (data.partition = 'iid')"
-            )
+            kind = f"dtype {self.labels.dtype} and shape {self.labels.shape}"
+            raise PartitionError(f"labels of {kind} have no classes: set data.partition to 'iid'")
         return np.unique(self.labels)
 
     def classes(self, among: NDArray[np.bool_] | None = None) -> list[Indices]:
@@ -68,10 +66,8 @@ class Pool:
 
     def published(self, partition: str) -> tuple[list[Indices], list[Indices]]:
         if self.tests is None:
-            raise PartitionError(
-                f"the partition '{partition}' divides the publishers' training set and test set separately, "
-                "but this data does not say which samples are for testing: choose another partition"
-            )
+            needs = f"the partition '{partition}' needs published training and test sets"
+            raise PartitionError(f"{needs}, which this data does not have: choose another partition")
         return self.classes(~self.tests), self.classes(self.tests)
 
     def pfllib_minimum(self, clients: int) -> int:
@@ -110,10 +106,10 @@ class Partition(ABC):
 
 
 def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class, drawn so that no two clients share a sample."""
+    """For each client its number of samples of each class, drawn so that no two clients share a sample."""
     drawn: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(classes, counts, strict=True):
-        # no client gets what is left after the last piece
+        # the rest after the last piece goes to no client
         for pieces, piece in zip(drawn, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
             pieces.append(piece)
     return [np.sort(np.concatenate(pieces)) for pieces in drawn]

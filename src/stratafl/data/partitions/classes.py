@@ -44,10 +44,8 @@ class KClasses(Partition):
         has = assign(clients, len(pool.names), self.per_client, rng)
         if np.ptp(has.sum(axis=0)):
             C = len(pool.names)
-            raise PartitionError(
-                f"{clients} clients with {self.per_client} classes each cannot share {C} classes equally: "
-                f"clients · per_client must be a multiple of {C}"
-            )
+            wrong = f"{clients} clients with {self.per_client} classes each cannot share {C} classes equally"
+            raise PartitionError(f"{wrong}: choose clients · per_client as a multiple of {C}")
         if pool.tests is None:
             return _draw_equally(pool, pool.classes(), has, rng)
         train, test = (_draw_equally(pool, classes, has, rng) for classes in pool.published("kclasses"))
@@ -77,9 +75,7 @@ class Pathological(Partition):
                 counts[label, chosen] = self._sizes(len(members), len(chosen), smallest, rng)
         without = np.flatnonzero(counts.sum(axis=0) == 0)
         if len(without):
-            raise PartitionError(
-                f"client {without[0]} would get no sample: there are too many clients for {len(classes)} classes"
-            )
+            raise PartitionError(f"client {without[0]} gets no sample: too many clients for {len(classes)} classes")
         return draw_counts(classes, counts, rng)
 
     def _sizes(self, members: int, clients: int, smallest: float, rng: np.random.Generator) -> Counts:
@@ -127,9 +123,7 @@ class PFedLAClasses(Partition):
 
     def __post_init__(self) -> None:
         if self.samples % self.per_client:
-            raise PartitionError(
-                f"samples={self.samples} was given: it must be a multiple of per_client={self.per_client}"
-            )
+            raise PartitionError(f"samples={self.samples} must be a multiple of per_client={self.per_client}")
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
         has = balanced_classes(clients, len(pool.names), self.per_client, rng)
@@ -219,8 +213,6 @@ def _assigned(pool: Pool, counts: Counts, share: float, rng: np.random.Generator
     _require_supply(pool, classes, counts)
     test = np.rint(counts * share).astype(np.int64)
     if (test.sum(axis=0) == 0).any() or ((counts > 0) & (test == counts)).any():
-        raise PartitionError(
-            f"held_out={share} was given: some clients have too few samples of a class to train and to test on it"
-        )
+        raise PartitionError(f"held_out={share} leaves some clients no sample of a class to train on or to test on")
     drawn = draw_counts(classes, np.hstack([counts - test, test]), rng)
     return Assignment(drawn[: counts.shape[1]], drawn[counts.shape[1] :])

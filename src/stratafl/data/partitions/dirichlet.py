@@ -120,26 +120,22 @@ def _first_accepted(
     sizes = np.array([len(members) for members in classes])
     samples = int(sizes.sum())
     if clients * minimum > samples:
-        raise PartitionError(
-            f"{samples} samples cannot give each of {clients} clients at least {minimum}: "
-            "set data.clients or data.minimum lower"
-        )
-    best = 0
+        wrong = f"{samples} samples cannot give each of {clients} clients at least {minimum}"
+        raise PartitionError(f"{wrong}: set data.clients or data.minimum lower")
+    best = 0  # samples of the smallest client, in the draw that came closest
     for _ in range(draws):
         counts = divide(rng.dirichlet(np.full(clients, alpha), len(sizes)), sizes)
         smallest = int(counts.sum(axis=0).min())
         if smallest >= minimum:
             return counts
         best = max(best, smallest)
-    raise PartitionError(
-        f"0 of {draws} draws gave each of {clients} clients at least {minimum} samples (alpha {alpha}, {samples} "
-        f"samples); the smallest client of the best draw had {best}: set data.clients or data.minimum lower, or "
-        "data.alpha or data.draws higher"
-    )
+    failed = f"0 of {draws} draws gave each of {clients} clients {minimum} of {samples} samples (alpha {alpha})"
+    advice = "set data.clients or data.minimum lower, or data.alpha or data.draws higher"
+    raise PartitionError(f"{failed}; the smallest client of the best draw had {best}: {advice}")
 
 
 def _draw_overlapping(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class out of all of them; none twice for one client."""
+    """For each client its number of samples of each class, drawn from all of them; none twice for one client."""
     drawn = (
         [rng.choice(each, n, replace=False) for each, n in zip(classes, per_class, strict=True)]
         for per_class in counts.T
@@ -157,7 +153,7 @@ def _draw_repeated(pool: Pool, classes: list[Indices], counts: list[int], rng: n
     for name, members, n in zip(pool.names, classes, counts, strict=True):
         if n and not len(members):
             raise PartitionError(
-                f"class {name} is not in both of the publishers' sets, so no client can train and test on it"
+                f"class {name} is not in both of the published sets: no client can train and test on it"
             )
     drawn = [rng.choice(members, n) for members, n in zip(classes, counts, strict=True) if n]
     return np.sort(np.concatenate(drawn))
