@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from stratafl.core.algorithm import Total
-from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
+from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join_parcels
 from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, first_line, shown
@@ -143,12 +143,12 @@ class Ranks:
         sums = self._added(total.sums)
         if not rows:
             return Total(sums)
-        own = (torch.cat(total.ids), dict(join(total.rows))) if total.rows else None
+        own = (torch.cat(total.ids), dict(join_parcels(total.rows))) if total.rows else None
         there = [(each[0], Parcel(each[1])) for each in self.gather(own) if each is not None]
         if not there:  # a phase that keeps none
             return Total(sums)
         found = torch.cat([each[0] for each in there])
-        return Total(sums, (join([each[1] for each in there]).pick(places(found, ids)),), (ids,))
+        return Total(sums, (join_parcels([each[1] for each in there]).pick(places(found, ids)),), (ids,))
 
     def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
         label, tensors = pack(dict(clients))
