@@ -15,8 +15,8 @@ from stratafl.algorithms.field_meanings import Direction, Meaning
 from stratafl.algorithms.methods import KINDS, METHODS, Method
 from stratafl.algorithms.sent_fields import Sent, SentField, SentStage
 from stratafl.algorithms.what_leaves import MASKS
+from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, with_values
-from stratafl.config.sent import sent_of
 
 DOCS = Path(__file__).parents[1]
 TABLES_BEGIN, TABLES_END = "### Methods\n", "\n## References"

@@ -37,7 +37,7 @@ from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model

@@ -129,7 +129,7 @@ def test_a_folder_without_a_log_is_refused(tmp_path):
         checked_log(tmp_path)
 
 
-@pytest.mark.budget(1, "two rounds of four sites")
+@pytest.mark.slow
 def test_a_forgotten_site_starts_anew(tmp_path):
     write_samples(tmp_path)
     sites = {name: tmp_path / name for name in SITES}

@@ -114,7 +114,7 @@ def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(feder
     assert snapshot(folder / "a") == before
 
 
-@pytest.mark.budget(0.8, "a federation and the simulation")
+@pytest.mark.slow
 def test_a_site_that_only_predicts_gets_what_a_new_client_gets(tmp_path):
     file = hosted(tmp_path, deploy={"predict": ["later"]}, algorithm={"name": "fedavg"}, run={"rounds": 1})
     path, x = new_table(tmp_path)

@@ -90,7 +90,7 @@ def test_a_step_that_cannot_be_named_is_taken_anew():
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A busy machine may take longer than usual; and nothing here needs torch's compiler but what loads its code."""
-    monkeypatch.setattr(compiling, "SOON", 3600.0)
+    monkeypatch.setattr(compiling, "QUIET_SECONDS", 3600.0)
     monkeypatch.setattr(compiling, "GENERATED_IMPORTS", ("json",))
     monkeypatch.setattr(compiling, "_import_thread", None)
 
@@ -257,9 +257,9 @@ COMPILERS = {  # what the process does, how long a run waits for it, and a value
 @pytest.mark.parametrize("case", COMPILERS)
 def test_a_run_goes_on_whatever_becomes_of_the_compiler(case, monkeypatch, caplog):
     script, longest, value = COMPILERS[case]
-    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", script])
-    monkeypatch.setattr(compiling, "LONGEST", longest)
-    monkeypatch.setattr(compiling, "CLOSING", 0.1)
+    monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", script])
+    monkeypatch.setattr(compiling, "MAX_WAIT_SECONDS", longest)
+    monkeypatch.setattr(compiling, "CLOSING_SECONDS", 0.1)
     sim = small(Speed(compile="on"))
     assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
     sim.runtime.close()
@@ -280,7 +280,7 @@ def test_a_compiled_step_that_does_not_run_is_left(late, monkeypatch, caplog):
         asked.append(name)
         return None if self._jobs[name].failed or len(asked) <= late else broken
 
-    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", ""])
+    monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", ""])
     monkeypatch.setattr(Compiler, "wait", wait)
     sim = small(Speed(compile="on"))
     assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
@@ -308,7 +308,7 @@ def in_place_of_compiled_code(change):
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_compiled_step_that_computes_something_else_is_left(wrong, monkeypatch, caplog):
     """As torch 2.11 did on a CPU, which took the next batch."""
-    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", ""])
+    monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", ""])
     monkeypatch.setattr(Compiler, "wait", lambda self, name: None if self._jobs[name].failed else print)
     change = (lambda tensors: tensors[0].add_(1)) if wrong else (lambda tensors: None)
     monkeypatch.setattr(CapturedSteps, "_checked", in_place_of_compiled_code(change))

@@ -68,6 +68,7 @@ def check(makes, at_a_time=None):
         assert lines == joined_lines
 
 
+@pytest.mark.budget(1, "runs alone and joined")
 @pytest.mark.parametrize(
     "train",
     [
@@ -89,6 +90,7 @@ def test_rates_of_one_method_take_one_step(monkeypatch):
     assert set(seen) == {3}
 
 
+@pytest.mark.budget(1, "four runs, alone and joined")
 def test_methods_with_the_same_local_step_are_joined_and_others_are_not(monkeypatch):
     seen = []
     plain = CapturedStep.run
@@ -103,8 +105,8 @@ def test_constants_that_the_clients_of_a_run_share_stay_those_of_the_run():
 
 
 def test_windows_shorter_than_a_scan(monkeypatch):
-    monkeypatch.setattr(inputs, "LEAST", 2)
-    monkeypatch.setattr(inputs, "LONGEST", 2)
+    monkeypatch.setattr(inputs, "MIN_WINDOW_STEPS", 2)
+    monkeypatch.setattr(inputs, "MAX_WINDOW_STEPS", 2)
     check([partial(made, fedavg(), seed=seed, batchnorm=False) for seed in range(2)])
 
 
@@ -183,7 +185,10 @@ def test_an_objective_without_a_name_is_not_joined():
 def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
     def with_dropout(p, seed):
         data = tiny_federation(seed=seed, dtype=torch.float32)
-        model = nn.Sequential(nn.Flatten(), nn.Dropout(p), nn.Linear(data.x[0].numel(), 3))
+        linear = nn.Linear(data.x[0].numel(), 3)
+        nn.init.constant_(linear.weight, 0.01)
+        nn.init.zeros_(linear.bias)
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(p), linear)
         return simulation(fedavg(), data, model, dtype=torch.float32, rounds=1, seed=seed)
 
     seen = []
@@ -196,11 +201,13 @@ def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(mo
 # Company that changes
 
 
+@pytest.mark.budget(1.5, "four runs, alone and joined")
 def test_runs_of_different_length_and_later_ones():
     """Two at a time: two of four begin when others have ended."""
     check([partial(made, fedavg(), seed=k % 2, batchnorm=False, rounds=1 + k % 3) for k in range(4)], at_a_time=2)
 
 
+@pytest.mark.budget(1, "collects garbage after each round")
 def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     gone, seen = [], []
 
@@ -222,6 +229,7 @@ def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     assert not any(seen[-1])
 
 
+@pytest.mark.budget(1, "five runs")
 def test_steps_of_runs_that_have_ended_do_not_pile_up():
     """Each momentum is a step of its own, with its tensors and on a GPU its graph."""
     most, plain = [], captured.CapturedSteps.scan
@@ -234,9 +242,9 @@ def test_steps_of_runs_that_have_ended_do_not_pile_up():
     makes = [partial(made, fedavg(train=LocalTraining(momentum=k / 10)), batchnorm=False, rounds=1) for k in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured.CapturedSteps, "scan", counted)
-        patch.setattr(captured, "UNUSED", 1)
+        patch.setattr(captured, "UNUSED", 2)
         Joining(lambda: 1).drive(partial(run, make, {}, name) for name, make in enumerate(makes))
-    assert 2 < max(most) <= 1 + 2  # those of the run under way are training and scoring
+    assert 2 < max(most) <= 2 + 2  # those of the run under way are training and scoring
 
 
 def test_all_steps_are_freed_at_the_end():
@@ -396,7 +404,7 @@ def test_as_many_runs_as_fit_into_the_memory_limit():
         joined._room[None] = 0
         assert joined._most() == 1
     assert JoinedRuns(18, jobs=4)._part == 5
-    batches = 2 * inputs.WINDOW["cpu"]
+    batches = 2 * inputs.MAX_WINDOW_BYTES["cpu"]
     assert room(sim, jobs=4) + batches == (room(sim) + batches) // 4  # processes share what there is
 
 
@@ -446,7 +454,7 @@ def test_data_that_runs_share_counts_once():
 def test_a_model_that_gains_nothing_by_company_runs_alone(monkeypatch):
     sim = made(fedavg(), batchnorm=False)
     assert sim.runtime.joins
-    monkeypatch.setattr("stratafl.runtime.runtime.SMALL", 1)
+    monkeypatch.setattr("stratafl.runtime.runtime.MAX_JOINED_COLUMNS", 1)
     assert not sim.runtime.joins
     joined = JoinedRuns(18)
     with joined.declared("a", sim):

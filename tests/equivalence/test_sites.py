@@ -92,8 +92,10 @@ def acting(name):
 BITS = PAPERS | MECHANISMS  # the others may round otherwise
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedper"}))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=SLOW if name in BITS else pytest.mark.nightly) for name in sorted(ALGORITHMS)],
+)
 def test_every_method_ends_where_the_simulation_ends(name):
     sites, simulated = both(acting(name), torch.float32 if name in BITS else torch.float64, rounds=3)
     assert difference(sites, simulated) <= (0 if name in BITS else 1e-12)
@@ -287,6 +289,7 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
     assert (nobody.present, nobody.server is before) == ((), True)
     unknown = replace(server, roster=Roster(6), samples=Roster(6).samples).absorb(0, before, {0: done[0]})
     assert [each.client for each in unknown.left_out] == [0]
+    assert not re.search(r"\d", unknown.left_out[0].reason)  # not for its number of samples, which others do not send
     with pytest.raises(DataError, match=r"\b6\b"):
         server.absorb(0, before, {6: done[0]})
     with pytest.raises(DataError, match=r"\b6\b"):

@@ -27,7 +27,7 @@ from stratafl.algorithms.compress_on import with_q4, with_q8, with_topk
 from stratafl.core import wire
 from stratafl.execute import Matrix, simulation
 from stratafl.execute.executors import InOneProcess
-from stratafl.execute.round import unwatched
+from stratafl.execute.round_run import unwatched
 from stratafl.testing import tiny_federation, tiny_model
 
 pytestmark = pytest.mark.slow

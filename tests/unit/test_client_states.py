@@ -19,7 +19,8 @@ from stratafl.execute import Matrix, disk, simulation
 from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
 from stratafl.execute.disk import Index, OnDisk, StateFile
-from stratafl.execute.memory import WHOLE, choose_store, device_memory
+from stratafl.execute.memory import MAX_REWRITTEN_BYTES as WHOLE
+from stratafl.execute.memory import choose_store, device_memory
 from stratafl.execute.simulation import SavedForm
 from stratafl.execute.state_format import StateFormat
 from stratafl.models import build
@@ -210,11 +211,20 @@ def test_of_a_gpu_there_is_what_other_processes_leave(monkeypatch):
 
 def test_by_size_and_by_who_takes_part(monkeypatch):
     monkeypatch.setattr(memory_module, "ram", lambda: 1000 * WHOLE)
-    monkeypatch.setattr(memory_module, "device_memory", lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE)
+    monkeypatch.setattr(
+        memory_module,
+        "device_memory",
+        lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE,
+    )
 
     def auto(size, device=CPU, limit=None, participation=1.0, saved=True):
         return choose_store(
-            "auto", size * WHOLE, device, limit and limit * WHOLE, participation=participation, saved=saved
+            "auto",
+            size * WHOLE,
+            device,
+            limit and limit * WHOLE,
+            participation=participation,
+            saved=saved,
         )
 
     assert [auto(size) for size in (1, 250, 251)] == ["ram", "ram", "disk"]

@@ -11,7 +11,7 @@ from stratafl.runs.environment import misstated
 from stratafl.runtime import products, speed, ways
 from stratafl.runtime.products import MatmulConv2d, fusing, rounding
 from stratafl.runtime.speed import Speed, faster_ways, with_convolutions
-from stratafl.runtime.ways import Size, count_clients, fused_way
+from stratafl.runtime.ways import ConvolutionSize, count_clients, fused_way
 
 
 def network():
@@ -81,7 +81,9 @@ RESNET20 = {  # with 100 clients: inputs, outputs, kernel, stride, padding, out,
 
 
 def size(clients, batch, inputs, outputs, kernel, stride, padding, out):
-    return Size(clients, batch, inputs, outputs, (kernel, kernel), (stride, stride), (padding, padding), (out, out))
+    return ConvolutionSize(
+        clients, batch, inputs, outputs, (kernel, kernel), (stride, stride), (padding, padding), (out, out)
+    )
 
 
 @pytest.mark.parametrize("layer", RESNET20)

@@ -29,6 +29,7 @@ def row_bytes(sim):
     return sum(spec.size for spec in sim.setup.layout.specs.values()) * 4
 
 
+@pytest.mark.budget(1, "every algorithm")
 def test_the_servers_state_is_counted_without_making_it():
     """By hand: a row per client, one of everybody, or one per group."""
     for method, rows in ((fedavg(), 1), (fedlag(warmup=0), 7), (fedalp(groups=3, warmup=1), 4)):
@@ -38,6 +39,7 @@ def test_the_servers_state_is_counted_without_making_it():
     assert server_bytes(sim.algorithm, sim.setup) == stored_bytes(sim.start().server)
 
 
+@pytest.mark.budget(1.2, "measures four methods")
 def test_a_limit_grows_with_what_the_method_keeps():
     methods = {"fedavg": fedavg(), "fedlag": fedlag(warmup=0), "pfedla": pfedla(), "flayer": flayer()}
     needs = {name: made(method).needs(6) for name, method in methods.items()}
@@ -66,7 +68,7 @@ def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
 def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least
-    monkeypatch.setattr("stratafl.execute.build.choose_store", lambda *given, **options: "ram")
+    monkeypatch.setattr("stratafl.execute.build_simulation.choose_store", lambda *given, **options: "ram")
     assert made(fedlag(warmup=0), memory_limit=least).store == "disk"
     assert made(fedlag(warmup=0), memory_limit=10 * least).store == "ram"
     with pytest.raises(MemoryLimitError):

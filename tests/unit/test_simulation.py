@@ -9,12 +9,22 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import algorithm, fedavg, fedper, fedprox
+from stratafl.core.fields import Start
 from stratafl.core.layers import select
+from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
-from stratafl.core.steps import MergeSums, Train
+from stratafl.core.steps import MergeSums, Mix, Serve, Train
 from stratafl.data import digits, federate, from_clients
-from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
+from stratafl.errors import (
+    DataError,
+    MemoryLimitError,
+    ModelError,
+    RecordError,
+    StageError,
+    StrataError,
+    UnknownNameError,
+)
 from stratafl.evaluation.evaluate import accuracy, received_models, score
 from stratafl.execute import Debug, Matrix, simulation
 from stratafl.execute.executors import chunk_size
@@ -271,6 +281,36 @@ def test_debug_names_stage_client_and_layer():
 
     sim = tiny(replace(fedper(personal="conv2"), train=(Explode(),)))
     with pytest.raises(StrataError, match="stage 'work', client 2, layer 'conv2' of field 'theta'"):
+        sim.run(Debug())
+
+
+@record
+class Dense(Serve):
+    """Sends the base and puts the head into the parcel all the same."""
+
+    reads = ("theta",)
+    writes = ("down.theta",)
+
+    def __call__(self, rnd, server, ids):
+        return {"theta": Field(rows_of(server, "theta"), True, LayerMask(rnd.layout.layer_mask("base")))}
+
+
+@record
+class TakeEverything(Mix):
+    """Reads the head, which was not sent."""
+
+    reads = ("down.theta",)
+    writes = ("theta",)
+
+    def __call__(self, rnd, client, down, task):
+        return {"theta": {n: x.expand(len(task), *x.shape) for n, x in down["theta"].rows.items()}}
+
+
+def test_debug_notices_what_is_read_although_it_was_not_sent():
+    method = replace(fedper(), serve=(Dense(),), mix=(TakeEverything(),), server=fedavg().server)
+    sim = tiny(replace(method, client={"theta": Start()}))
+    assert sim.run(Matrix()).t > 0
+    with pytest.raises(StageError, match=r"'receive'.*'fc'"):
         sim.run(Debug())
 
 

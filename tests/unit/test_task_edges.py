@@ -25,7 +25,7 @@ from stratafl.evaluation.evaluate import received_models, score, score_stages, s
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Cosine, LocalTraining, Mean, Take
 from stratafl.runtime import engine as engine_module
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -395,7 +395,7 @@ def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, 
     sim = tiny(engine=engine)
     task, rows = sim.task(torch.arange(6), sim.at(0)), received_models(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
-    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("stratafl.runtime.cohort_task.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     assert [len(here) for here, *_ in task.sweep(rows, "train")] == [6, 6, 5, 4, 3, 2, 2, 2, 1, 1, 1]
     weight = whole[-1]

@@ -19,7 +19,7 @@ from stratafl.errors import StageError
 from stratafl.evaluation.measure import upload_line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
-from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, Outlier, inspect, outliers
+from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, OutlyingUpdate, inspect, outlying_updates
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import difference, tiny_federation, tiny_model
@@ -236,19 +236,21 @@ def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
 
 
 def test_ten_times_the_median_is_far():
-    assert outliers([3, 1, 4, 2], [1.0, 2.0, 3.0, 25.0]) == (Outlier(2, 10.0),)
-    assert outliers([3, 1, 4, 2], [1.0, 2.0, 3.0, 24.9]) == ()
-    assert outliers(range(5), [2.0] * 4 + [2.0 * FAR * 123.45]) == (Outlier(4, 1230.0),)
-    assert outliers(range(4), [1.0, 1.0, 1.0, torch.inf]) == (Outlier(3, None),)
+    assert outlying_updates([3, 1, 4, 2], [1.0, 2.0, 3.0, 25.0]) == (OutlyingUpdate(2, 10.0),)
+    assert outlying_updates([3, 1, 4, 2], [1.0, 2.0, 3.0, 24.9]) == ()
+    assert outlying_updates(range(5), [2.0] * 4 + [2.0 * FAR * 123.45]) == (OutlyingUpdate(4, 1230.0),)
+    assert outlying_updates(range(4), [1.0, 1.0, 1.0, torch.inf]) == (OutlyingUpdate(3, None),)
 
 
 def test_of_few_nobody_is_far_and_who_did_not_move_does_not_count():
-    assert outliers([0, 1], [1.0, 100.0]) == ()
-    assert outliers(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
-    assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == (Outlier(2, 100.0),)
-    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (Outlier(6, 100.0),)
-    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 10.0, 10.0, 10.0]) == ()  # the median of those who moved is 10
-    assert outliers(range(4), [torch.inf] * 4) == ()
+    assert outlying_updates([0, 1], [1.0, 100.0]) == ()
+    assert outlying_updates(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
+    assert outlying_updates([0, 1, 2], [1.0, 1.0, 100.0]) == (OutlyingUpdate(2, 100.0),)
+    assert outlying_updates(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (OutlyingUpdate(6, 100.0),)
+    assert (
+        outlying_updates(range(7), [0.0, 0.0, 0.0, 1.0, 10.0, 10.0, 10.0]) == ()
+    )  # the median of those who moved is 10
+    assert outlying_updates(range(4), [torch.inf] * 4) == ()
 
 
 def test_a_client_with_data_in_another_unit_is_named_and_takes_part():

@@ -18,10 +18,10 @@ from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
 from stratafl.config.assemble import algorithm_of
+from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.sent import sent_of
 from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
@@ -63,9 +63,11 @@ def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]
     """
     method = _method(name)
     _check_settings(name, method, settings)
-    listed = catalogue() if name is None else _entry(method) if method is not None else _named(catalogue(), name)
-    if name in METHODS:  # other things may have the name of a method
-        listed = {**_named(catalogue(), str(name)), **listed}
+    if method is not None:
+        others = _named(catalogue(), str(name)) if name in METHODS else {}  # that have the name of a method
+        listed = {**others, "algorithms": [_method_entry(method)]}
+    else:
+        listed = catalogue() if name is None else _named(catalogue(), name)
     if as_json:
         print(json.dumps(_with_communication(listed, settings), indent=2))
         return
@@ -96,10 +98,6 @@ def _method(name: str | None) -> Method | None:
     if is_composition(name):
         return composition(name)
     return next((each for each in METHODS.values() if each.is_called(name)), None)
-
-
-def _entry(method: Method) -> dict[str, list[dict[str, Any]]]:
-    return {"algorithms": [_method_entry(method)]}
 
 
 def _named(everything: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:

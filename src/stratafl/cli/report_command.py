@@ -1,6 +1,6 @@
 """`strata report`: the ranking on the console, as CSV and as a picture, and everything as one HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Study, gather, to_csv
 from stratafl.report.chance import NoChoice, how_to_rank
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
-from stratafl.report.formats import size
+from stratafl.report.formats import size_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
 from stratafl.report.majority import MAJORITY
@@ -78,7 +78,7 @@ def print_ranking(
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
-    for title, path, text_of in (
+    files: list[tuple[str, Path | None, Callable[[], str]]] = [
         ("table", csv, lambda: to_csv(ranks)),
         ("clients", clients, lambda: clients_csv(ranks, study.gains)),
         ("pairs", pairs, lambda: pairs_csv(study.pairs)),
@@ -87,7 +87,8 @@ def print_ranking(
             svg,
             lambda: svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study)),
         ),
-    ):
+    ]
+    for title, path, text_of in files:
         if path is not None:
             write_atomically(path, text_of().encode())
             console.print(Text(f"{title}: {path}"))
@@ -120,7 +121,7 @@ def write_report_if_possible(folders: Sequence[Path], path: Path, study: Study |
 
 def _write_report(study: Study, path: Path) -> None:
     count = write_report(study, path)
-    result_console().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
+    result_console().print(Text(f"report: {path} ({size_text(count)}, opens in any browser)"))
 
 
 def _check_report_file(path: Path) -> None:

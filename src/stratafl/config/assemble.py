@@ -27,7 +27,7 @@ from stratafl.data.shared import shared_federation
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
 from stratafl.policies.robust import robust
@@ -71,7 +71,7 @@ def _with_merge(algorithm: Algorithm, experiment: Experiment) -> Algorithm:
         if getattr(server, key) != getattr(usual, key) and server.merge != merge:
             raise RecordError(f"server.{key} has no effect with server.merge = '{server.merge}': it is for '{merge}'")
     if server.norm is not None and server.factor != usual.factor:
-        raise RecordError("server.factor has no effect beside server.norm, which is the largest norm: leave one out")
+        raise RecordError("server.factor has no effect with server.norm, which sets the largest norm: leave one out")
     if server.merge == "mean":
         return algorithm
     try:
@@ -148,10 +148,10 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
-        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples anew"
+        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples again"
         _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
-            log.warning("data.test has no effect with '%s', which says what is for testing", samples.name)
+            log.warning("data.test has no effect with '%s', which has its own test samples", samples.name)
     elif data.partition == "auto" and samples.y.dtype.kind == "f":
         _refuse_set(data, dividing, samples.name, "the data has no classes and is divided evenly. Leave it out")
         log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
@@ -183,14 +183,14 @@ def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> 
 
 def reading_limit(run: RunTable) -> MemoryLimit:
     """The run's memory limit, where it is one of RAM and not of a GPU."""
-    name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
+    name = device_of("auto") if run.device == "auto" else run.device  # a device that is missing is refused elsewhere
     return MemoryLimit(run.memory_limit if name == "cpu" else None)
 
 
 def model_of(
     table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NO_TRUST
 ) -> Callable[[], nn.Module]:
-    """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
+    """A function that makes the model for samples of this shape and this number of classes (or 1 output)."""
     maker = maker_of(table.name, trust)
     offered = {"shape": shape, "classes": classes or 1}
 
@@ -208,8 +208,8 @@ def simulation_of(
 ) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
-    `tuning` is what an earlier part of the same run found out about what is fast, see `Runtime.tuning`; `begun` says
-    that there is such a part.
+    `tuning` is what an earlier part of the same run measured about speed, see `Runtime.tuning`; `begun` says that
+    there is such a part.
     """
     tuning = tuning or {}
     algorithm = algorithm_of(experiment, trust)

@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
+from stratafl.algorithms.sent_fields import Sent, sent_fields
+from stratafl.config.assemble import (
+    algorithm_of,
+    federation_to_run,
+    model_of,
+    reading_limit,
+    reading_of,
+    samples_of,
+    seeds_of,
+)
 from stratafl.config.experiment import Experiment, from_tables, read_as, to_tables
 from stratafl.config.migrations import migrate
 from stratafl.config.setting_tables import TABLES
@@ -29,6 +38,7 @@ from stratafl.execute.site import Site
 from stratafl.execute.uploads import DEPLOYED
 from stratafl.runtime.speed import Speed
 
+ALL_PHASES_ROUNDS = 1000  # in so long a run, every phase of a method begins
 DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
 _Seconds = Range(above=0, most=31_536_000)
 
@@ -166,3 +176,12 @@ def site_of(
     run = experiment.run
     speed = Speed(run.precision, run.graphs, run.compile, run.convolutions)
     return Site.of(blueprint, federation, client, device=run.device, speed=speed, widest=widest)
+
+
+def sent_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Sent:
+    """What a run of the experiment would send, for `strata list` and for the documents; nothing is run."""
+    rounds = max(experiment.run.rounds, ALL_PHASES_ROUNDS)
+    experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=rounds, device="cpu"))
+    federation = federation_to_run(experiment)
+    blueprint = blueprint_of(experiment, SampleFormat.of(federation), federation.clients, trust)
+    return sent_fields(blueprint.algorithm, blueprint.setup())

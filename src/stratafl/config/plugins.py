@@ -20,7 +20,7 @@ KINDS: dict[str, type[Any] | None] = {"model": nn.Module, "algorithm": Algorithm
 def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes a model or an algorithm, or is a metric, at `package.module:name`; the current folder comes first.
 
-    A path that is not trusted is refused before anything is imported, and what is found must be of the right kind.
+    A path that is not trusted is refused before anything is imported. The object must be of the right kind.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:

@@ -1,6 +1,6 @@
 """Settings as a person types them, `table.key=value`, and as they are documented.
 
-What is typed is parsed once, here; everywhere else settings are mappings of `table.key` to values.
+Typed settings are parsed once, here; everywhere else settings are mappings of `table.key` to values.
 """
 
 import tomllib
@@ -37,7 +37,7 @@ def _is_text(table: str, key: str) -> bool:
 
 
 def _value(text: str, is_text: bool) -> Any:
-    """What was typed, as TOML or else as it is."""
+    """The typed text as a TOML value, or unchanged if it is not one."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # also of numbers with thousands of digits, and lists without end

@@ -1,7 +1,7 @@
 """Which of the code that a configuration names may be imported: a file alone never decides that.
 
 A path `package.module:name` runs code when it is imported. It is imported if a person typed that very path, or if they
-trust whoever wrote the file that names it (`--trust`, `trust=True`). Names of the catalogue need neither.
+trust the author of the file that names it (`--trust`, `trust=True`). Names of the catalogue need neither.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Trust:
             return
         if not self.everything:
             asked = f"{self.source} asks to import its {kind} '{shown(path)}', which runs code from"
-            allow = "allow it with --trust (in Python: trust=True) if you trust whoever wrote both"
+            allow = "allow it with --trust (in Python: trust=True) if you trust the authors of both"
             raise TrustError(f"{asked} {self.origin(module)}: {allow}")
         message = "importing %s '%s' from %s, because %s names it and you trust it"
         log.warning(message, kind, shown(path), self.origin(module), self.source, extra={"urgent": True})

@@ -150,7 +150,7 @@ def _quartiles(values: Array, fewest: Array | float = 0) -> _Quartiles:
 
 
 def _usual(values: Array) -> Array:
-    """What is usual among the clients: the median over all; of two clients, the other one's value; [N, F]."""
+    """The usual value among clients: the median over all; of two clients, the other one's value; [N, F]."""
     two = np.isfinite(values).sum(0) == 2
     return np.asarray(np.where(two, np.nansum(values, 0) - values, _median(values)))
 
@@ -177,7 +177,7 @@ def _strictness(quartiles: _Quartiles) -> Array:
 
 
 def _beyond(quartiles: _Quartiles, bounds: Array) -> Array:
-    """The difference of each client from what is usual, as a multiple of its bound, [N, F]; 0 if unknown."""
+    """The difference of each client from the usual value, as a multiple of its bound, [N, F]; 0 if unknown."""
     return np.asarray(np.nan_to_num(np.abs(quartiles.middle - _usual(quartiles.middle)) / bounds, nan=0.0))
 
 

@@ -60,7 +60,7 @@ def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int
 
 
 def _read(entry: Path) -> list[Indices] | Assignment | None:
-    """What was written, or None if there is no file or its checksums do not match."""
+    """The stored draw, or None if there is no file or its checksums do not match."""
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}

@@ -1,4 +1,4 @@
-"""Preprocessing: what was done to samples and targets before training, so that you can give a model raw samples.
+"""Preprocessing: how samples and targets were changed before training, so that you can give a model raw samples.
 
 A federation has it, a run directory stores it (`preprocessing.json`), `Fitted.predict` and exported models apply it.
 Numbers are exact: JSON holds the shortest text that reads back as the same float.

@@ -1,4 +1,4 @@
-"""What the samples of all clients look like: agreed before anybody's data is seen, and the same for every site.
+"""The format of all clients' samples: agreed before any data is seen, and the same for every site.
 
 A simulation takes it from its federation (`SampleFormat.of`). In a deployment it is part of what the sites agree on,
 and `SampleFormat.client` makes of one site's raw samples the federation of one client that the site works with. Nothing
@@ -47,7 +47,7 @@ class SampleFormat:
         if self.columns and self.shape != (len(self.columns),):
             raise DataError(f"there are {len(self.columns)} names of columns for samples of shape {self.shape}")
         if self.own_columns and self.preprocessing.columns is not None:
-            raise DataError("columns are standardised by what was agreed, or by each site's own samples: choose one")
+            raise DataError("columns are standardised by the agreed numbers or by each site's own samples: choose one")
 
     @staticmethod
     def of(federation: Federation) -> "SampleFormat":
@@ -113,7 +113,7 @@ class SampleFormat:
         return federation
 
     def zeros(self, count: int) -> tuple[Tensor, Tensor]:
-        """So many samples and targets of this format, all 0."""
+        """`count` samples and targets of this format, all 0."""
         y = torch.zeros(count, *self.target, dtype=torch.int64 if self.classes is not None else self.dtype)
         return torch.zeros(count, *self.shape, dtype=self.kept), y
 

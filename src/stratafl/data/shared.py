@@ -21,9 +21,9 @@ _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
 def shared_federation(
     name: str, path: str | None, settings: Hashable, device: torch.device | str, read: Callable[[], Federation]
 ) -> Federation:
-    """The data on a device, as `read` gives it, or the same object if another run uses it; nobody writes to it.
+    """The data on a device, as `read` gives it, or the same object if another run uses it. Do not write to it.
 
-    `settings` are all that it depends on beside the files at `name` or `path`, which must not have changed since.
+    `settings` are all it depends on besides the files at `name` or `path`, which must not have changed since.
     """
     before = _key(name, path, settings, device)
     federation = None if before is None else _shared.get(before)

@@ -6,10 +6,11 @@ less than a batch (`Roster.widest`). No sample, mean or deviation leaves a site 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,7 +23,6 @@ from stratafl.files import read_plain, write_atomically
 MAX_AGREEMENT_BYTES = 1 << 22  # bytes of an agreement
 MAX_CLASSES, MAX_NAME_LETTERS = 10_000, 200  # of classes, and letters of one
 DTYPES = (torch.float32, torch.float64)  # in which sites compute
-T = TypeVar("T")
 
 
 @short_repr
@@ -39,10 +39,8 @@ class Introduction:
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "Introduction":
-        def made() -> Introduction:
+        with _reading("an introduction"):
             return Introduction(check_names(_checked(SampleFormat.from_table(table["format"]))), *_counts(table))
-
-        return _read("an introduction", made)
 
 
 @short_repr
@@ -63,12 +61,10 @@ class Agreement:
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "Agreement":
-        def made() -> Agreement:
+        with _reading("an agreement"):
             entries = [RosterEntry(*entry) for entry in table["sites"]]
             format = _checked(SampleFormat.from_table(table["format"]))
             return Agreement(format, Roster.of(int(table["clients"]), entries))
-
-        return _read("an agreement", made)
 
     def save(self, path: Path) -> None:
         data = json.dumps(self.to_table()).encode()
@@ -191,9 +187,11 @@ def _counts(table: Mapping[str, Any]) -> tuple[int, int]:
     return samples, validation
 
 
-def _read(what: str, make: Callable[[], T]) -> T:
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever a table from outside makes fail is a `WireError`."""
     try:
-        return make()
+        yield
     except (KeyError, TypeError, ValueError, DataError) as error:
         raise WireError(f"this is not {what}: {shown(error, 200)}") from error
 

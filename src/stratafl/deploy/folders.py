@@ -179,13 +179,12 @@ def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
 
 
 def _keep_file(folder: Path, file: FederationFile) -> None:
+    """Write the federation's file; in a folder that has one, only the patience of the host may change."""
     path = folder / FILE
-    if not path.exists():
-        with explained("write", path):
-            write_atomically(path, tomli_w.dumps(file.tables()).encode())
-    elif (stored := read_federation(path, plain=True)).common() != file.common():
+    stored = read_federation(path, plain=True) if path.exists() else None
+    if stored is not None and stored.common() != file.common():
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
-    elif stored != file:  # only in how patient the host is
+    if stored != file:
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(file.tables()).encode())
 

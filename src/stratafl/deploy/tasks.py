@@ -5,8 +5,8 @@ Flower hands each run (at the SuperLink) and each message (at a SuperNode) to a 
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -80,13 +80,17 @@ def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
     client = runtime.client(token=token, retries=False)
 
     def beat() -> None:
-        while True:
-            with suppress(httpx.TransportError):
+        waiting = True
+        while waiting:
+            try:
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            if done.wait(_HEARTBEAT):
+            except httpx.TransportError:
+                pass
+            except httpx.HTTPStatusError:  # the task is over; its own process is told, too
                 return
+            waiting = not done.wait(_HEARTBEAT)
 
-    thread = Thread(target=_until_refused, args=(beat,), daemon=True)
+    thread = Thread(target=beat, daemon=True)
     thread.start()
     try:
         yield
@@ -94,11 +98,6 @@ def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
         done.set()
         thread.join()
         client.close()
-
-
-def _until_refused(beat: Callable[[], None]) -> None:
-    with suppress(httpx.HTTPStatusError):  # the task is over; its own process is told, too
-        beat()
 
 
 def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:

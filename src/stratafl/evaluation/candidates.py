@@ -6,7 +6,7 @@
     head fine-tuned   the received model, only its head trained
     local             trained alone, never having taken part: the safe choice
 
-`guard.py` decides between them; `runs/guard.py` trains the local models and writes down what was chosen.
+`guard.py` decides between them; `runs/guard.py` trains the local models and writes down each client's choice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from stratafl.data.scaling import samples_at
 from stratafl.errors import RecordError
 from stratafl.evaluation.cka import grams, mean_similarity, similarities
 from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup, places
-from stratafl.execute.round import Report
+from stratafl.execute.round_run import Report
 from stratafl.execute.simulation import Progress, Simulation
 
 NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and the names of their means

@@ -55,7 +55,7 @@ class ClientModels:
         return self.each(splits, stages, lambda rows, split: _score(self.sim, self.rnd, rows, self.ids, split))
 
     def each(self, splits: Iterable[str], stages: Iterable[str], compute: Callable[[Rows, str], T]) -> dict[str, T]:
-        """What is `given` for rows and split, by "split.stage"; once for stages that have the same tensors."""
+        """The results of `compute` by "split.stage"; computed once for stages that have the same tensors."""
         models = {stage: self.rows(stage) for stage in stages}
         results: dict[str, T] = {}
         for split in splits:

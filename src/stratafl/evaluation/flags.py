@@ -14,6 +14,7 @@ from stratafl.execute.uploads import FAR
 
 MAX_NAMED_CLIENTS = 3  # clients that are named one by one
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
+ALL_LEFT_OUT = "all left out"  # a message that is given once
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ class Notices:
     def _round(self, line: Line) -> Iterator[str]:
         where = f"round {line.get('round')}"
         if all_left_out(line):
-            if ("nobody", -1) not in self._said:
+            if (ALL_LEFT_OUT, -1) not in self._said:
                 first = line[LEFT_OUT][0]
                 yield (
                     f"{where}: all {counted(line['cohort'], 'client')} are left out, so no model changes "
                     f"({client_title(first)}: {shown(first['reason'])})"
                 )
-            self._said |= {("nobody", -1), *((LEFT_OUT, entry["client"]) for entry in line[LEFT_OUT])}
+            self._said |= {(ALL_LEFT_OUT, -1), *((LEFT_OUT, entry["client"]) for entry in line[LEFT_OUT])}
         left_out = [
             f"{client_title(entry)} is left out: {shown(entry['reason'])}" for entry in self._new(line, LEFT_OUT)
         ]

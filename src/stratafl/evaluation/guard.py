@@ -35,9 +35,9 @@ from stratafl.evaluation.metrics import Metric, below
 from stratafl.evaluation.predictions import Predictions
 
 SAFE = "local"
-STEADY = 4.0  # ν₀: so many samples of the federation's variance are added to each client's own
+STEADY = 4.0  # ν₀: samples of the federation's variance that are added to each client's own
 SMALLEST = 1e-12  # a standard error or deviation of 0 is taken as this
-COMMON = 10.0  # so many samples of the federation count when a client's probabilities are calibrated
+COMMON = 10.0  # samples of the federation that count when a client's probabilities are calibrated
 POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
 TINY = 1e-12  # the least probability
 OF_PROBABILITIES = ("log_loss", "brier", "ece")  # metrics to which confidence matters

@@ -15,8 +15,8 @@ from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
-from stratafl.execute.round import Report
-from stratafl.execute.uploads import LeftOut, Outlier
+from stratafl.execute.round_run import Report
+from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
 WORST_SHARE = 0.1  # share of clients that counts as the worst
@@ -122,7 +122,7 @@ def local_steps(line: Line) -> int:
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     """The clients whose upload was left out, and those with outlying updates; no key without any such client."""
 
-    def entries(flagged: Sequence[LeftOut | Outlier]) -> list[Line]:
+    def entries(flagged: Sequence[LeftOut | OutlyingUpdate]) -> list[Line]:
         return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in flagged]
 
     lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}

@@ -71,7 +71,7 @@ class Predictions:
         return self.at((self.client == client).nonzero()[:, 0])
 
     def value(self, metric: Metric) -> float:
-        """The metric over all samples, whoever's they are; NaN where it is not defined."""
+        """The metric over the samples of all clients; NaN where it is not defined."""
         if not len(self):
             return float("nan")
         self._check(metric)

@@ -33,14 +33,14 @@ from stratafl.evaluation.predictions import (
     trained_predictions,
 )
 from stratafl.execute.executors import Matrix
-from stratafl.execute.round import Examiner, Executor
+from stratafl.execute.round_run import Examiner, Executor
 from stratafl.execute.simulation import Progress, Simulation
 
 
 @short_repr
 @dataclass(frozen=True)
 class RoundLines:
-    """What is recorded of a round: one line, one per evaluated client, one per layer."""
+    """The records of a round: one line, one per evaluated client, one per layer."""
 
     round: Line
     clients: list[Line] = field(default_factory=list)

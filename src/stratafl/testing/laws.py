@@ -60,7 +60,8 @@ def _shared(run: Callable[[Case], Rows]) -> Callable[[Case], Rows]:
     def once(case: Case) -> Rows:
         if run not in case.shared_runs:
             case.shared_runs[run] = run(case)
-        return case.shared_runs[run]
+        rows: Rows = case.shared_runs[run]
+        return rows
 
     return once
 

@@ -25,7 +25,7 @@ from stratafl.core.task import ScanStep, Stack, Task
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
 from stratafl.runtime.batches import Batches
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.testing.case import difference
 
 

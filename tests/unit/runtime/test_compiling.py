@@ -65,7 +65,7 @@ def hand_written(monkeypatch):
 @pytest.fixture
 def compiles_as(monkeypatch):
     def use(script):
-        monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", script, str(folder)])
+        monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", script, str(folder)])
 
     use(WRITES)
     return use
@@ -85,7 +85,7 @@ def made(tmp_path, compiles_as):
 @pytest.fixture(autouse=True)
 def waiting_is_not_said(monkeypatch):
     """A busy machine may take longer than usual."""
-    monkeypatch.setattr(compiling, "SOON", 3600.0)
+    monkeypatch.setattr(compiling, "QUIET_SECONDS", 3600.0)
 
 
 def compiler_key(cache):
@@ -258,7 +258,7 @@ def test_compiled_code_sees_only_tensors_it_was_made_for(made):
 
 @pytest.mark.parametrize("script", [WAITS, NEVER_ENDS])
 def test_closing_ends_the_process(tmp_path, compiles_as, script, monkeypatch):
-    monkeypatch.setattr(compiling, "CLOSING", 0.2 if script is NEVER_ENDS else 60.0)
+    monkeypatch.setattr(compiling, "CLOSING_SECONDS", 0.2 if script is NEVER_ENDS else 60.0)
     compiles_as(script)
     compiler = Compiler(tmp_path)
     compiler.start("a", step, tensors())
@@ -297,8 +297,8 @@ def test_waiting_has_an_end(tmp_path, compiles_as):
 
 
 def test_a_run_that_waits_long_says_so(tmp_path, compiles_as, monkeypatch, caplog):
-    monkeypatch.setattr(compiling, "SOON", 0.01)
-    monkeypatch.setattr(compiling, "LONGEST", 0.02)
+    monkeypatch.setattr(compiling, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(compiling, "MAX_WAIT_SECONDS", 0.02)
     compiler = Compiler(tmp_path)
     compiler.start("a", step, tensors())
     assert compiler.wait("a") is None
@@ -308,7 +308,7 @@ def test_a_run_that_waits_long_says_so(tmp_path, compiles_as, monkeypatch, caplo
 
 
 def test_nobody_waits_twice_for_a_step_that_takes_too_long(tmp_path, compiles_as, monkeypatch, caplog):
-    monkeypatch.setattr(compiling, "LONGEST", 0.01)
+    monkeypatch.setattr(compiling, "MAX_WAIT_SECONDS", 0.01)
     compiler = Compiler(tmp_path)
     compiler.start("a", step, tensors())
     assert compiler.wait("a") is None
@@ -414,7 +414,7 @@ def test_where_torch_keeps_its_caches_is_no_part_of_the_key(tmp_path, monkeypatc
 
 
 def test_the_entries_used_last_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiler_process, "KEPT", 2)
+    monkeypatch.setattr(compiler_process, "MAX_ENTRIES", 2)
     for age, name in enumerate("abcd"):
         (tmp_path / name).mkdir()
         (tmp_path / name / DONE).touch()

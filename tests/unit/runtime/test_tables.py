@@ -71,7 +71,7 @@ def steps_taken(monkeypatch):
 
     def noted(self, tokens, whole):
         used = taken(self, tokens, whole)
-        found.extend([] if used is None else [used.found.shape[1]])
+        found.extend([] if used is None else [used.sorted_tokens.shape[1]])
         return used
 
     monkeypatch.setattr(Table, "in_use", noted)

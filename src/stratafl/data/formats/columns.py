@@ -113,7 +113,7 @@ def numbers_or_texts(cells: Sequence[str]) -> Column:
 def located(names: Sequence[str], root: Path) -> list[Path]:
     """Image files that a table names, in its folder or below; anything elsewhere is refused.
 
-    A table may come from anybody, so it must not choose what is read on this machine.
+    A table may come from a stranger, so it must not choose which files are read on this machine.
     """
     below: dict[str, list[Path]] = {}
     places, inside = [], os.path.join(os.path.abspath(root), "")

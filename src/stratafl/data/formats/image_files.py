@@ -27,7 +27,7 @@ _SHEET_SIDE, _SHEET_BYTES = 32, 12  # pixels of an image in a sheet; bytes for e
 
 
 class ImageHeader(NamedTuple):
-    """What is known of an image before it is decoded; `bits` is per channel."""
+    """The header of an image, read before it is decoded; `bits` is per channel."""
 
     mode: str
     bits: int

@@ -106,10 +106,10 @@ class Partition(ABC):
 
 
 def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class, drawn so that no two clients share a sample."""
+    """For each client its number of samples of each class, drawn so that no two clients share a sample."""
     drawn: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(classes, counts, strict=True):
-        # no client gets what is left after the last piece
+        # the rest after the last piece goes to no client
         for pieces, piece in zip(drawn, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
             pieces.append(piece)
     return [np.sort(np.concatenate(pieces)) for pieces in drawn]

@@ -135,7 +135,7 @@ def _first_accepted(
 
 
 def _draw_overlapping(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class out of all of them; none twice for one client."""
+    """For each client its number of samples of each class, drawn from all of them; none twice for one client."""
     drawn = (
         [rng.choice(each, n, replace=False) for each, n in zip(classes, per_class, strict=True)]
         for per_class in counts.T

@@ -170,7 +170,7 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
     for name in expected - {"kind"}:
         if not _CHECKS[name](header[name]):
             raise _not_a_message(f"its {name} is {shown(header[name])}")
-    values = {name: _READ.get(name, _same)(header[name]) for name in names}
+    values = {name: _READ[name](header[name]) if name in _READ else header[name] for name in names}
     if message_type in (DownloadMessage, Commit):
         _check_sizes(values["pieces"], len(body), most)
     elif body and message_type is not UploadMessage:
@@ -229,10 +229,6 @@ def _not_a_message(why: str) -> WireError:
 
 
 # What each field of a header may be
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_whole(value: Any, least: int = 0) -> bool:
