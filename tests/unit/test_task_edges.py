@@ -389,6 +389,7 @@ def test_a_masked_download_needs_the_clients_own_row():
         sim.run(Matrix())
 
 
+@pytest.mark.budget(1, "the first use of a model")
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, engine):
     """Three samples at a time of clients of all sizes: the same numbers as all at once."""
