@@ -112,8 +112,10 @@ def tune(
     return start_tuning(options, algorithms, plan, seeds, jobs)
 
 
-@app.command(epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]")
-def advise(
+@app.command(
+    "advise", epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]"
+)
+def advise_(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
     rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you plan.")] = None,
@@ -134,8 +136,8 @@ def advise(
     return give_advice(config, typed, out, budget, caution, trust)
 
 
-@app.command(epilog="Example: [bold]strata resume runs/first[/]")
-def resume(
+@app.command("resume", epilog="Example: [bold]strata resume runs/first[/]")
+def resume_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
     jobs: Jobs = None,
     trust: Trust = False,
@@ -185,8 +187,10 @@ def reproduce(
     return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
-@app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
-def check(
+@app.command(
+    "check", epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]"
+)
+def check_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
     settings: Annotated[list[str] | None, option("--set -s OPTION=VALUE", "An option of the method.")] = None,
     quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,

@@ -36,8 +36,8 @@ def host(
     return host_federation(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
 
 
-@deployment.command(epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
-def join(
+@deployment.command("join", epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
+def join_(
     invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="The file that the host gave you.")],
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],

@@ -6,10 +6,10 @@
 docs/decisions/058-exactly-once.md draws the protocol and says what a kill at each place leads to.
 """
 
-from stratafl.execute.exchange.audit import Mark, verify
+from stratafl.execute.exchange.audit import LogMark, verify
 from stratafl.execute.exchange.server_exchange import Answer, ServerComputation, ServerExchange, open_server
 from stratafl.execute.exchange.site_exchange import SiteComputation, SiteExchange
 from stratafl.execute.exchange.site_store import SiteStore, open_site, read_site, site_folder, state_form
 
-__all__ = ["Answer", "Mark", "ServerComputation", "ServerExchange", "SiteComputation", "SiteExchange", "SiteStore"]
+__all__ = ["Answer", "LogMark", "ServerComputation", "ServerExchange", "SiteComputation", "SiteExchange", "SiteStore"]
 __all__ += ["open_server", "open_site", "read_site", "site_folder", "state_form", "verify"]

@@ -1,7 +1,7 @@
 """The audit log: who sent what when, in lines of JSON that only grow.
 
 Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
-noticed. What a chain cannot notice is the loss of its end: a `Mark`, which the server saves with its state, says how
+noticed. What a chain cannot notice is the loss of its end: a `LogMark`, which the server saves with its state, says how
 many lines there must be at least, and the digest of the last of them. Digests are no signatures: a person who can
 write the log, the state and all copies can forge another history.
 """
@@ -30,7 +30,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Mark:
+class LogMark:
     """The number of lines, and the digest of the last one."""
 
     lines: int = 0
@@ -41,17 +41,17 @@ class Mark:
 class Verified:
     """What a log came to: its mark, where its last whole line ends, and how many bytes of a torn line follow."""
 
-    mark: Mark
+    mark: LogMark
     size: int
     torn: int
 
 
-def verify(path: Path, saved: Mark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
+def verify(path: Path, saved: LogMark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
     """Check every line of a log, which must hold at least the lines up to a known mark; `look` is shown each.
 
     The last line may be torn by a crash, unless it is before the mark; anything else that is wrong raises.
     """
-    saved, mark, size = saved or Mark(), Mark(), 0
+    saved, mark, size = saved or LogMark(), LogMark(), 0
     with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
         file_size = os.fstat(file.fileno()).st_size
         for text in _texts(path, file):
@@ -60,7 +60,7 @@ def verify(path: Path, saved: Mark | None = None, look: Callable[[Line], None] =
                 break
             if line is None or (line.get("line"), line.get("before")) != (mark.lines + 1, mark.digest):
                 raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not continue the lines before it")
-            mark, size = Mark(mark.lines + 1, line["digest"]), size + len(text)
+            mark, size = LogMark(mark.lines + 1, line["digest"]), size + len(text)
             if mark.lines == saved.lines and mark.digest != saved.digest:
                 raise DamagedError(f"'{path}' was changed: line {mark.lines} differs from the server's saved state")
             look(line)
@@ -99,12 +99,12 @@ class AuditLog:
     def __init__(
         self,
         path: Path,
-        saved: Mark,
+        saved: LogMark,
         look: Callable[[Line], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.path, self._now = path, now
-        self.mark, self._size = Mark(), 0
+        self.mark, self._size = LogMark(), 0
         if not os.path.lexists(path):
             if saved.lines:
                 raise DamagedError(
@@ -131,7 +131,7 @@ class AuditLog:
                 f"a line of '{self.path}' would have {len(data):,} bytes, and {MAX_LINE_BYTES:,} are allowed"
             )
         self._write(data)
-        self.mark, self._size = Mark(self.mark.lines + 1, digest), self._size + len(data)
+        self.mark, self._size = LogMark(self.mark.lines + 1, digest), self._size + len(data)
 
     def _write(self, data: bytes) -> None:
         """Write after the last whole line, over whatever an earlier failure left there."""

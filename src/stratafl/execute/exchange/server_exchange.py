@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from stratafl.core.state import State
 from stratafl.errors import DamagedError, RecordError, RunError, WireError, shown, unknown
-from stratafl.execute.exchange.audit import AuditLog, Line, Mark
+from stratafl.execute.exchange.audit import AuditLog, Line, LogMark
 from stratafl.execute.exchange.blocks import pack_download
 from stratafl.execute.exchange.protocol import (
     MAX_MESSAGE_BYTES,
@@ -27,7 +27,7 @@ from stratafl.execute.exchange.protocol import (
     encode_message,
     upload_digest,
 )
-from stratafl.execute.exchange.server_store import AUDIT, STATE, Saved, ServerStore
+from stratafl.execute.exchange.server_store import AUDIT, STATE, SavedServer, ServerStore
 from stratafl.execute.exchange.site_store import state_form
 from stratafl.files import private_folder
 
@@ -85,14 +85,14 @@ def open_server(
         start = work.start()
         store = ServerStore(folder, federation, state_form(start))
         saved, history = store.load(), _History(federation)
-        log = AuditLog(folder / AUDIT, Mark() if saved is None else saved.mark, history.look, now)
+        log = AuditLog(folder / AUDIT, LogMark() if saved is None else saved.mark, history.look, now)
         if saved is None and history.begun:
             raise DamagedError(
                 f"'{folder / STATE}' is missing, and {AUDIT} shows that the federation has begun: restore it"
             )
         log.append("opened", federation=federation, **_standing(saved))
         if saved is None:
-            saved = Saved(0, start, {}, log.mark)
+            saved = SavedServer(0, start, {}, log.mark)
             store.save(saved)
         yield ServerExchange(federation, names, work, store, log, saved, history, most)
 
@@ -119,7 +119,7 @@ class _History:
             self.begun, self.attempt = True, max(self.attempt, attempt)
 
 
-def _standing(saved: Saved | None) -> dict[str, Any]:
+def _standing(saved: SavedServer | None) -> dict[str, Any]:
     return {"round": 0, "absorbed": {}} if saved is None else {"round": saved.round, "absorbed": dict(saved.absorbed)}
 
 
@@ -137,7 +137,7 @@ class ServerExchange:
         work: ServerComputation,
         store: ServerStore,
         log: AuditLog,
-        saved: Saved,
+        saved: SavedServer,
         history: _History,
         most: int,
     ) -> None:
@@ -212,7 +212,7 @@ class ServerExchange:
         reasons = {site: shown(reason, MAX_REFUSAL_LETTERS) for site, reason in left_out.items()}
         # Before the state, so that its mark covers the line; a crash in between shows as a round that is opened again.
         self._log.append("absorb", round=self.round, absorbed=digests, left_out=reasons)
-        self._save(Saved(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark))
+        self._save(SavedServer(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark))
         self._arrived.clear()
         self._asked.clear()
         return left_out
@@ -235,7 +235,7 @@ class ServerExchange:
         for by_site in (self._asked, self._arrived, self._have):
             by_site.pop(site, None)
 
-    def _save(self, saved: Saved) -> None:
+    def _save(self, saved: SavedServer) -> None:
         """On disk first: if that fails, this server is where it was."""
         self._store.save(saved)
         self._saved = saved
