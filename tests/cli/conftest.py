@@ -65,7 +65,7 @@ SHARED_SECONDS = {"originals": 1.2, "compared": 1.2, "whole": 0.6}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+    for item in (item for item in items if item.path.is_relative_to(HERE)):
         shared = sum(SHARED_SECONDS.get(name, 0.0) for name in getattr(item, "fixturenames", ()))
         if shared:
             own = item.get_closest_marker("budget")
