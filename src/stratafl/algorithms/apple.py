@@ -97,7 +97,7 @@ class AtMixture:
         p, p_0, pull, place, pace = (tensor_of(client, name) for name in self.reads[:5])
         cores = common(rows_of(client, "cores"))
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
-        others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
+        others = layout.cross(out.rows, cores, row_by_row=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
         own_slope = layout.dot(out.rows, row).sum(1, keepdim=True)
         moved = {n: g * per_row(pace * (p * place).sum(1), g) for n, g in out.rows.items()}
         return replace(out, rows=moved), {"slope": torch.where(place > 0, own_slope, others) + pull * (p - p_0)}
@@ -120,5 +120,5 @@ class Personalise(Train):
 
 def mixture(p: Tensor, place: Tensor, cores: Rows, core: Rows, layout: Layout) -> Rows:
     """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
-    own_weight, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, each=True)
+    own_weight, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, row_by_row=True)
     return {n: x.addcmul_(core[n], per_row(own_weight, x)) for n, x in others.items()}

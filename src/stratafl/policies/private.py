@@ -68,15 +68,15 @@ class PrivateMean(Mean):
         return Footprint(usual.client, sums=usual.sums, merge=usual.merge + 6 * setup.block_bytes(torch.float64))
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        held = rows_of(server, self.field)
+        old = rows_of(server, self.field)
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
-        size, new = rnd.setup.cohort, dict[str, torch.Tensor](held)
-        for name in held:
+        size, new = rnd.setup.cohort, dict[str, torch.Tensor](old)
+        for name in old:
             if name not in top and name not in rnd.layout.trainable(self.layers):
                 continue
             absent = size - bottom[name] if name in bottom else size  # who sent nothing has an update of 0
-            total = top[name] if name in top else torch.zeros_like(held[name], dtype=torch.float64)
-            new[name] = self._noised(rnd, name, (total + absent * held[name].double()) / size).to(held[name].dtype)
+            total = top[name] if name in top else torch.zeros_like(old[name], dtype=torch.float64)
+            new[name] = self._noised(rnd, name, (total + absent * old[name].double()) / size).to(old[name].dtype)
         return {self.field: new}
 
     def _noised(self, rnd: Round, name: str, mean: torch.Tensor) -> torch.Tensor:
