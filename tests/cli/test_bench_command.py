@@ -4,8 +4,8 @@ import json
 
 import pytest
 from cli_helpers import checked_line
-
 from stratafl.bench.__main__ import main as bench
+
 from stratafl.bench.options import command_line
 
 QUICK = ("bench", "--models", "mlp", "--clients", 2, "--steps", 8, "--repeats", 1, "--device", "cpu")
@@ -41,7 +41,7 @@ def test_without_baselines_bars_are_times(strata, monkeypatch):
 
 
 def test_a_size_that_does_not_fit_has_no_figures(strata, monkeypatch):
-    monkeypatch.setattr("stratafl.bench.engine.device_memory", lambda device: 2)
+    monkeypatch.setattr("stratafl.bench.engine_run.device_memory", lambda device: 2)
     result = strata(*QUICK, "--methods", "fedavg")
     assert result.code == 0
     assert "–" in result.out

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stratafl.bench import engine as engine_file
-from stratafl.bench.__main__ import main
+from stratafl.bench import engine_run as engine_file
 from stratafl.bench.baselines import BASELINES
-from stratafl.bench.busy import busy
-from stratafl.bench.engine import EngineRun
-from stratafl.bench.measurement import MOST, ResultFile, describe_row, rows
+from stratafl.bench.engine_run import EngineRun
+from stratafl.bench.measurement import MAX_BASELINE_CLIENTS, ResultFile, bench_rows, describe_row
 from stratafl.bench.options import BenchOptions, command_line
 from stratafl.bench.request import SWEEPS, request_of
-from stratafl.bench.timing import Seconds, best, median, peak, reset_peak
+from stratafl.bench.timing import Seconds, busy, fastest, median, peak, reset_peak
 from stratafl.bench.workload import BENCH_MODELS, BenchModel, Workload, bench_model
 from stratafl.errors import StrataError
 from stratafl.runtime.speed import USUAL
@@ -115,10 +113,10 @@ def test_warming_up_ends_when_steps_are_traced(monkeypatch):
 
 def test_best_and_median_of_rounds():
     rounds = [Seconds(3, 1, 5), Seconds(1, 2, 9), Seconds(2, 9, 7)]
-    assert best(rounds) == Seconds(1, 2, 5)
+    assert fastest(rounds) == Seconds(1, 2, 5)
     assert median(rounds) == Seconds(2, 2, 7)
-    assert best(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "cpu": 0, "round": 3}
-    assert best([Seconds(1, cpu=3), Seconds(2, cpu=2)]).cpu == 2
+    assert fastest(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "cpu": 0, "round": 3}
+    assert fastest([Seconds(1, cpu=3), Seconds(2, cpu=2)]).cpu == 2
 
 
 def test_the_peak_is_of_what_came_since():
@@ -135,8 +133,8 @@ def request(**options):
 
 @pytest.mark.budget(1, "two rows with their baselines")
 def test_a_row_says_everything(monkeypatch):
-    monkeypatch.setattr("stratafl.bench.measurement.MOST", 2)
-    first, second = rows(request(methods="fedavg,fedper", clients=3))
+    monkeypatch.setattr("stratafl.bench.measurement.MAX_BASELINE_CLIENTS", 2)
+    first, second = bench_rows(request(methods="fedavg,fedper", clients=3))
     for row in (first, second):
         assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "cpu", "round"}
         assert row["engine"]["first_round"] > 0
@@ -151,12 +149,12 @@ def test_a_row_says_everything(monkeypatch):
     )
     json.dumps([first, second])
     loop = first["baselines"]["loop"]
-    assert loop["clients_timed"] == 2 < MOST
+    assert loop["clients_timed"] == 2 < MAX_BASELINE_CLIENTS
     assert loop["ms_per_client_step"] == pytest.approx(1e3 * loop["best"]["round"] / 3)
 
 
 def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_be_asked_for():
-    (row,) = rows(request(clients=2, baselines=False, engine="loop"))
+    (row,) = bench_rows(request(clients=2, baselines=False, engine="loop"))
     assert row["ratios"] == row["baselines"] == {}
     assert row["engine"]["engine"] == "LoopEngine"
 
@@ -164,7 +162,7 @@ def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_b
 @pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch):
     monkeypatch.setattr(engine_file, "device_memory", lambda device: 2)
-    (row,) = rows(request(clients=2))
+    (row,) = bench_rows(request(clients=2))
     assert row["refused"]
     assert row["refused"] in describe_row(row)
 
@@ -234,20 +232,3 @@ def test_the_file_is_complete_after_every_row(tmp_path):
     file.add({"model": "mlp"})
     assert json.loads((tmp_path / "speed.json").read_text()) == {"machine": {"torch": "2"}, "rows": [{"model": "mlp"}]}
     assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]
-
-
-def test_the_plain_command(tmp_path, capsys):
-    path = tmp_path / "speed.json"
-    words = ["--models", "mlp", "--methods", "local", "--clients", "2", "--steps", "1", "--repeats", "1"]
-    assert main([*words, "--device", "cpu", "--json", str(path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    found = json.loads(path.read_text())
-    assert found["machine"]["torch"] == torch.__version__
-    assert "command" in found["machine"]
-    assert main([*words, "--json", str(path)]) == 2
-    assert "exists" in capsys.readouterr().err
-    assert main([*words, "--json", str(tmp_path / "nosuch" / "x.json")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["--nosuch"])
-    assert capsys.readouterr().err == "strata bench: unrecognized arguments: --nosuch\n"

@@ -20,7 +20,7 @@ from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.policies import LocalTraining
-from stratafl.runs.guard import run_to_end, train_alone
+from stratafl.runs.guard_files import run_to_end, train_alone
 
 SEEDS = (10, 11, 12)  # the rule was designed with others
 TRAIN, EVERY = LocalTraining(lr=LR), EvaluateTable(every=5)

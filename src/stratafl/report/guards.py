@@ -8,7 +8,7 @@ from stratafl.evaluation.guard import SAFE, Choice, Gain
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.runs.directory import CHOICES
-from stratafl.runs.guard import GuardRecord, read_choices
+from stratafl.runs.guard_files import GuardRecord, read_choices
 
 NAMED = 8  # clients in a sentence
 ENOUGH = 0.2  # of the samples for validation: what is advised where less was too little

@@ -206,7 +206,7 @@ def comparisons(folders: Iterable[Path]) -> dict[Path, Compared]:
         with suppress(StrataError):  # `strata resume` says what is wrong; the runs can be reported all the same
             one = Comparison.read(folder)
             runs = [member.folder for member in one.members()]  # or settings that no run can have
-            found[folder] = Compared(runs, all("train.lr" in one.own[method] for method in one.methods))
+            found[folder] = Compared(runs, all("train.lr" in one.per_method[method] for method in one.methods))
     return found
 
 
