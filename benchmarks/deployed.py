@@ -22,11 +22,11 @@ import numpy as np
 
 import recording
 from recording import Result, Table, bar, row, where_of
-from stratafl.cli.host_command import CLIENT_APP, SERVER_APP
+from stratafl.cli.host_command import SERVER_APP
 from stratafl.config.deployment import FederationFile, federation_from
 from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site_processes import SiteProcesses
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 

@@ -9,6 +9,7 @@ comparison prints and what its report says, times removed. They may differ in wo
 """
 
 import contextlib
+import csv
 import hashlib
 import html
 import io
@@ -22,7 +23,6 @@ from pathlib import Path
 import torch
 
 SMALL = ["--rounds", "3", "--seed", "3", "--set", "data.clients=8", "--set", "run.device=cpu", "--set", "train.lr=0.1"]
-LIBRARY_BYTES = 300_000  # a script of more is a library, not data
 HALF = ["--set", "run.participation=0.5"]
 METHODS = """
     apple ditto fedala fedalp fedamp fedas fedavg fedavg30local fedavgft fedavglpft fedbabu fedbias fedbn fedcac fedcp
@@ -109,6 +109,7 @@ def hash_of_executor(name: str) -> dict[str, str]:
 
     x, y = digits_arrays()
     federation = from_clients([(x[start::6][:60], y[start::6][:60]) for start in range(6)], seed=5)
+    torch.manual_seed(5)
     model = MLP(shape=(1, 8, 8), classes=10, hidden=(16,))
     progress = execute.simulation(fedper(), federation, model, rounds=2, seed=5).run(getattr(execute, name)())
     digest = hashlib.sha256()
@@ -126,18 +127,31 @@ def hash_state(state: object, digest: "hashlib._Hash") -> None:
 
 
 def plain_text(page: str) -> str:
-    """The text of an HTML page, one line per element, and the data of its charts."""
-    page = re.sub(r"(?s)<(style)\b.*?</\1>", "", page)
-    page = re.sub(
-        r"(?s)<script\b.*?</script>", lambda script: "" if len(script[0]) > LIBRARY_BYTES else script[0], page
-    )
-    return html.unescape("\n".join(re.sub(r"\s*<[^>]+>\s*", "\n", page).split("\n")))
+    """The text of an HTML page, one line per element, and the data of its charts and tables."""
+    data = [script for script in re.findall(r"(?s)<script\b[^>]*>(.*?)</script>", page) if script.startswith("{")]
+    page = re.sub(r"(?s)<(style|script)\b.*?</\1>", "", page)
+    lines = [json.dumps(untimed(json.loads(script)), indent=1) for script in data]
+    return "\n".join([html.unescape(re.sub(r"\s*<[^>]+>\s*", "\n", page)), *lines])
+
+
+def untimed(tree: object) -> object:
+    """The data of a page without what is measured in seconds, and without columns that name a time or a commit."""
+    if isinstance(tree, dict):
+        return {key: untimed(part) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return [untimed(part) for part in tree if not (isinstance(part, list) and part and part[0] == "seconds")]
+    if isinstance(tree, str) and tree.count("\n") > 1:  # a table as CSV
+        rows = list(csv.reader(io.StringIO(tree)))
+        columns = [number for number, name in enumerate(rows[0]) if not re.search("seconds|started|commit", name)]
+        return [[row[number] for number in columns if number < len(row)] for row in rows]
+    return tree
 
 
 def without_times(text: str, folder: Path) -> str:
     text = text.replace(str(folder), "FOLDER")
     text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\+\d\d:\d\d)?( UTC)?", "TIME", text)
     text = re.sub(r"\b\d+(\.\d+)? ?(s|ms|min)\b", "SECONDS", text)
+    text = re.sub(r"\b[0-9a-f]{10}\b", "COMMIT", text)
     return "\n".join(line for line in text.splitlines() if line.strip())
 
 

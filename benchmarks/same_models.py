@@ -30,9 +30,9 @@ from stratafl.data import Federation
 from stratafl.execute import Matrix, Simulation
 from stratafl.execute.simulation import Progress
 from stratafl.runtime.batches import BatchPlan
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.scan import Scan
 from stratafl.runtime.speed import Speed
-from stratafl.runtime.task import CohortTask
 
 # As a share of what training changed. Measured on ARM: a round in float64 1e-13 (CNN) and 3e-12 (ResNet-18; 7e-10 with
 # some 40 steps of a client), a step in float32 0 and 8e-4 beyond what storing costs.

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.replies import exchange, failed_sites, wait_for_sites
+from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites
 
 server, client = ServerApp(), ClientApp()
 
@@ -24,7 +24,10 @@ def main(grid: Grid, context: Context) -> None:
     tell(given["log"], event="start", pid=os.getpid())
     values = np.arange(int(given["size"]), dtype=np.float32)  # no two pieces are equal: Flower sends such once
     for number in range(int(given["rounds"])):
-        sites = wait_for_sites(grid, lambda found: len(found) >= given["sites"], float(given["deadline"]))
+        latest = time.monotonic() + float(given["deadline"])
+        while len(sites := nodes_of_sites(grid)) < given["sites"]:
+            assert time.monotonic() < latest, f"only {sorted(sites)} are connected"
+            time.sleep(0.5)
         messages = [Message(content(values, number), node, "train") for node in sites.values()]
         tell(given["log"], event="round", number=number, sites=sorted(sites))
         done = exchange(grid, messages, float(given["deadline"]), int(given["enough"]))

@@ -1,5 +1,6 @@
 """A federation of files for tests: each site has its own table, and a simulation reads all of them together."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import Serving
 from stratafl.deploy.site_model import final_model
 from stratafl.errors import StrataError
-from stratafl.execute import Matrix, Simulation
+from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.exchange import read_site, state_form
 from stratafl.execute.exchange.server_store import ServerStore
 from stratafl.execute.server import Server
@@ -92,9 +93,21 @@ def simulation(folder: Path, file: FederationFile) -> Simulation:
     return sim
 
 
+_RUNS: dict[str, tuple[Simulation, Progress]] = {}
+
+
+def _ran(folder: Path, file: FederationFile) -> tuple[Simulation, Progress]:
+    """The simulation at its end, which is run once for its states and its models."""
+    key = json.dumps([str(folder), file.tables()])
+    if key not in _RUNS:
+        sim = simulation(folder, file)
+        _RUNS[key] = sim, sim.run(Matrix())
+    return _RUNS[key]
+
+
 def simulated(folder: Path, file: FederationFile) -> dict[str, Tensor]:
     """The states of server and clients after the simulation of all sites' samples."""
-    progress = simulation(folder, file).run(Matrix())
+    _, progress = _ran(folder, file)
     found = flatten({"server": flatten(progress.server)})
     for client, state in progress.clients.items():
         found |= flatten({file.deploy.sites[client]: flatten(state)})
@@ -124,8 +137,7 @@ def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dic
 
 def simulated_models(folder: Path, file: FederationFile) -> dict[str, Tensor]:
     """The models that clients of the simulation end with, tuned where the method tunes them."""
-    sim = simulation(folder, file)
-    fitted = Fitted(sim, sim.run(Matrix()), [])
+    fitted = Fitted(*_ran(folder, file), [])
     return flatten({site: fitted.model(client).state_dict() for client, site in enumerate(file.deploy.sites)})
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.setting_tables import EvaluateTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
@@ -37,7 +37,7 @@ from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model
@@ -65,7 +65,7 @@ class Fitted:
     folder: Path | None = None  # the run directory that it was loaded from
     evaluate: EvaluateTable = DEFAULTS  # what rounds were selected by, and the stage of the models that count
     selected_by: Metric | None = None  # that metric; None: as `evaluate` names it
-    trust: Trust | bool = NOTHING
+    trust: Trust | bool = NO_TRUST
 
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
@@ -243,7 +243,7 @@ class Guarded:
     @property
     def accuracy(self) -> float:
         """Test accuracy of the chosen models over all samples."""
-        if "test" not in self.models.found or not self.models.predictions("test").labelled:
+        if "test" not in self.models.all_predictions or not self.models.predictions("test").labelled:
             raise DataError("there is no test accuracy: the federation has no labelled test samples")
         return float(self.models.predictions("test").hits().double().mean())
 

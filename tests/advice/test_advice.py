@@ -14,7 +14,6 @@ from stratafl.advice import Advice, advise, words
 from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.files import plain, write_advice
-from stratafl.advice.jackknife import Difference
 from stratafl.advice.look import LayerConflict
 from stratafl.advice.results import Result
 from stratafl.config.experiment import Experiment, load_experiment, with_values
@@ -23,6 +22,7 @@ from stratafl.errors import DataError, RecordError
 from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import METRICS
 from stratafl.models import MLP
+from stratafl.report.jackknife import Difference
 
 EXPERIMENT = with_values(Experiment(), {"train.lr": 0.3, "train.batch": 20, "run.rounds": 12})
 

@@ -11,7 +11,6 @@ from stratafl.advice.advice import simplest
 from stratafl.advice.candidates import Candidate, comparable, short_list
 from stratafl.advice.chance import above_chance
 from stratafl.advice.curves import expected
-from stratafl.advice.jackknife import jackknife_error, parts, sample_values, with_error
 from stratafl.advice.look import Effect, Facts
 from stratafl.advice.problem import Problem, held_out
 from stratafl.advice.results import Result
@@ -22,6 +21,7 @@ from stratafl.data import Federation, from_clients
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.models import MLP
+from stratafl.report.jackknife import jackknife_error, jackknife_parts, sample_values, with_error
 
 
 def small(sizes: tuple[int, ...] = (30, 40, 50, 60), validation: float = 0.2) -> Federation:
@@ -122,7 +122,7 @@ def test_the_jackknife_gives_the_standard_error_of_a_mean() -> None:
 
 def test_every_part_has_its_share_of_each_client() -> None:
     client = torch.tensor([0] * 6 + [1] * 9)
-    part = parts(client, 3)
+    part = jackknife_parts(client, 3)
     assert [int(((part == g) & (client == k)).sum()) for k in (0, 1) for g in range(3)] == [2, 2, 2, 3, 3, 3]
 
 
@@ -144,7 +144,7 @@ def test_values_of_samples_have_the_mean_and_the_variance_of_auroc(monkeypatch: 
     metric, n = METRICS["auroc"], 100
     drawn = np.var([probabilities((n,), seed).value(metric) for seed in range(1, 400)])
     for at_once in (1 << 22, 1):
-        monkeypatch.setattr("stratafl.advice.jackknife.AT_ONCE", at_once)
+        monkeypatch.setattr("stratafl.report.jackknife.MAX_SCORES", at_once)
         variances = []
         for seed in range(30):
             given = probabilities((n,), seed)

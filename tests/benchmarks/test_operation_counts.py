@@ -20,7 +20,7 @@ from stratafl.bench.engine_run import EngineRun
 from stratafl.bench.workload import Workload, bench_model
 from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun
-from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.speed import DEFAULT_SPEED, Speed
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def calls(work: Callable[[], object]) -> int:
     return found[0]
 
 
-def engine_and_loop(speed: Speed = USUAL) -> tuple[EngineRun, Loop]:
+def engine_and_loop(speed: Speed = DEFAULT_SPEED) -> tuple[EngineRun, Loop]:
     model, load = bench_model("mlp"), Workload(clients=20, cohort=20, batch=10, samples=200)
     federation = load.federation(model)
     run = EngineRun("fedavg", model, load, federation, "cpu", speed)

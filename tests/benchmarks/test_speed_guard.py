@@ -24,7 +24,7 @@ from stratafl.execute import Simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.runs import Member, Run
-from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.speed import DEFAULT_SPEED, Speed
 
 # Measured: 7.5 times the loop on 2 quiet ARM cores, 6.1 on 2 Xeon cores and 5.1 there beside another process. Client by
 # client (`engine="loop"`) it is 0.7, without traces 3.3.
@@ -38,7 +38,7 @@ DIGITS = ["data.name=digits", "data.clients=6", "run.rounds=2", "run.device=cpu"
 def test_stacked_clients_are_faster_than_a_plain_loop():
     model, load = bench_model("mlp"), Workload(clients=20, cohort=20, batch=10, samples=200)
     federation = load.federation(model)
-    run = EngineRun("fedavg", model, load, federation, "cpu", USUAL)
+    run = EngineRun("fedavg", model, load, federation, "cpu", DEFAULT_SPEED)
     loop = Loop(run.sim.template, federation, range(20), 10, run.sim.runtime.smallest_batch, "cpu")
     run.warm_up()
     ours, theirs, begin = [], [], time.perf_counter()

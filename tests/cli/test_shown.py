@@ -150,12 +150,13 @@ def test_warnings_wait_until_no_error_can_follow():
     assert console.file.getvalue() == "note: this waits\nnote: this does not\n"
 
 
-@pytest.mark.parametrize(("every", "lines"), [(0.0, ["1 of 40 rounds", "2 of 40 rounds; fedavg 50.0%"]), (3600.0, [])])
+@pytest.mark.parametrize(("every", "lines"), [(0.0, ["1 of 40 rounds", "3 of 40 rounds; fedavg 50.0%"]), (3600.0, [])])
 def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch, every, lines):
     monkeypatch.setattr(display, "EVERY", every)
     console, runs = Console(file=io.StringIO(), width=80), [DisplayedRun(name, 20, 0) for name in ("fedavg", "local")]
     with Display(console, runs) as shown:
         watch = shown.watch(runs[0])
         watch(1, [{"round": 1}])
-        watch(2, [{"round": 1}, {"round": 2, "test.deployed.accuracy": 0.5, "test.deployed.loss": 1.0}])
+        scored = [{"test.deployed.accuracy": accuracy, "test.deployed.loss": 1.0} for accuracy in (0.25, 0.5)]
+        watch(3, [{"round": 1}, {"round": 2, **scored[0]}, {"round": 3, **scored[1]}])
     assert console.file.getvalue().splitlines() == lines

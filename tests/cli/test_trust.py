@@ -120,6 +120,7 @@ def test_a_run_imports_nothing_when_it_is_resumed_or_loaded(strata, place, canar
     assert strata("report", "mine").code == 0
 
 
+@pytest.mark.budget(0.7, "a run, and two resumptions")
 def test_a_folder_that_a_run_names_is_not_searched(strata, place, monkeypatch):
     """Neither a module of a catalogue's method, nor one that shadows another, comes from there."""
     assert strata("run", *SMALL, "--rounds", 1, "--out", "mine").code == 0
@@ -132,7 +133,7 @@ def test_a_folder_that_a_run_names_is_not_searched(strata, place, monkeypatch):
     assert stratafl.load("mine").clients == 4
 
 
-@pytest.mark.budget(1.3, "a comparison, and its resumption")
+@pytest.mark.slow
 def test_a_comparison_imports_what_was_typed_and_resumes_with_trust(strata, place, canary, forget):
     given = ("compare", *TINY, "--rounds", 1, "--seeds", 1, "--algorithms", "canary:method")
     assert strata(*given, "--model", "canary:Net", "--out", "two").code == 0

@@ -383,3 +383,32 @@ class TouchesOutsiders(Delegate):
         for name in self.inner.client["theta"].names(rnd.layout, "client"):
             rows[name].add_(1.0)
         return rows
+
+
+class CountsWhomItServed(Delegate):
+    """Moves the server by how many clients it served, instead of by how many uploads it has."""
+
+    served = 0
+
+    def download(self, rnd, server, ids, new=False):
+        self.served = len(ids) if len(ids) > 1 else self.served  # one is that of a rehearsal
+        return self.inner.download(rnd, server, ids, new)
+
+    def absorb(self, rnd, server, total):
+        state = self.inner.absorb(rnd, server, total)
+        return {"theta": {n: x + 1e-3 * self.served for n, x in state["theta"].items()}}
+
+
+class MarksItsTensors(Delegate):
+    """Remembers in an attribute of a tensor what no file holds."""
+
+    def absorb(self, rnd, server, total):
+        state = self.inner.absorb(rnd, server, total)
+        rounds = getattr(server["theta"]["fc.bias"], "rounds", 0) + 1
+        moved = {n: x + 1e-3 * rounds for n, x in state["theta"].items()}
+        moved["fc.bias"].rounds = rounds
+        return {"theta": moved}
+
+
+def draws_nothing():
+    return replace(fedavg(), train=())

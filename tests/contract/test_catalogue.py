@@ -1,10 +1,13 @@
-"""Every algorithm of the catalogue keeps the contract, in every setting, and its own degenerate laws."""
+"""Every algorithm of the catalogue keeps the contract, and its own degenerate laws.
+
+One method of each kind is fast, every method once through every law is slow, and all settings are nightly.
+"""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from methods import MECHANISMS, PAPERS
+from methods import KINDS, NIGHTLY, SLOW
 from stratafl.algorithms import (
     ALGORITHMS,
     algorithm,
@@ -34,31 +37,32 @@ ACTING = {
     "pfedla": pfedla(hyper_lr=50.0, initial="uniform"),
     "simmix": simmix(),
 }
-
-
-# Two settings in which both values of both keys occur.
-QUICK = (("follow", 0.5), ("local", 1.0))
+EVERY = sorted({*ALGORITHMS, *ACTING})
+QUICK = (("follow", 0.5), ("local", 1.0))  # two settings in which both values of both keys occur
 
 
 def _settings():
-    """Of each method one of the two at once, in turn, and the other when slow; of papers and mechanisms all four."""
-    for place, name in enumerate(sorted(set(ALGORITHMS) - set(ACTING))):
-        for setting in SETTINGS if name in PAPERS | MECHANISMS else QUICK:
-            marks = () if setting == QUICK[place % 2] else pytest.mark.slow
+    """Each method in one of the two settings, in turn, and nightly in the three others."""
+    for place, name in enumerate(EVERY):
+        first = QUICK[0] if name in ACTING else QUICK[place % 2]
+        for setting in (first, *(each for each in SETTINGS if each != first)):
+            marks = NIGHTLY if setting != first else () if name in KINDS.values() else SLOW
             yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")
 
 
+@pytest.mark.budget(8, "sixteen laws")
 @pytest.mark.parametrize(("name", "setting"), list(_settings()))
 def test_contract(name, setting):
-    check_algorithm(algorithm(name), settings=[setting])
+    check_algorithm(ACTING[name] if name in ACTING else algorithm(name), rounds=2, settings=[setting])
 
 
-@pytest.mark.parametrize(("rounds", "setting"), [(5, QUICK[0]), pytest.param(3, QUICK[1], marks=pytest.mark.slow)])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ACTING)
-def test_contract_of_methods_that_need_time_to_act(name, rounds, setting):
-    check_algorithm(ACTING[name], rounds=rounds, settings=[setting])
+def test_contract_of_methods_that_need_time_to_act(name):
+    check_algorithm(ACTING[name], rounds=5, settings=QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTING)
 def test_in_the_contract_their_mechanism_acts(name):
     case = Case(ACTING[name], "follow", 0.5, rounds=5)
@@ -100,8 +104,11 @@ class Scaled(nn.Module):
         return self.scale * self.fc(x.flatten(1))
 
 
-@pytest.mark.parametrize("executor", [Matrix(), Messages()], ids=["matrix", "messages"])
-@pytest.mark.parametrize("name", ACTING)
+SCALARS = [("flayer", Messages()), ("pfedla", Matrix())]
+SCALARS += [pytest.param(name, Messages(), marks=SLOW) for name in ACTING if name != "flayer"]
+
+
+@pytest.mark.parametrize(("name", "executor"), SCALARS)
 def test_a_parameter_without_axes_is_a_column_like_any_other(name, executor):
     sim = simulation(ACTING[name], tiny_federation(), Scaled, rounds=3, dtype=torch.float64)
     scale = received_models(sim, sim.run(executor), torch.arange(6))["scale"]
@@ -120,6 +127,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_contract_of_fedper_variants(name):
     check_algorithm(VARIANTS[name], settings=[("follow", 0.5)])
@@ -130,18 +138,18 @@ def test_every_algorithm_has_a_degenerate_law():
     assert all(SPECIAL_CASES.values())
 
 
-def _in_order(law, number):
-    """The settings of a law, first the one that is seen at once; of the others, which are slow, one in turn."""
+def _in_order(place, law, number):
+    """A law's first setting, fast for the first law of each method; of the others, nightly, one in turn."""
     possible = [(p, b) for p in (0.5, 1.0) for b in ("follow", "local") if p == 1.0 or not law.full_participation_only]
     first, *rest = possible
-    return (first, ()), (rest[number % len(rest)], pytest.mark.slow)
+    return (first, () if place == 0 else SLOW), (rest[number % len(rest)], NIGHTLY)
 
 
-LAWS = [law for laws in SPECIAL_CASES.values() for law in laws]
+LAWS = [(place, law) for laws in SPECIAL_CASES.values() for place, law in enumerate(laws)]
 CASES = [
     pytest.param(law, *setting, id=f"{law.says} ({setting[0]}, {setting[1]})", marks=marks)
-    for number, law in enumerate(LAWS)
-    for setting, marks in _in_order(law, number)
+    for number, (place, law) in enumerate(LAWS)
+    for setting, marks in _in_order(place, law, number)
 ]
 
 

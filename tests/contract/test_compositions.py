@@ -25,20 +25,22 @@ def acting(name):
     return algorithm(name, **PARTS[parse_composition(name)[1]].soon)
 
 
-@pytest.mark.parametrize("name", SOME_SLOW)
-def test_contract(name):
-    setting = SETTINGS[0 if name in QUICK else COMPOSITIONS.index(name) % 2]
-    check_algorithm(acting(name), rounds=3 if name in LAG else 2, settings=[setting])
-
-
-@pytest.mark.parametrize("name", SOME_SLOW)
-def test_a_part_that_does_nothing_leaves_the_method_and_on_fedavg_it_is_that_of_its_paper(name):
-    for law in special_cases_of(name):
-        for participation, buffers in ((1.0, "follow"), (0.5, "local")):
-            check_special_case(law, rounds=3, participation=participation, buffers=buffers)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPOSITIONS)
+def test_contract(name):
+    check_algorithm(acting(name), rounds=2, settings=[SETTINGS[COMPOSITIONS.index(name) % 2]])
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in COMPOSITIONS if n != QUICK[0])]
+)
+def test_a_part_that_does_nothing_leaves_the_method_and_on_fedavg_it_is_that_of_its_paper(name):
+    for number, law in enumerate(special_cases_of(name)):
+        buffers, participation = SETTINGS[number % 2]
+        check_special_case(law, rounds=3, participation=participation, buffers=buffers)
+
+
+@pytest.mark.parametrize("name", SOME_SLOW)
 def test_a_part_changes_what_clients_use(name):
     case, ids = Case(acting(name), "follow", 1.0, rounds=3), torch.arange(6)
     progress = case.plain.run(Matrix())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from methods import MECHANISMS, PAPERS, SLOW
+from methods import KINDS, NIGHTLY, PAPERS, SLOW
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.algorithms.composition import PARTS
 from stratafl.algorithms.compress_on import compressed
@@ -12,33 +12,32 @@ from stratafl.policies.codecs import Quantise, TopK
 from stratafl.runtime import engine
 from stratafl.testing import check_algorithm, check_special_case
 
-REFUSED = {"local": "nothing is sent", "flayer": "sends single columns"}
+REFUSED = {"local": "local", "flayer": "column"}
 SPARSE = {
     **REFUSED,
-    "fedalp": "FormGroups compares whole updates",
-    "fedcac": "Customise compares whole updates",
-    "fedexp": "Extrapolate compares whole updates",
-    "fedlag": "PersonaliseConflicts compares whole updates",
-    "fedpac": "of what it gets the server sends only 'base'",
-    "ifca": "the server has no 'theta' of a client",
+    "fedalp": "FormGroups",
+    "fedcac": "Customise",
+    "fedexp": "Extrapolate",
+    "fedlag": "PersonaliseConflicts",
+    "fedpac": "'base'",
+    "ifca": "'theta'",
 }
 SHORT = {
     "fedalp": {"groups": 2, "warmup": 1},
     "fedavg30local": {"warmup": 2},
     "fedlag": {"k": 1, "xi": 0.0, "warmup": 1},
 }
-QUICK = {"q8": {"fedper"}, "topk": {"heurpfedla"}}  # each in a few seconds; the others are slow tests
 REASONS = {"q8": REFUSED, "q4": REFUSED, "topk": SPARSE}
 
 
 def cases(*parts):
-    """Every method with every part of the two, if it is of a paper or the first of its mechanism; else with one."""
+    """Refusals at once; of each kind of method one of the parts, in turn, slowly; every other pair nightly."""
     for place, name in enumerate(sorted(ALGORITHMS)):
         for part in parts:
-            if name in QUICK[part] | REASONS[part].keys():
-                yield name, part
-            elif name in PAPERS | MECHANISMS or part == parts[place % 2] or name in REASONS[parts[place % 2]]:
-                yield pytest.param(name, part, marks=SLOW)
+            refused, turn = name in REASONS[part], part == parts[place % 2] or name in REASONS[parts[place % 2]]
+            yield pytest.param(
+                name, part, marks=() if refused else SLOW if turn and name in KINDS.values() else NIGHTLY
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +65,7 @@ CODECS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("setting", [("local", 0.5), ("follow", 1.0)])
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("host", ["fedavg", "heurpfedla", "scaffold", "fedamp"])
@@ -76,9 +75,13 @@ def test_other_codecs_obey_it_too(host, codec, setting):
     check_algorithm(made, rounds=3, settings=[setting])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["q8", "q4", "topk"])
-@pytest.mark.parametrize("host", sorted({*PAPERS, "fedavg", "scaffold", "apple"} - SPARSE.keys()))
+def _hosts():
+    for number, host in enumerate(sorted({*PAPERS, "fedavg", "scaffold", "apple"} - SPARSE.keys())):
+        for place, part in enumerate(("q8", "q4", "topk")):
+            yield pytest.param(host, part, marks=SLOW if number % 3 == place else NIGHTLY)
+
+
+@pytest.mark.parametrize(("host", "part"), list(_hosts()))
 def test_a_compression_that_leaves_nothing_out_is_the_method(host, part):
     for law in special_cases_of(f"{host}+{part}"):
         check_special_case(law, rounds=3, participation=0.5)

@@ -17,7 +17,7 @@ from stratafl.core.records import record
 from stratafl.core.round import Plan
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, Mix, Send, Serve, Train
-from stratafl.errors import MemoryLimitError
+from stratafl.errors import MemoryLimitError, StrataError
 from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, Take, Upload
@@ -74,6 +74,7 @@ def feature_pull():
     )
 
 
+@pytest.mark.slow
 def test_objective_with_features_frozen_row_and_carry_keeps_the_contract():
     check_algorithm(feature_pull(), settings=ONE)
 
@@ -129,15 +130,21 @@ class AddShift:
         return WithBias(module, module.features(example).shape[1])
 
 
-def test_extended_model_keeps_its_names_and_the_contract():
-    algorithm = replace(fedper(personal="shift"), extension=AddShift())
-    sim, progress = run(algorithm)
+SHIFTED = replace(fedper(personal="shift"), extension=AddShift())
+
+
+def test_extended_model_keeps_its_names():
+    sim, progress = run(SHIFTED)
     assert sim.setup.layout.names == ("conv1", "bn1", "conv2", "bn2", "fc", "shift")
     assert [layer.name for layer in sim.setup.layout.layers if layer.head] == ["fc"]
     assert set(progress.clients[0]["theta"]) == {"shift.weight"}
     assert not any(name.startswith("shift") for name in progress.server["theta"])
     assert (progress.clients[0]["theta"]["shift.weight"] - torch.eye(4)).abs().max() > 1e-4
-    check_algorithm(algorithm, settings=ONE)
+
+
+@pytest.mark.slow
+def test_extended_model_keeps_the_contract():
+    check_algorithm(SHIFTED, settings=ONE)
 
 
 def test_extension_leaves_the_common_start_as_it_is():
@@ -180,6 +187,7 @@ def test_after_a_probe_of_everybody_every_client_has_the_global_head():
         assert torch.allclose(memory["theta"]["fc.weight"], progress.server["theta"]["fc.weight"], rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_phased_keeps_the_contract():
     check_algorithm(probed(), rounds=4, settings=ONE)
 
@@ -238,9 +246,10 @@ def row_keeper(serve, mix=Take()):
     )
 
 
+@pytest.mark.slow
 def test_server_that_keeps_a_row_per_client_keeps_the_contract():
     algorithm = replace(row_keeper(DeliverMix()), welcome=(MeanModel(),))
-    check_algorithm(algorithm, settings=[("follow", 0.5), ("local", 1.0)])
+    check_algorithm(algorithm, settings=ONE)
 
 
 def test_delivering_own_rows_is_local_training():
@@ -262,7 +271,7 @@ def test_stored_rows_belong_to_who_sent_them():
 def test_rows_are_refused_above_the_memory_limit():
     sim = simulation(row_keeper(DeliverMix()), tiny_federation(), tiny_model(), rounds=1, dtype=torch.float64)
     limited = replace(sim, round_limit=10_000)
-    with pytest.raises(MemoryLimitError, match=r"all 6 clients, which take 1\d(\.\d)?KB, and the limit is 10KB"):
+    with pytest.raises(MemoryLimitError, match=r"\b6 clients.*\b1\d(\.\d)?KB.*\b10KB"):
         limited.round(limited.start(), Matrix(chunk=2))
     progress, _ = replace(sim, round_limit=1_000_000).round(sim.start(), Matrix(chunk=2))
     assert progress.t == 1
@@ -302,6 +311,7 @@ def test_tuning_is_a_round_of_local_training():
     assert difference(deployed(sim, progress, ids), kept) < 1e-12
 
 
+@pytest.mark.slow
 def test_tuned_keeps_the_contract():
     check_algorithm(tuned(), settings=ONE)
 
@@ -329,6 +339,7 @@ class MetaStep(Train):
         return task.scan(step, {"theta": client["theta"]}, batch=10, draws=2)
 
 
+@pytest.mark.slow
 def test_independent_batches_keep_the_contract():
     check_algorithm(replace(fedavg(), train=(MetaStep(),)), settings=ONE)
 
@@ -375,6 +386,7 @@ def two_rows(pull):
     return replace(fedavg(), train=(TwoRows(pull),), client={**fedavg().client, "personal": Start()}, row="personal")
 
 
+@pytest.mark.slow
 def test_several_rows_on_one_batch_keep_the_contract():
     check_algorithm(two_rows(0.5), settings=ONE)
 
@@ -426,8 +438,9 @@ def masked():
     )
 
 
+@pytest.mark.slow
 def test_masks_per_client_and_column_keep_the_contract():
-    check_algorithm(masked(), settings=[("follow", 0.5), ("local", 1.0)])
+    check_algorithm(masked(), settings=ONE)
 
 
 def test_masks_per_client_are_counted():
@@ -442,5 +455,5 @@ def test_masks_per_client_are_counted():
 def test_broadcast_of_a_part_needs_the_rest_from_the_client():
     broken = replace(fedavg(), serve=(Broadcast(select("base")),))
     sim = simulation(broken, tiny_federation(), tiny_model(), rounds=1)
-    with pytest.raises(Exception, match="nobody has 'fc' of the model"):
+    with pytest.raises(StrataError, match="'fc'"):
         sim.round(sim.start(), Matrix())

@@ -47,6 +47,7 @@ def test_a_registered_site_passes(site: Pair) -> None:
     assert admit("POST", PULL, signed(site).items(), KeyRing(site.public.parent)) == ("north", 5)
 
 
+@pytest.mark.budget(0.8, "imports the SuperLink")
 def test_of_all_paths_of_the_superlink_only_those_of_a_fleet_pass(site: Pair) -> None:
     from flwr.superlink.main import create_app
 

@@ -20,8 +20,9 @@ from stratafl.errors import DataError
 class Joined:
     """A site that is left at once, as by Ctrl-C."""
 
-    def __init__(self, *_, **__):
-        pass
+    @classmethod
+    def of(cls, *_):
+        return cls()
 
     def __enter__(self):
         return self

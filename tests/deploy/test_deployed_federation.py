@@ -24,6 +24,7 @@ from stratafl.deploy.site_processes import SiteProcesses, SiteStatus
 from stratafl.errors import BusyError, DeployError
 
 
+@pytest.mark.budget(12, "the one fast federation of real processes: SuperLink, gate, ServerApp, SuperNode, ClientApp")
 def test_a_site_does_two_rounds_over_tls_with_its_key(tmp_path: Path) -> None:
     with Federation(tmp_path) as federation:
         federation.join("north")

@@ -315,6 +315,7 @@ def test_connections_are_limited_in_all_and_per_address(place: Place) -> None:
     attend(work)
 
 
+@pytest.mark.slow
 def test_a_flood_takes_little_memory(place: Place) -> None:
     """Strangers that announce large bodies and send what they can."""
 

@@ -55,6 +55,7 @@ def host(federation, tmp_path):
     return shutil.copytree(federation / "host", tmp_path / "host")
 
 
+@pytest.mark.budget(1.2, "the federation that the tests below read, too")
 def test_every_round_has_a_line_as_a_run_has(federation):
     lines = read_lines(federation / "host" / ROUNDS, summed=True)
     assert [line["round"] for line in lines] == [1, 2, 3]
@@ -128,6 +129,7 @@ def test_a_folder_without_a_log_is_refused(tmp_path):
         checked_log(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_forgotten_site_starts_anew(tmp_path):
     write_samples(tmp_path)
     sites = {name: tmp_path / name for name in SITES}

@@ -21,6 +21,7 @@ def read(text):
     return values, {family.name: family.type for family in found}
 
 
+@pytest.mark.budget(0.8, "two rounds of four sites")
 def test_metrics_are_what_status_and_journal_say(tmp_path):
     _, courier, _ = prepared(tmp_path)
     hosted(tmp_path, courier).run()

@@ -63,7 +63,7 @@ def test_they_are_stopped_each_time_that_the_process_is_started_again(tmp_path: 
     kept = RestartedProcess(a_host(tmp_path, done)._start_server_tasks)
     done.lines.clear()
     done.runs[5] = "running"
-    assert kept.tend() == "serverapp was killed by SIGKILL. It was started again"
+    assert (kept.tend() or "").startswith("serverapp was killed by SIGKILL")
     assert done.lines == ["stop 5", "start serverapp"]
 
 
@@ -71,7 +71,7 @@ def test_it_is_not_started_while_the_superlink_cannot_say_what_is_left_over(tmp_
     kept = RestartedProcess(a_host(tmp_path, done)._start_server_tasks)
     done.lines.clear()
     done.down = True
-    assert "started again, in vain: the SuperLink does not answer" in (kept.tend() or "")
+    assert (kept.tend() or "").endswith(": the SuperLink does not answer")
     assert done.lines == []
     done.down, done.runs[5] = False, "running"
     kept.tend()

@@ -22,10 +22,10 @@ from hosted import (
     simulated_models,
     write_samples,
 )
-from stratafl.cli.host_command import CLIENT_APP, SERVER_APP
+from stratafl.cli.host_command import SERVER_APP
 from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.host import Host
-from stratafl.deploy.site_processes import SiteProcesses
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
 
@@ -37,15 +37,7 @@ def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, S
         for name in SITES:
             mine = prepare_site(folder / name, invitation, name)
             host.register(name, mine.key.public)
-            made = SiteProcesses(
-                mine.path,
-                name,
-                server=mine.server,
-                key=mine.key.key,
-                authority=mine.authority,
-                client_app=CLIENT_APP,
-                settings={"data": str(folder / f"{name}.csv")},
-            )
+            made = SiteProcesses.of(mine, {"data": str(folder / f"{name}.csv")})
             found[name] = stack.enter_context(made)
         yield found
 

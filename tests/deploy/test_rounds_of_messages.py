@@ -18,7 +18,7 @@ from flwr.superlink.grid import http_grid
 from google.protobuf.message import DecodeError
 
 from stratafl.deploy import replies
-from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites, wait_for_sites
+from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites
 from stratafl.deploy.server_app import GridCourier
 from stratafl.errors import DeployError
 
@@ -206,9 +206,6 @@ def test_sites_are_known_by_the_name_of_their_key(clock: Clock) -> None:
     nodes = [SimpleNamespace(name="north", node_id=7), SimpleNamespace(name="", node_id=9)]
     grid = SimpleNamespace(get_nodes=lambda: nodes)
     assert nodes_of_sites(grid) == {"north": 7}
-    assert wait_for_sites(grid, lambda sites: "north" in sites, 10) == {"north": 7}
-    with pytest.raises(DeployError, match=r"10 s .*: north"):
-        wait_for_sites(grid, lambda sites: len(sites) > 1, 10)
 
 
 class UnreadableGrid(FakeGrid):

@@ -105,6 +105,7 @@ def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     assert not any(torch.equal(models[0], other) for other in models[1:])
 
 
+@pytest.mark.budget(0.8, "the federation that the tests below read, too")
 def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(federation):
     folder, file = federation
     before = snapshot(folder / "a")
@@ -113,6 +114,7 @@ def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(feder
     assert snapshot(folder / "a") == before
 
 
+@pytest.mark.slow
 def test_a_site_that_only_predicts_gets_what_a_new_client_gets(tmp_path):
     file = hosted(tmp_path, deploy={"predict": ["later"]}, algorithm={"name": "fedavg"}, run={"rounds": 1})
     path, x = new_table(tmp_path)

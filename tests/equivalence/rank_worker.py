@@ -1,4 +1,4 @@
-"""One of several processes: every method by all of them and by one alone; the first writes what the difference is."""
+"""One of several processes: methods by all of them and by one alone; the first writes what the difference is."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ from stratafl.core.state import flatten
 from stratafl.execute import Distributed, Executor, Matrix, Messages, Simulation
 from stratafl.execute.ranks import Ranks
 from stratafl.testing import Case, difference
-from stratafl.testing.tampering import Tampered, claiming, not_finite
+from stratafl.testing.watch import Tampered, claiming, not_finite
 
 ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the mechanism acts
     "fedalp": fedalp(groups=2, warmup=1),
@@ -44,6 +44,7 @@ ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the me
     "heurpfedla+topk": algorithm("heurpfedla+topk", min_size=1, hyper_lr=0.5),
 }
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
+SOME = ("fedper", "fedlag", "pfedla", "local")  # of which sums, rows, states on the server and nothing are exchanged
 TWO, ALL = {1: not_finite(), 4: claiming(10**12)}, {client: not_finite() for client in range(6)}
 LONELY = 0.2  # of six clients: one, so that the other processes have nothing to do
 
@@ -88,13 +89,14 @@ def _flat(clients: Any) -> Rows:
     return {name: x for i, memory in clients.items() for name, x in flatten(memory, f"{i}/").items()}
 
 
-def main(target: str) -> None:
+def main(target: str, which: str) -> None:
     torch.set_num_threads(1)
     process_group = Ranks.join()
     with process_group.together():
-        found = {name: shared(process_group, method, 0.7, Matrix()) for name, method in EVERY.items()}
+        names = EVERY if which == "all" else SOME
+        found = {name: shared(process_group, EVERY[name], 0.7, Matrix()) for name in names}
         for name in ("fedper", "fedlag"):
-            found[f"{name}, one at a time"] = shared(process_group, EVERY[name], LONELY, Matrix())
+            found[f"{name}, alone"] = shared(process_group, EVERY[name], LONELY, Matrix())
             found[f"{name}, messages"] = shared(process_group, EVERY[name], 0.7, Messages())
         found["pfedla, chunks"] = shared(process_group, EVERY["pfedla"], 1.0, Matrix(chunk=2))
         found["fedlag, two left out"] = shared(process_group, Tampered(EVERY["fedlag"], TWO), 1.0, Matrix(chunk=2))
@@ -110,5 +112,5 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
     end_rank(0)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import methods_and_participation
-from stratafl.algorithms import algorithm, fedavg, fedprox, fedrep
+from simulations import federation
+from stratafl.algorithms import fedavg, fedprox, fedrep, local
 from stratafl.algorithms.perfedavg import Meta
 from stratafl.core.layers import select
 from stratafl.core.objectives import CrossEntropy
@@ -21,31 +21,25 @@ from stratafl.runtime import compiling
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.compiling import Compiler
 from stratafl.runtime.speed import Speed
-from stratafl.testing import difference, tiny_federation, tiny_model, within_reach
+from stratafl.testing import difference, tiny_federation, tiny_model
 
 KEPT, PLAIN = Speed(graphs="on"), Speed(graphs="off")
 
 
 def made(method, speed, **options):
-    options = {"rounds": 3} | options
-    return simulation(method, tiny_federation(), tiny_model(), dtype=torch.float32, speed=speed, **options)
+    options = {"rounds": 2} | options
+    data, model = federation(dtype=torch.float32), tiny_model(options.pop("batchnorm", True))
+    return simulation(method, data, model, dtype=torch.float32, speed=speed, **options)
 
 
 def outcomes(method, **options):
     return [made(method, speed, **options).run(Matrix()).tensors() for speed in (PLAIN, KEPT)]
 
 
-@pytest.mark.parametrize(("name", "participation"), methods_and_participation())
-def test_the_whole_catalogue_gives_the_same_bits(name, participation):
-    method, rounds = within_reach(algorithm(name), 3)
-    plain, kept = outcomes(method, rounds=rounds, participation=participation)
-    assert difference(plain, kept) == 0
-
-
-def test_programs_are_used_and_kept():
-    sim = made(fedrep(), KEPT)
+def test_captured_steps_are_used_and_kept():
+    sim = made(fedrep(), KEPT, batchnorm=False)
     progress = sim.start()
-    for _ in range(3):
+    for _ in range(2):
         progress, _ = sim.round(progress, Matrix())
     captured = sim.runtime.captured
     assert isinstance(captured, CapturedSteps)
@@ -53,27 +47,24 @@ def test_programs_are_used_and_kept():
     assert {step.slots for step in captured._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
 
 
-@pytest.mark.parametrize(
-    "descent",
-    [
-        LocalTraining(lr=0.1, schedule=Exponential(0.5)),
-        LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5),
-        LocalTraining(lr=0.1, epochs=2, batch=4),
-        LocalTraining(lr=0.1, steps=3),
-        LocalTraining(lr=0.1, momentum=0.9, nesterov=True, optimizer_state="kept"),
-        LocalTraining(lr=0.01, optimizer="adamw", weight_decay=0.01, optimizer_state="kept"),
-        LocalTraining(lr=0.1, repeats=3, share=0.5, project=Clamp(-0.3, 0.3)),
-        LocalTraining(lr=0.1, gradient=Meta("hf", 0.1, 1e-2)),
-    ],
-    ids=["a rate that changes", "momentum", "epochs", "steps", "nesterov", "adamw", "repeats", "three draws"],
-)
-def test_every_kind_of_descent_gives_the_same_bits(descent):
-    plain, kept = outcomes(fedavg(train=descent))
+DESCENTS = {
+    "a rate that changes": LocalTraining(lr=0.1, schedule=Exponential(0.5), epochs=2, batch=4),
+    "momentum": LocalTraining(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5, steps=3),
+    "nesterov": LocalTraining(lr=0.1, momentum=0.9, nesterov=True, optimizer_state="kept"),
+    "adamw": LocalTraining(lr=0.01, optimizer="adamw", weight_decay=0.01, optimizer_state="kept"),
+    "repeats": LocalTraining(lr=0.1, repeats=3, share=0.5, project=Clamp(-0.3, 0.3)),
+    "three draws": LocalTraining(lr=0.1, gradient=Meta("hf", 0.1, 1e-2)),
+}
+
+
+@pytest.mark.parametrize("name", DESCENTS)
+def test_every_kind_of_descent_gives_the_same_bits(name):
+    plain, kept = outcomes(fedavg(train=DESCENTS[name]), batchnorm=False)
     assert difference(plain, kept) == 0
 
 
 def test_a_frozen_row_that_all_clients_share_is_kept_once():
-    sim = made(fedprox(), KEPT)
+    sim = made(fedprox(), KEPT, batchnorm=False, rounds=1)
     sim.run(Matrix())
     (step,) = sim.runtime.captured._kept.values()
     anchors = [x for name, x in step._constants.items() if "/" in name]
@@ -92,28 +83,28 @@ class Looks(CrossEntropy):
 
 
 def test_a_step_that_cannot_be_named_is_taken_anew():
-    plain, kept = outcomes(fedavg(train=LocalTraining(objective=Looks(words=["a"]))))
+    plain, kept = outcomes(fedavg(train=LocalTraining(objective=Looks(words=["a"]))), batchnorm=False, rounds=1)
     assert difference(plain, kept) == 0
 
 
 @pytest.fixture(autouse=True)
-def waiting_is_not_said(monkeypatch):
-    """A busy machine may take longer than usual."""
-    monkeypatch.setattr(compiling, "SOON", 3600.0)
+def patient(monkeypatch):
+    """A busy machine may take longer than usual; and nothing here needs torch's compiler but what loads its code."""
+    monkeypatch.setattr(compiling, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(compiling, "GENERATED_IMPORTS", ("json",))
+    monkeypatch.setattr(compiling, "_import_thread", None)
 
 
-def test_a_program_that_cannot_be_prepared_is_said_and_left(monkeypatch, caplog):
+def test_a_step_that_cannot_be_captured_is_logged_and_left(monkeypatch, caplog):
     def refuse(self, captured, name, scan):
-        raise RuntimeError("not permitted when stream is capturing\nmore")
+        raise RuntimeError("stream is capturing\nmore")
 
     monkeypatch.setattr(CapturedSteps, "_prepare", refuse)
     with caplog.at_level(logging.WARNING, "stratafl"):
-        plain, kept = outcomes(fedavg())
+        plain, kept = outcomes(fedavg(), batchnorm=False, rounds=1)
     assert difference(plain, kept) == 0
-    said = [line for line in caplog.messages if "captured" in line]
-    assert said == [
-        "a step cannot be captured and runs more slowly: RuntimeError: not permitted when stream is capturing"
-    ]
+    (line,) = caplog.messages
+    assert line.endswith("RuntimeError: stream is capturing")
 
 
 def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
@@ -121,14 +112,15 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
         raise FileNotFoundError("no g++")
 
     monkeypatch.setattr("stratafl.runtime.compiling.Compiler._job", missing)
-    plain = made(fedavg(), PLAIN).run(Matrix()).tensors()
-    sim = made(fedavg(), Speed(compile="on"))
+    plain = made(fedavg(), PLAIN, batchnorm=False).run(Matrix()).tensors()
+    sim = made(fedavg(), Speed(compile="on"), batchnorm=False)
     assert difference(plain, sim.run(Matrix()).tensors()) == 0
-    assert caplog.messages == ["a step cannot be compiled and runs more slowly: FileNotFoundError: no g++"]
+    (line,) = caplog.messages
+    assert line.endswith("FileNotFoundError: no g++")
     assert sim.runtime.tuning["switched"] == {}
 
 
-def test_a_program_serves_only_what_it_was_made_for():
+def test_a_captured_step_serves_only_what_it_was_made_for():
     """Descents that differ in anything but their rate, one after the other in one runtime, as in phases."""
     descents = [
         LocalTraining(lr=0.1),
@@ -139,7 +131,7 @@ def test_a_program_serves_only_what_it_was_made_for():
         LocalTraining(lr=0.1, objective=Doubled()),
         LocalTraining(lr=0.1, layers=select("fc")),
     ]
-    plain, kept = (made(fedavg(), speed) for speed in (PLAIN, KEPT))
+    plain, kept = (made(fedavg(), speed, batchnorm=False) for speed in (PLAIN, KEPT))
     for descent in descents:
         after = [round_of(sim, descent) for sim in (plain, kept)]
         assert difference(*after) == 0
@@ -184,6 +176,12 @@ def test_a_cohort_without_a_whole_batch_stays_as_it_is():
         assert difference(before.server["theta"], after.server["theta"]) == 0
 
 
+def test_a_client_without_a_whole_batch_keeps_its_model():
+    """Two of the six clients have fewer than 8 samples."""
+    plain, kept = outcomes(local(train=LocalTraining(batch=8, drop_last=True)), batchnorm=False, rounds=1)
+    assert difference(plain, kept) == 0
+
+
 def test_fields_may_change_places():
     for speed in (PLAIN, KEPT):
         sim = made(fedavg(), speed)
@@ -197,8 +195,8 @@ def test_fields_may_change_places():
         assert (done["a"].tolist(), done["b"].tolist()) == ([1, 1, 1], [0, 0, 0])
 
 
-def test_a_program_for_one_client_is_not_made_to_serve_many():
-    sim = made(fedavg(train=LocalTraining(steps=3)), KEPT)
+def test_a_captured_step_for_one_client_is_not_made_to_serve_many():
+    sim = made(fedavg(train=LocalTraining(steps=3)), KEPT, batchnorm=False)
     progress = sim.start()
     for cohort in ([0], [0, 1], [0, 1, 2, 3, 4, 5], [0]):
         progress, _ = sim.round(progress, Matrix(), torch.tensor(cohort))
@@ -212,11 +210,11 @@ def test_steps_are_compiled_without_being_captured_where_graphs_are_off():
 
 
 def test_bad_words_and_digits_without_a_gpu_are_refused():
-    with pytest.raises(UnknownNameError, match="unknown precision 'fp16'"):
+    with pytest.raises(UnknownNameError, match="'fp16'"):
         Speed(precision="fp16")
-    with pytest.raises(UnknownNameError, match="unknown compile 'yes'"):
+    with pytest.raises(UnknownNameError, match="'yes'"):
         Speed(compile="yes")
-    with pytest.raises(RecordError, match="precision 'tf32' needs a GPU, and this runs on 'cpu': use fp32"):
+    with pytest.raises(RecordError, match=r"'tf32'.*'cpu'"):
         made(fedavg(), Speed(precision="tf32"))
 
 
@@ -230,7 +228,8 @@ def test_what_was_found_out_is_given_back():
     }
     stock = made(fedavg(), replace(PLAIN, convolutions="stock"))
     assert stock.runtime.tuning["products"] == {"conv1": "stock", "conv2": "stock"}
-    assert difference(sim.run(Matrix()).tensors(), stock.run(Matrix()).tensors()) < 1e-4
+    (first, _), (second, _) = (each.round(each.start(), Matrix()) for each in (sim, stock))
+    assert difference(first.tensors(), second.tensors()) < 1e-4
 
 
 # Compiled steps
@@ -247,25 +246,25 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "cache"))
 
 
-COMPILERS = {  # what the process does, how long a run waits for it, and what is said
-    "fails": ("import sys; sys.exit('no g++')", 600.0, "cannot be compiled and runs more slowly: no g++"),
-    "killed": ("import os; os.kill(os.getpid(), 9)", 600.0, "cannot be compiled and runs more slowly: the compiler"),
-    "never ends": ("import time; time.sleep(600)", 0.1, "is not compiled after 0 s and runs more slowly until it is"),
+COMPILERS = {  # what the process does, how long a run waits for it, and a value in the one line about it
+    "fails": ("import sys; sys.exit('no g++')", 600.0, ": no g++"),
+    "killed": ("import os; os.kill(os.getpid(), 9)", 600.0, " -9"),
+    "never ends": ("import time; time.sleep(600)", 0.1, " 0 s "),
 }
 
 
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("case", COMPILERS)
 def test_a_run_goes_on_whatever_becomes_of_the_compiler(case, monkeypatch, caplog):
-    script, longest, said = COMPILERS[case]
-    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", script])
-    monkeypatch.setattr(compiling, "LONGEST", longest)
-    monkeypatch.setattr(compiling, "CLOSING", 0.1)
+    script, longest, value = COMPILERS[case]
+    monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", script])
+    monkeypatch.setattr(compiling, "MAX_WAIT_SECONDS", longest)
+    monkeypatch.setattr(compiling, "CLOSING_SECONDS", 0.1)
     sim = small(Speed(compile="on"))
     assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
     sim.runtime.close()
     assert len(caplog.messages) == 1
-    assert f"a step {said}" in caplog.text
+    assert value in caplog.messages[0]
     assert sim.runtime.tuning["switched"] == {}
 
 
@@ -275,18 +274,18 @@ def test_a_compiled_step_that_does_not_run_is_left(late, monkeypatch, caplog):
     asked = []
 
     def broken(*tensors):
-        raise torch.OutOfMemoryError("no room for a second graph")
+        raise torch.OutOfMemoryError("no second graph")
 
     def wait(self, name):
         asked.append(name)
         return None if self._jobs[name].failed or len(asked) <= late else broken
 
-    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", ""])
+    monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", ""])
     monkeypatch.setattr(Compiler, "wait", wait)
     sim = small(Speed(compile="on"))
     assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
-    reason = "OutOfMemoryError: no room for a second graph"
-    assert caplog.messages == [f"a step cannot be compiled and runs more slowly: {reason}"]
+    (line,) = caplog.messages
+    assert line.endswith("OutOfMemoryError: no second graph")
     assert len(sim.runtime.captured) == 1  # the captured step is used
     assert sim.runtime.tuning["switched"] == {}
 
@@ -309,15 +308,13 @@ def in_place_of_compiled_code(change):
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_compiled_step_that_computes_something_else_is_left(wrong, monkeypatch, caplog):
     """As torch 2.11 did on a CPU, which took the next batch."""
-    monkeypatch.setattr(compiling, "command", lambda folder: [sys.executable, "-c", ""])
+    monkeypatch.setattr(compiling, "compiler_command", lambda folder: [sys.executable, "-c", ""])
     monkeypatch.setattr(Compiler, "wait", lambda self, name: None if self._jobs[name].failed else print)
     change = (lambda tensors: tensors[0].add_(1)) if wrong else (lambda tensors: None)
     monkeypatch.setattr(CapturedSteps, "_checked", in_place_of_compiled_code(change))
     sim = small(Speed(compile="on"))
     assert difference(sim.run(Matrix()).tensors(), small(PLAIN).run(Matrix()).tensors()) == 0
-    assert [bool(re.search(r"compiled, it differs by \d+ % of what", each)) for each in caplog.messages] == [
-        True
-    ] * wrong
+    assert [bool(re.search(r"\d+ %", line)) for line in caplog.messages] == [True] * wrong
     assert bool(sim.runtime.tuning["switched"]) is not wrong
 
 

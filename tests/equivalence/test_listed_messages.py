@@ -8,7 +8,7 @@ import torch
 from safetensors import deserialize
 
 from deployed import own_samples
-from methods import MECHANISMS, PAPERS, SLOW
+from methods import SLOW
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.algorithms.composition import PARTS
 from stratafl.algorithms.sent_fields import sent_fields
@@ -31,7 +31,8 @@ SOON = {
     "fedlag": {"k": 2, "xi": 0.0, "warmup": 1},
     "flayer": {"s": 1},
 }
-AT_ONCE = {
+FAST = ("fedper", "scaffold+lag")
+COMPOSED = {
     "fedper+q8",
     "fedlag+q4",
     "scaffold+topk",
@@ -109,13 +110,16 @@ def check(data, stage):
     assert not stage.exact or wire.body_bytes(data) == stage.bytes
 
 
-def slowly():
-    """Compositions that are not seen at once: of methods of papers and mechanisms all, of others every third."""
-    others = [name for name in compositions() if name not in AT_ONCE]
-    return [name for i, name in enumerate(others) if i % 3 == 0 or name.partition("+")[0] in PAPERS | MECHANISMS]
+def taken():
+    """Every method and some compositions, most of them when slow; all compositions nightly."""
+    slow = [name for name in (*ALGORITHMS, *sorted(COMPOSED)) if name not in FAST]
+    others = [name for name in compositions() if name not in FAST and name not in COMPOSED]
+    tiers = [*((name, SLOW) for name in slow), *((name, pytest.mark.nightly) for name in others)]
+    return [*FAST, *(pytest.param(name, marks=mark) for name, mark in tiers)]
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *sorted(AT_ONCE), *(pytest.param(n, marks=SLOW) for n in slowly())])
+@pytest.mark.budget(1.5, "three sites and a server are built")
+@pytest.mark.parametrize("name", taken())
 def test_every_message_of_a_round_over_bytes_has_the_fields_and_bytes_that_are_listed(name):
     plan = blueprint(made(name))
     listed = sent_fields(plan.algorithm, plan.setup())

@@ -11,15 +11,18 @@ import pytest
 import torch
 from thread_ranks import by_two_ranks
 
-from simulations import federation
+from simulations import federation, outcome
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core.state import flatten
+from stratafl.data import digits
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Debug, Distributed, Matrix, Messages, simulation
+from stratafl.models import build
+from stratafl.policies import LocalTraining
 from stratafl.runtime import engine, lanes
 from stratafl.runtime.joining import Joining
 from stratafl.runtime.speed import Speed
-from stratafl.testing import difference, tiny_model, within_reach
+from stratafl.testing import difference, everything, tiny_model, within_reach
 
 # One method of each kind: a personal head, two descents a round, masked layers, rows of all clients on the server,
 # client weights per layer, phases, two models per client, a model with further modules, fields beside the model.
@@ -140,3 +143,19 @@ def taken():
 def test_every_route_ends_where_the_plain_run_ends(name, route, participation):
     gap = difference(plain(name, participation), by_route(name, participation, route))
     assert gap <= 1e-12, gap
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_executors_have_the_same_bits_in_single_precision(name):
+    options = {"dtype": torch.float32, "batchnorm": name == "fedavg", "rounds": 1}
+    expected = outcome(name, Matrix(), **options)
+    assert all(difference(expected, outcome(name, each, **options)) == 0 for each in EXECUTORS.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn", "convnorm"])
+def test_executors_have_the_same_bits_with_larger_models(model):
+    data, method = digits(clients=8), algorithm("fedper", train=LocalTraining(lr=0.05, momentum=0.5, batch=30))
+    sim = simulation(method, data, lambda: build(model, shape=(1, 8, 8), classes=10), rounds=1)
+    expected, *others = (everything(sim, sim.run(each)) for each in (Matrix(), Matrix(chunk=3), Messages()))
+    assert all(difference(expected, other) == 0 for other in others)

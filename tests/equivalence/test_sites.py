@@ -1,5 +1,6 @@
 """Sites and a server that exchange bytes end where the simulation of the same blueprint and seed ends."""
 
+import re
 from dataclasses import replace
 from functools import cache, partial
 
@@ -22,6 +23,7 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
+from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.models import build
 from stratafl.policies import LocalTraining, Mean
 from stratafl.runtime.engine import LoopEngine, StackedEngine
@@ -87,26 +89,26 @@ def acting(name):
     return algorithm(name, **ACTING.get(name, {}))
 
 
-def some_at_once(*names):
-    """Every method, all but these when slow."""
-    return [name if name in names else pytest.param(name, marks=SLOW) for name in sorted(ALGORITHMS)]
+BITS = PAPERS | MECHANISMS  # the others may round otherwise
 
 
-@pytest.mark.parametrize("name", some_at_once("fedalp", "fedper", "pfedla"))
-def test_every_method_ends_where_the_simulation_ends_in_float64(name):
-    sites, simulated = both(acting(name), torch.float64)
-    assert difference(sites, simulated) <= 1e-12
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedper"}))
+def test_every_method_ends_where_the_simulation_ends(name):
+    sites, simulated = both(acting(name), torch.float32 if name in BITS else torch.float64, rounds=3)
+    assert difference(sites, simulated) <= (0 if name in BITS else 1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(PAPERS | MECHANISMS))
-def test_methods_have_the_simulations_bits_in_float32(name):
-    sites, simulated = both(acting(name), torch.float32)
+@pytest.mark.budget(2, "every message builds its side anew")
+def test_sites_have_the_simulations_bits():
+    sites, simulated = both(acting("fedper"), torch.float32, rounds=2)
     assert difference(sites, simulated) == 0
 
 
 ROBUST = [("fedper+median", {}), ("fedper+krum", {"f": 0, "keep": 2}), ("flayer+clipped", {"norm": 0.05})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), ROBUST)
 def test_robust_merges_have_the_simulations_bits(name, options):
     sites, simulated = both(algorithm(name, **options), torch.float32, participation=0.7)
@@ -116,8 +118,11 @@ def test_robust_merges_have_the_simulations_bits(name, options):
 # Initial weights
 
 
-@pytest.mark.parametrize("given", [model, model()], ids=["a function", "a module"])
-@pytest.mark.parametrize("method", [fedper(initial="own"), fedcp(), gpfl()], ids=["own heads", "fedcp", "gpfl"])
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [(fedper(initial="own"), model), (fedper(initial="own"), model()), (fedcp(), model), (gpfl(), model())],
+    ids=["own heads", "own heads of a module", "fedcp", "gpfl of a module"],
+)
 def test_a_site_draws_the_weights_that_the_simulation_draws(method, given):
     data = federation(torch.float32)
     sim = simulation(method, data, given, rounds=ROUNDS, participation=0.5, seed=5)
@@ -131,6 +136,7 @@ def test_a_site_draws_the_weights_that_the_simulation_draws(method, given):
         assert difference(site.setup.fresh(torch.tensor([client])), sim.setup.fresh(torch.tensor([client]))) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fedper(initial="own"), gpfl()], ids=["own heads", "gpfl"])
 def test_methods_that_draw_weights_of_their_own_end_where_the_simulation_ends(method):
     sites, simulated = both(method, torch.float32)
@@ -158,11 +164,17 @@ def test_members_that_agree_have_the_same_digests_and_the_others_differ_in_what_
 # The same bits on every machine
 
 
-def test_short_batches_are_padded_as_in_the_simulation():
-    method = fedper(train=LocalTraining(batch=64, epochs=2))  # more than the largest client has
-    sites, simulated = both(method, torch.float32)
+WIDE = fedper(train=LocalTraining(batch=64, epochs=2))  # more than the largest client has
+
+
+@pytest.mark.slow
+def test_padded_batches_have_the_simulations_bits():
+    sites, simulated = both(WIDE, torch.float32, rounds=1)
     assert difference(sites, simulated) == 0
-    data = federation(torch.float32)
+
+
+def test_short_batches_are_padded_as_in_the_simulation():
+    method, data = WIDE, federation(torch.float32)
     sim = simulation(method, data, model, rounds=1)
     made = blueprint(method, torch.float32)
     small = made.samples.client(own_samples(data, 2))
@@ -188,10 +200,11 @@ def test_a_site_never_measures_which_engine_is_faster(monkeypatch):
     assert isinstance(Site.of(made, made.samples.client(own_samples(data, 0)), 0).runtime.engine, StackedEngine)
     loop = replace(made, engine="loop")
     assert isinstance(Site.of(loop, made.samples.client(own_samples(data, 0)), 0).runtime.engine, LoopEngine)
-    with pytest.raises(AssertionError, match="by the clock"):  # a simulation does
+    with pytest.raises(AssertionError, match="clock"):  # a simulation does
         simulation(fedper(), data, model, rounds=1)
 
 
+@pytest.mark.slow
 def test_the_engine_of_the_blueprint_is_that_of_all_sites():
     sites, simulated = both(fedper(), torch.float32, engine="loop")
     assert difference(sites, simulated) == 0
@@ -211,7 +224,17 @@ def joined(method, dtype, train):
     return sim, sim.run(Messages()), sites
 
 
-@pytest.mark.parametrize("name", some_at_once("fedper", "fedavgft", "pfedla", "fedalp"))
+NEW = {
+    "fedper": pytest.mark.budget(1.5, "a simulation and seven sites"),
+    "fedavgft": SLOW,
+    "pfedla": SLOW,
+    "fedalp": SLOW,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NEW.get(name, pytest.mark.nightly)) for name in sorted(ALGORITHMS)]
+)
 def test_a_site_that_only_predicts_has_the_model_of_a_new_client(name):
     sim, progress, sites = joined(acting(name), torch.float64, train=True)
     sites.server = saved(progress.server)
@@ -222,10 +245,11 @@ def test_a_site_that_only_predicts_has_the_model_of_a_new_client(name):
     assert difference(model, new.rows("deployed")) <= 1e-12
     simulated, scored = new.scores(("test",), ("deployed",))["test.deployed"], site.scores(ROUNDS, model, "test")
     assert (scored.hits.item(), scored.count.item()) == (simulated.hits.item(), 4)
-    with pytest.raises(DataError, match="does not take part in training: it is client 6, and clients 0 to 5 do"):
+    with pytest.raises(DataError, match=r"\b6\b.*\b5\b"):
         site.work(0, None, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbn", "fedrep", "pfedla", "fedcp"])
 def test_a_site_without_any_training_samples_predicts(name):
     _, progress, sites = joined(acting(name), torch.float64, train=False)
@@ -239,6 +263,7 @@ def test_a_site_without_any_training_samples_predicts(name):
 # What a server leaves out, and what both refuse
 
 
+@pytest.mark.budget(1, "six sites")
 def test_uploads_that_a_simulation_would_leave_out_are_left_out():
     sites = Deployed(
         partial(blueprint, fedper(), torch.float32, participation=1.0),
@@ -253,18 +278,19 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
     found = doubted.absorb(0, before, {**done, 2: done[2][:-1] + b"x", 3: done[4]})
     assert found.present == (0, 4, 5)
     reasons = {each.client: each.reason for each in found.left_out}
-    assert "claims 31 training samples and holds 30" in reasons[1]
-    assert "checksum is wrong" in reasons[2]
-    assert "claims 12 training samples and holds 23" in reasons[3]
+    assert re.search(r"\b31\b.*\b30\b", reasons[1])
+    assert "checksum" in reasons[2]
+    assert re.search(r"\b12\b.*\b23\b", reasons[3])
     alone = server.absorb(0, before, {client: done[client] for client in (5, 0, 4)})
     assert difference(flatten(found.server), flatten(alone.server)) == 0
     nobody = server.absorb(0, before, {2: b"parcel 1"})
     assert (nobody.present, nobody.server is before) == ((), True)
     unknown = replace(server, roster=Roster(6), samples=Roster(6).samples).absorb(0, before, {0: done[0]})
-    assert unknown.left_out[0].reason == "it is not in the roster"
-    with pytest.raises(DataError, match="there is no client 6"):
+    assert [each.client for each in unknown.left_out] == [0]
+    assert not re.search(r"\d", unknown.left_out[0].reason)  # not for its number of samples, which others do not send
+    with pytest.raises(DataError, match=r"\b6\b"):
         server.absorb(0, before, {6: done[0]})
-    with pytest.raises(DataError, match="there is no client 6"):
+    with pytest.raises(DataError, match=r"\b6\b"):
         server.download(0, before, 6)
 
 
@@ -291,6 +317,7 @@ class Noted(Mean):
 FOLDED: list[int] = []
 
 
+@pytest.mark.budget(1.2, "a simulation and six sites")
 def test_uploads_are_summed_up_in_the_order_of_the_simulation_however_they_arrive():
     method, data = replace(fedper(), merge=(Noted(),)), federation(torch.float32)
     sim = simulation(method, data, model, rounds=1)
@@ -313,7 +340,7 @@ def test_a_site_whose_model_diverges_sends_nothing():
     made = blueprint(fedper(train=LocalTraining(lr=1e30)), torch.float32)
     sites = Deployed(lambda: made, {client: own_samples(data, client) for client in range(6)})
     server = sites.a_server()
-    with pytest.raises(StageError, match="round 1: its model is not finite, so that nothing is sent"):
+    with pytest.raises(StageError, match=STATE_NOT_FINITE):
         sites.work(0, 0, server.download(0, server.start(), 0))
 
 
@@ -322,7 +349,7 @@ def test_a_site_refuses_a_download_of_another_round_or_method():
     samples = {client: own_samples(data, client) for client in range(6)}
     mine = Deployed(partial(blueprint, fedper(), torch.float32), samples)
     server = Deployed(partial(blueprint, acting("scaffold"), torch.float32), samples).a_server()
-    with pytest.raises(WireError, match="other fields, types or shapes than expected"):
+    with pytest.raises(WireError):
         mine.work(0, 0, server.download(0, server.start(), 0))
     own = mine.a_server()
     broken = flatten(own.start())
@@ -339,42 +366,42 @@ def test_a_saved_state_of_another_federation_is_refused():
     assert difference(flatten(site.state_format.restored(state)), state) == 0
     name = next(iter(state))
     for wrong in ({**state, "more": state[name]}, {**state, name: state[name].double()}, {}):
-        with pytest.raises(DamagedError, match="the saved state is not one of this federation"):
+        with pytest.raises(DamagedError, match=r"more|theta|federation"):
             site.state_format.restored(wrong)
 
 
 def test_samples_of_another_format_are_refused_before_anything_is_computed():
     made, data = blueprint(fedper(), torch.float32), federation(torch.float32)
-    with pytest.raises(DataError, match="client 0 was given the samples of 6 clients"):
+    with pytest.raises(DataError, match=r"\b0\b.*\b6\b"):
         Site.of(made, data, 0)
     x, y = own_samples(data, 0)["train"]
-    with pytest.raises(DataError, match=r"give an array of shape \[n, 1, 6, 6\]"):
+    with pytest.raises(DataError, match=r"\[n, 1, 6, 6\]"):
         made.samples.client({"train": (x[:, :, :3], y)})
-    with pytest.raises(DataError, match=r"label 3 of sample \d+ .* is outside 0..2"):
+    with pytest.raises(DataError, match=r"\b3\b.*0\.\.2"):
         made.samples.client({"train": (x, y + 1)})
     other = replace(made.samples, classes=2)
-    with pytest.raises(DataError, match="this site has classes: 2, and the federation has agreed on 3"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
         Site.of(made, other.client({"train": (x, y.clamp(max=1))}), 0)
-    with pytest.raises(DataError, match="the algorithm needs the split 'train', of which this site has no samples"):
+    with pytest.raises(DataError, match="'train'"):
         Site.of(made, made.samples.client({"test": (x, y)}), 0)
 
 
 def test_a_roster_names_every_site_once():
     for wrong, entries in (
-        ("two sites have the name 'a'", [("a", 0, 5), ("a", 1, 5)]),
-        ("two sites have the client '0'", [("a", 0, 5), ("b", 0, 5)]),
-        ("site 'a' is client 1 and has no training sample", [("a", 1, 0)]),
-        ("'samples' of site 'a' is -1", [("a", 0, -1)]),
-        ("is not the name of a site", [("a\n", 0, 5)]),
+        ("name 'a'", [("a", 0, 5), ("a", 1, 5)]),
+        ("client '0'", [("a", 0, 5), ("b", 0, 5)]),
+        (r"'a'.*\b1\b", [("a", 1, 0)]),
+        ("'samples'.*'a'.*-1", [("a", 0, -1)]),
+        (r"a\\x0a", [("a\n", 0, 5)]),
     ):
         with pytest.raises(DataError, match=wrong):
             Roster.of(2, [RosterEntry(*entry) for entry in entries])
     roster = Roster.of(2, [RosterEntry("a", 1, 5), RosterEntry("b", 3, 0)])
     assert roster.samples.tolist() == [0, 5, 0, 0]
     assert roster.joined(RosterEntry("a", 1, 7)).samples.tolist() == [0, 7, 0, 0]
-    with pytest.raises(DataError, match="there is no site 'c' in this federation; choose one of: a, b"):
+    with pytest.raises(DataError, match=r"'c'.*a, b"):
         roster.entry("c")
-    with pytest.raises(DataError, match="the roster is of 2 clients, and the federation has 6"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b6\b"):
         Server.of(blueprint(fedper(), torch.float32), roster)
 
 
@@ -383,5 +410,5 @@ def test_batches_that_no_client_fills_are_refused_when_all_have_joined():
     entries = [RosterEntry(f"site {k}", k, size) for k, size in enumerate(SIZES)]
     assert not Roster.of(6, entries[:5]).complete
     Server.of(made, Roster.of(6, entries[:5]))
-    with pytest.raises(DataError, match=r"drop_last with batches of 64 leaves nothing .*: the largest client has 31"):
+    with pytest.raises(DataError, match=r"\b64\b.*\b31\b"):
         Server.of(made, Roster.of(6, entries))

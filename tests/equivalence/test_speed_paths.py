@@ -6,68 +6,55 @@ import pytest
 import torch
 from torch import nn
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg
+from stratafl.algorithms import fedavg
 from stratafl.data import digits
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
-from stratafl.runtime import lanes, task, tracing
-from stratafl.testing import difference, everything, tiny_federation, tiny_model, within_reach
+from stratafl.runtime import cohort_task, engine, lanes
+from stratafl.testing import difference, everything, tiny_federation, tiny_model
 
-LARGER = pytest.param("convnorm", marks=pytest.mark.slow)
+SLOW = pytest.mark.slow
 
 
-def run(model, steps=None, batch=10, **options):
+def run(model, steps=None, batch=10, rounds=2):
     sim = simulation(
         fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=steps, batch=batch)),
         digits(clients=8),
         lambda: build(model, shape=(1, 8, 8), classes=10),
-        rounds=2,
-        **options,
+        rounds=rounds,
     )
     return everything(sim, sim.run(Matrix())), sim
 
 
-@pytest.mark.parametrize("model", ["mlp", LARGER])
-def test_traced_steps_give_the_same_bits(model, monkeypatch):
-    monkeypatch.setattr(tracing, "PATIENCE", 10**9)
-    eager, sim = run(model)
+@pytest.mark.slow
+def test_traced_steps_of_a_larger_model_give_the_same_bits(monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 10**9)
+    eager, sim = run("convnorm")
     assert not sim.runtime.engine._traced
-    monkeypatch.setattr(tracing, "PATIENCE", 1)
-    traced, sim = run(model)
+    monkeypatch.setattr(engine, "PATIENCE", 1)
+    traced, sim = run("convnorm")
     assert sim.runtime.engine._traced
     assert difference(eager, traced) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_every_method_is_traced_and_gives_the_same_bits(name, monkeypatch):
-    method, rounds = within_reach(algorithm(name), 3)
-    results = []
-    for patience in (10**9, 1):
-        monkeypatch.setattr(tracing, "PATIENCE", patience)
-        sim = simulation(method, tiny_federation(), tiny_model(), dtype=torch.float32, rounds=rounds, engine="stacked")
-        results.append(sim.run(Matrix()).tensors())
-    assert sim.runtime.engine.traces
-    assert difference(*results) == 0
-
-
-@pytest.mark.parametrize("steps", [None, 5])
-@pytest.mark.parametrize("model", ["mlp", LARGER])
+@pytest.mark.parametrize(
+    ("model", "steps"), [("mlp", 5), *(pytest.param("convnorm", n, marks=SLOW) for n in (None, 5))]
+)
 def test_lanes_give_the_same_bits(model, steps, monkeypatch):
     one, _ = run(model, steps)
     monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(lanes, "WORTHWHILE", 0)
-    monkeypatch.setattr(tracing, "PATIENCE", 1)
+    monkeypatch.setattr(engine, "PATIENCE", 1)
     three, sim = run(model, steps)
     assert len(sim.runtime.engine._traced) > (steps is None)  # equal lanes share their trace
     assert difference(one, three) == 0
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, monkeypatch):
     """`Pace` chooses it by the clock; batches are so large that torch does use threads."""
-    monkeypatch.setattr(task, "pace", lambda *_: None)
+    monkeypatch.setattr(cohort_task, "pace", lambda *_: None)
     before, found = torch.get_num_threads(), []
     for threads in (1, 3):
         torch.set_num_threads(threads)
@@ -78,14 +65,14 @@ def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, monkeypa
     assert difference(*found) == 0
 
 
-@pytest.mark.parametrize("numbers", [1, 64 * 10 * 8 * 3])
-def test_reading_several_steps_at_once_gives_the_same_bits(numbers, monkeypatch):
+@pytest.mark.budget(1.5, "three runs with unequal clients")
+def test_reading_several_steps_at_once_gives_the_same_bits(monkeypatch):
     """Step by step, and three steps of all clients at a time; clients have unequal numbers of steps."""
-    usual, _ = run("mlp")
-    monkeypatch.setattr(task, "READ", numbers)
-    other, sim = run("mlp")
+    usual, sim = run("mlp", rounds=1)
     assert len(set(sim.runtime.federation.counts("train").tolist())) > 1
-    assert difference(usual, other) == 0
+    for numbers in (1, 64 * 10 * 8 * 3):
+        monkeypatch.setattr(cohort_task, "NUMBERS_PER_READ", numbers)
+        assert difference(usual, run("mlp", rounds=1)[0]) == 0
 
 
 def test_lanes_run_in_threads_of_their_own(monkeypatch):
@@ -100,25 +87,17 @@ def test_lanes_do_not_nest(monkeypatch):
     assert inner == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
 
 
-EXECUTORS = {"messages": Messages(), "chunks": Matrix(chunk=3), "matrix": Matrix()}
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_lanes(executor, monkeypatch):
+def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_lanes(monkeypatch):
     """In single precision, with unequal clients, BatchNorm and dropout."""
     plain = by_client(Matrix())
     monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
-    assert difference(plain, by_client(EXECUTORS[executor])) == 0
+    assert all(difference(plain, by_client(each)) == 0 for each in (Matrix(), Matrix(chunk=3), Messages()))
 
 
 def by_client(executor):
-    sim = simulation(
-        fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=3)),
-        digits(clients=8),
-        lambda: build("convnorm", shape=(1, 8, 8), classes=10),
-        rounds=2,
-        engine="loop",
-    )
+    method = fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=3))
+    data = tiny_federation(dtype=torch.float32)
+    sim = simulation(method, data, tiny_model(), dtype=torch.float32, rounds=1, engine="loop")
     assert sim.runtime.engine.parallel
     return everything(sim, sim.run(executor))
 

@@ -47,6 +47,9 @@ class ThreadNetwork:
     def all_reduce(self, buffer: torch.Tensor) -> None:
         buffer.copy_(torch.stack(self.exchanged(buffer)).sum(0))
 
+    def wait(self, keys: list[str], timeout: object) -> None:
+        """As the store in which the first process says that it has printed an error."""
+
 
 def by_two_ranks(work: Callable[[Ranks], T]) -> list[T]:
     """What each of two ranks makes of it."""
@@ -56,7 +59,7 @@ def by_two_ranks(work: Callable[[Ranks], T]) -> list[T]:
         network.local.rank = rank
         torch.set_num_threads(1)
         try:
-            return work(Ranks(None, rank, 2, False))
+            return work(Ranks(network, rank, 2, False))
         except BaseException:
             network.barrier.abort()
             raise

@@ -11,7 +11,7 @@ import pytest
 from crashes import Disk
 
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.exchange.audit import MAX_LINE_BYTES, START, AuditLog, Mark, lines, verify
+from stratafl.execute.exchange.audit import MAX_LINE_BYTES, START, AuditLog, LogMark, lines, verify
 from stratafl.execute.exchange.state_file import DiskFullError
 
 EVENTS = 12
@@ -23,7 +23,7 @@ def clock():
 
 
 def opened(path, known=None):
-    return AuditLog(path, known or Mark(), lambda line: None, clock())
+    return AuditLog(path, known or LogMark(), lambda line: None, clock())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_lines_are_chained(log):
     assert [line["line"] for line in found] == list(range(1, EVENTS + 1))
     assert [line["before"] for line in found] == [START, *(line["digest"] for line in found[:-1])]
     assert found[0]["time"] == "2026-11-16T00:00:00.000+00:00"
-    assert verify(log.path, log.mark).mark == log.mark == Mark(EVENTS, found[-1]["digest"])
+    assert verify(log.path, log.mark).mark == log.mark == LogMark(EVENTS, found[-1]["digest"])
     assert opened(log.path, log.mark).mark == log.mark
 
 

@@ -76,6 +76,7 @@ PARTS = 40  # of the places: a quarter of the first one is fast, six of them are
     ],
 )
 @pytest.mark.parametrize("again", [True, False], ids=["asked again", "left alone"])
+@pytest.mark.budget(0.8, "several federations of three rounds")
 def test_one_crash_at_every_place(tmp_path, part, parts, again):
     places = [(n, how) for n, name in enumerate(operations()) for how in ways(name)]
     for place, how in places[part::parts]:

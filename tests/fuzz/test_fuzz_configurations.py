@@ -20,6 +20,8 @@ from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import TABLES, Experiment, from_tables, load_experiment, to_tables, with_settings
 from stratafl.errors import StrataError, printable
 
+pytestmark = pytest.mark.slow
+
 SEED = 13
 LONGEST = 4000  # letters of an error
 BASES = [
@@ -193,6 +195,6 @@ def test_broken_configurations(tmp_path, monkeypatch):
     assert 100 < fuzz(tmp_path, monkeypatch, 900) < 700
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_broken_configurations(tmp_path, monkeypatch):
     assert 500 < fuzz(tmp_path, monkeypatch, 6_000) < 5_000

@@ -21,6 +21,8 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.state import stored_bytes, tensors
 from stratafl.errors import WireError
 
+pytestmark = pytest.mark.slow
+
 
 def outcomes(cases: int, seed: int) -> Counter[str]:
     """What becomes of so many changed messages, half of them with a checksum computed anew."""
@@ -77,7 +79,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(4_000, 1), pytest.param(100_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"), [(4_000, 1), pytest.param(100_000, 0, marks=pytest.mark.nightly)], ids=["quick", "whole"]
 )
 def test_changed_messages_are_refused_or_differ_in_values_alone(cases, seed, allocated):
     counted = outcomes(cases, seed)

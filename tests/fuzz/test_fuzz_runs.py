@@ -29,6 +29,8 @@ from stratafl.runs import Run, environment, read_run, run, stored
 from stratafl.runs.journal import read_lines
 from stratafl.runs.summary import DEFAULTS, counting
 
+pytestmark = pytest.mark.slow
+
 SEED = 13
 TINY = ["run.rounds=6", "data.clients=3", "data.partition=iid", "model.hidden=[2]", "train.batch=200", "train.lr=2.0"]
 DONE, SAVED = 5, (2, 4)  # rounds that are done, and those after which a checkpoint was saved
@@ -178,7 +180,7 @@ def test_damaged_run_directories(tmp_path, undamaged):
     assert all(0 < refused[way] < 3 * 12 for way in damage.DAMAGES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_quick")
 def test_hundreds_of_damaged_run_directories(tmp_path, undamaged):
     refused = damaged(undamaged, tmp_path, 100)

@@ -27,8 +27,10 @@ from stratafl.algorithms.compress_on import with_q4, with_q8, with_topk
 from stratafl.core import wire
 from stratafl.execute import Matrix, simulation
 from stratafl.execute.executors import InOneProcess
-from stratafl.execute.round import unwatched
+from stratafl.execute.round_run import unwatched
 from stratafl.testing import tiny_federation, tiny_model
+
+pytestmark = pytest.mark.slow
 
 METHODS = {
     "fedavg": fedavg(),
@@ -130,7 +132,7 @@ def _kind(reason):
 
 
 @pytest.mark.parametrize(
-    ("cases", "seed"), [(60, 1), pytest.param(3_000, 0, marks=pytest.mark.slow)], ids=["quick", "whole"]
+    ("cases", "seed"), [(60, 1), pytest.param(3_000, 0, marks=pytest.mark.nightly)], ids=["quick", "whole"]
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_hostile_uploads_are_refused_and_change_nothing(name, cases, seed):

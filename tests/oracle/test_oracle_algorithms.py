@@ -19,10 +19,10 @@ from tiers import slow_except
 
 pytestmark = pytest.mark.usefixtures("untraced")  # test_oracle_traced.py does not
 
-TRAIN = LocalTraining(lr=0.1, epochs=2, batch=10, momentum=0.9, weight_decay=0.01)
+TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9, weight_decay=0.01)
 BASE = ("conv1", "bn1", "conv2", "bn2", "drop")
 JOINT = (Phase(TRAIN),)
-HEAD_EPOCH = Phase(replace(TRAIN, epochs=1), ("fc",), "finetune")
+HEAD_EPOCHS = Phase(replace(TRAIN, epochs=2), ("fc",), "finetune")
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ METHODS = {
     "fedprox": _case(fedprox(strength=0.3, train=TRAIN), prox=0.3),
     "fedper": _case(fedper(train=TRAIN), personal=("fc",)),
     "fedrep": _case(
-        fedrep(head_epochs=1, train=TRAIN),
-        _alternating(Phase(replace(TRAIN, epochs=1), ("fc",), "head"), TRAIN),
+        fedrep(head_epochs=2, train=TRAIN),
+        _alternating(Phase(replace(TRAIN, epochs=2), ("fc",), "head"), TRAIN),
         personal=("fc",),
     ),
     "fedbn": _case(fedbn(train=TRAIN), personal=("bn1", "bn2")),
@@ -140,7 +140,7 @@ def test_fedper_with_heads_of_their_own(buffers: str) -> None:
 
 @pytest.mark.parametrize("buffers", slow_except(["follow"], ["local"]))
 def test_fedper_that_fine_tunes_its_head_first(buffers: str) -> None:
-    case = _case(fedper(finetune=1, train=TRAIN), (HEAD_EPOCH, *JOINT), personal=("fc",))
+    case = _case(fedper(finetune=2, train=TRAIN), (HEAD_EPOCHS, *JOINT), personal=("fc",))
     check(_simulation(case.algorithm, buffers), case.oracle(buffers=buffers))
 
 
@@ -163,7 +163,7 @@ def test_fedrep_with_more_head_epochs_and_a_larger_head() -> None:
 def test_frozen_modules_may_be_left_in_training_mode() -> None:
     """With `frozen_modules_train` a frozen base normalises with its batches and moves its statistics."""
     train = replace(TRAIN, frozen_modules_train=True)
-    case = _case(fedper(finetune=1, train=train), (HEAD_EPOCH, *JOINT), personal=("fc",), keep_training=True)
+    case = _case(fedper(finetune=2, train=train), (HEAD_EPOCHS, *JOINT), personal=("fc",), keep_training=True)
     check(_simulation(case.algorithm), case.oracle())
 
 

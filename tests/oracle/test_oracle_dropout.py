@@ -29,7 +29,7 @@ def test_one_step_with_the_same_mask(name: str, engine: str) -> None:
 
 
 def test_three_rounds_with_the_same_masks() -> None:
-    train = LocalTraining(lr=0.1, batch=5, epochs=2, momentum=0.9)
+    train = LocalTraining(lr=0.1, batch=8, epochs=1, momentum=0.9)
     module, federation = convnorm(0.4), images((14, 21, 4))
     sim = simulation(fedper(train=train), federation, module, rounds=3, engine="stacked", dtype=torch.float64)
     masked = with_masks(module)

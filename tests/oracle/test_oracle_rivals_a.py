@@ -28,18 +28,19 @@ from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import Staged
 from stratafl.policies import Exponential, LocalTraining, Mean
+from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.8, "three rounds beside a plain loop")]
 
 D = torch.float64
 ROUNDS = 3
 SEED = 3  # with which half of the clients in three rounds are one client that never takes part, and three that do twice
-PLAIN = LocalTraining(lr=0.1, epochs=2, batch=8)
+PLAIN = LocalTraining(lr=0.1, epochs=1, batch=8)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.01)
 # Clients of 7 and of 4 samples take no step.
 EVERYTHING = replace(HEAVY, clip=0.5, drop_last=True, schedule=Exponential(0.8))
 CORRECTED = replace(EVERYTHING, momentum=0.0)
-FAST = replace(HEAVY, lr=0.5)  # clients that go far from each other
+FAR = replace(HEAVY, lr=0.5, epochs=2)  # clients that go far from each other
 WHOLE = LocalTraining(lr=0.1, epochs=1, batch=40)  # one step a round, on all samples
 FIXED = {"head": ("fc",), "last:2": ("conv2", "bn2", "fc")}
 
@@ -56,16 +57,16 @@ class Case:
 
 
 ADAPTIVE = {"server_lr": 0.03, "beta1": 0.8, "beta2": 0.9, "tau": 0.02}
-PFEDME = {"strength": 6.0, "inner": 3, "personal_lr": 0.05, "beta": 0.6}
+PFEDME = {"strength": 6.0, "inner": 2, "personal_lr": 0.05, "beta": 0.6}
 CASES = {
     "scaffold": Case("scaffold", PlainScaffold, PLAIN, {"server_lr": 0.7}),
     "scaffold, clipped, decayed": Case("scaffold", PlainScaffold, CORRECTED, {"server_lr": 1.2}),
-    "fedexp": Case("fedexp", PlainFedExp, FAST, {"epsilon": 0.05}),
+    "fedexp": Case("fedexp", PlainFedExp, FAR, {"epsilon": 0.05}),
     "fedopt, adam": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "adam", **ADAPTIVE}),
     "fedopt, yogi": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "yogi", **ADAPTIVE}),
     "fedopt, momentum": Case("fedopt", PlainFedOpt, HEAVY, {"optimizer": "momentum", "server_lr": 0.6, "beta1": 0.7}),
     "moon": Case("moon", PlainMoon, HEAVY, {"strength": 3.0, "temperature": 0.3}),
-    "ditto": Case("ditto", PlainDitto, HEAVY, {"strength": 0.4, "personal_epochs": 3}),
+    "ditto": Case("ditto", PlainDitto, HEAVY, {"strength": 0.4, "personal_epochs": 2}),
     "ditto, clipped": Case("ditto", PlainDitto, replace(HEAVY, clip=0.5), {"strength": 2.0}),
     "pfedme": Case("pfedme", PlainPFedMe, PLAIN, PFEDME),
     "perfedavg, fo": Case("perfedavg", PlainPerFedAvg, PLAIN, {"version": "fo", "alpha": 0.3}),
@@ -122,8 +123,14 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
 # The methods of the catalogue
 
 
-@pytest.mark.parametrize("participation", PARTICIPATION)
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("scaffold", "fedexp", "fedopt, adam", "moon", "ditto", "pfedme", "perfedavg, hf", "fedavglpft", "fedbabu")
+ALL = ("scaffold, clipped, decayed", "ditto, clipped", "pfedme")  # with all clients, slowly
+
+
+@pytest.mark.parametrize(
+    ("case", "participation"),
+    slow_except(((case, 0.5) for case in QUICK), [*((case, 0.5) for case in CASES), *((case, 1.0) for case in ALL)]),
+)
 def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     chosen = CASES[case]
     if chosen.name not in ALGORITHMS:

@@ -10,7 +10,7 @@ from stratafl.execute import Matrix, Messages, simulation
 from stratafl.policies import LocalTraining
 from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.9, "some rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
 SIZES = (14, 11, 4, 20, 9, 17)  # two thirds of the clients: an even number; all but one: an odd one

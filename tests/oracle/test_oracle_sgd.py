@@ -92,6 +92,7 @@ def test_a_client_below_a_batch_does_nothing_if_the_last_batch_is_dropped() -> N
     assert all(torch.equal(rows[name][0], x) for name, x in state(module).items())
 
 
+@pytest.mark.slow
 def test_clipping_counts_trained_layers_only() -> None:
     """Fine-tuning clips by the norm of the head's gradient, as clip_grad_norm_ on the head's parameters does."""
     train = replace(PLAIN, clip=CLIP)
@@ -197,6 +198,7 @@ def _torch_with_groups(net: nn.Module, lr: float) -> torch.optim.SGD:
     return torch.optim.SGD(groups, lr, momentum=0.9, weight_decay=0.05)
 
 
+@pytest.mark.slow
 def test_a_rate_per_layer_is_a_parameter_group() -> None:
     train = replace(MOVING, rates=(OracleHeadRate(0.5), OracleHeadRate(0.5)))  # two rates multiply
     federation, module = images((14, 11, 4)), convnorm()

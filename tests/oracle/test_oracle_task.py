@@ -19,7 +19,7 @@ from stratafl.evaluation.evaluate import accuracy, deployed, received_models, sc
 from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.cohort_task import CohortTask
 from tiers import slow_except
 
 pytestmark = pytest.mark.usefixtures("untraced")

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from statistics import NormalDist
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,18 +9,19 @@ from seen import axis_range, series
 from written_runs import EVIL, as_regression, rewrite, write_run
 
 from stratafl.cli import main as strata
+from stratafl.errors import RunError
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather, read_outcome
-from stratafl.report.chance import CLEAR, probabilities
-from stratafl.report.decision import _change, decision
-from stratafl.report.decision_chart import decision_chart
-from stratafl.report.doubts import doubts, of_learning, tuned_before_use
+from stratafl.report import sentences as say
+from stratafl.report.chance import LARGE_LEAD, probabilities
+from stratafl.report.decision import decision, decision_chart, ranking_lead, what_would_show
 from stratafl.report.intervals import Interval
+from stratafl.report.notes import doubts, doubts_of_learning, tuned_before_use
 from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
-from stratafl.report.paired import Paired, about
-from stratafl.report.summary import summary
+from stratafl.report.paired import Paired, whom_verdicts_are_about
+from stratafl.report.sentences import finding
 from stratafl.runs.prediction_file import read_predictions, write_predictions
 
 
@@ -31,20 +31,27 @@ def write(place, name, values, *, seeds=3, **more):
         write_run(place / f"{name}{seed}", [value], name=name, seed=seed, **more)
 
 
+def values_of(findings, sentence):
+    """The values in a sentence; None if it is not said."""
+    return next((dict(each.values) for each in findings if each.sentence == sentence), None)
+
+
 def spending(folder, bytes_):
     rewrite(folder / "rounds.jsonl", lambda line: line | {"bytes.down": bytes_, "bytes.up": 0})
 
 
-def test_the_best_is_recommended_in_plain_words(tmp_path):
+def test_the_best_is_recommended(tmp_path):
     write(tmp_path, "fedper", [0.8, 0.81, 0.82])
     write(tmp_path, "fedavg", [0.5, 0.51, 0.52])
     made = decision(gather([tmp_path]))
-    assert made.headline == "Use fedper: some parts are shared, the others stay with the client."
-    answers = dict(made.answers)
-    assert answers["Why"].startswith("It has the best test accuracy: 81.0 %. fedavg follows with 51.0 %.")
-    assert answers["Who gains"] == "Unknown, because no run trains every client alone. Add local to the methods."
-    assert answers["How sure"].startswith("It is better than fedavg, beyond chance. This rests on 3 seeds")
-    assert "What would change it" not in answers
+    assert [each.sentence for each in made.headline] == [say.USE_KIND]
+    assert made.headline[0].values["method"] == made.use.label == "fedper"
+    assert values_of(made.answers["Why"], say.BEST) == {"metric": "accuracy", "score": "81.0 %"}
+    assert values_of(made.answers["Why"], say.RUNNER_UP) == {"method": "fedavg", "score": "51.0 %"}
+    assert made.answers["Who gains"] == [finding(say.NO_LOCAL, local="local")]
+    assert values_of(made.answers["How sure"], say.SURELY_BETTER_THAN) == {"methods": ["fedavg"]}
+    assert values_of(made.answers["How sure"], say.RESTS_ON)["seeds"] == "3 seeds"
+    assert "What would change it" not in made.answers
 
 
 def test_the_guard_changes_no_verdict_on_the_methods_and_is_used_only_if_it_helps(tmp_path):
@@ -63,7 +70,7 @@ def test_the_guard_changes_no_verdict_on_the_methods_and_is_used_only_if_it_help
     made = decision(study)
     assert made.use is not None
     assert made.use.label == "fedper"
-    assert "sends as much and needs no guard" in dict(made.answers)["Why"]
+    assert values_of(made.answers["Why"], say.NEEDS_NO_GUARD)["method"] == "fedper"
 
 
 def test_of_two_that_cannot_be_told_apart_the_cheaper_is_recommended(tmp_path):
@@ -73,9 +80,9 @@ def test_of_two_that_cannot_be_told_apart_the_cheaper_is_recommended(tmp_path):
         spending(tmp_path / f"fedper{seed}", 50)
     made = decision(gather([tmp_path]))
     assert made.use.label == "fedper"
-    assert "lead" not in made.headline
-    assert dict(made.answers)["Why"].startswith("fedavg has the best test accuracy (81.1 %), but")
-    assert "50 B against 110 B" in dict(made.answers)["Why"]
+    assert [each.sentence for each in made.headline] == [say.USE_KIND]  # and not that its lead may be chance
+    said = values_of(made.answers["Why"], say.SENDS_LESS)
+    assert (said["best"], said["top"], said["size"], said["more"]) == ("fedavg", "81.1 %", "50 B", "110 B")
 
 
 def test_a_method_that_is_chance_is_not_chosen_and_that_is_the_reason(tmp_path):
@@ -88,18 +95,17 @@ def test_a_method_that_is_chance_is_not_chosen_and_that_is_the_reason(tmp_path):
         spending(tmp_path / f"fedper{seed}", 500)
     made = decision(gather([tmp_path]))
     assert made.use.label == "fedper"
-    assert dict(made.answers)["Why"] == (
-        "fedavg (60.7 %) comes first in the ranking, but cannot be told from always giving the most frequent class. "
-        "It has the best test accuracy of the others: 60.0 %. local follows with 56.0 %. "
-        "All clients together send and receive 500 B."
-    )
+    assert made.answers["Why"] == [
+        finding(say.SKIPPED, methods=["fedavg (60.7 %)"]),
+        finding(say.BEST_OF_REST, metric="accuracy", score="60.0 %"),
+        finding(say.RUNNER_UP, method="local", score="56.0 %"),
+        finding(say.SENDS, size="500 B"),
+    ]
     for seed in range(3):
         spending(tmp_path / f"local{seed}", 0)
         rewrite(tmp_path / f"local{seed}" / "rounds.jsonl", lambda line: line | {"test.deployed.accuracy": 0.599})
-    assert dict(decision(gather([tmp_path])).answers)["Why"].endswith(
-        "Of the others, fedper has the best test accuracy (60.0 %), but that cannot be told from the 59.9 % of local, "
-        "which sends less: 0 B against 500 B in all."
-    )
+    said = values_of(decision(gather([tmp_path])).answers["Why"], say.SENDS_LESS)
+    assert (said["best"], said["top"], said["method"], said["score"]) == ("fedper", "60.0 %", "local", "59.9 %")
 
 
 def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
@@ -109,8 +115,8 @@ def test_a_method_that_is_far_behind_is_not_recommended_for_its_price(tmp_path):
         spending(tmp_path / f"local{seed}", 0)
     made = decision(gather([tmp_path]))
     assert made.use.label == "fedavg"
-    assert made.headline == "Use fedavg: one model for everybody. Its lead may be chance."
-    assert "It cannot be told from local." in dict(made.answers)["How sure"]
+    assert [each.sentence for each in made.headline] == [say.USE_KIND, say.LEAD_MAY_BE_CHANCE]
+    assert values_of(made.answers["How sure"], say.NOT_SIGNIFICANT) == {"methods": ["local"]}
 
 
 def test_a_cheaper_method_that_is_surely_worse_is_not_recommended(tmp_path):
@@ -130,31 +136,31 @@ def test_a_pair_is_turned_where_the_method_comes_second(tmp_path):
         spending(tmp_path / f"fedper{seed}", 50)
     made = decision(gather([tmp_path]))
     assert made.use.label == "fedper"
-    assert "worse than fedrep" in dict(made.answers)["How sure"]
+    assert values_of(made.answers["How sure"], say.SURELY_WORSE_THAN) == {"methods": ["fedrep"]}
 
 
 def test_what_more_of_would_tell_is_named():
-    use, other = (SimpleNamespace(label=name, settings={"algorithm.name": name}) for name in ("fedper", "fedavg"))
     limited = Paired("fedper", "fedavg", Interval(0.1, -0.1, 0.3), 0.5, 0.5, "unclear", None, 3, 4, limited=True)
-    said = "More seeds may not tell it from fedavg, because "
-    assert _change(use, [other], [limited]) == f"{said}clients differ too much; more clients might."
+    assert what_would_show(limited) == finding(say.CLIENTS_DISAGREE, method="fedavg")
     here = replace(limited, about_these_clients=True)
-    assert _change(use, [other], [here]) == f"{said}test samples are too few; more test samples might."
+    assert what_would_show(here) == finding(say.TOO_FEW_SAMPLES, method="fedavg")
+    unlimited = replace(limited, limited=False, more_seeds=4)
+    assert what_would_show(unlimited) == finding(say.FURTHER_SEEDS, method="fedavg", seeds="4 further seeds")
+    assert what_would_show(replace(unlimited, more_seeds=None)).sentence == say.TOO_SMALL_TO_SHOW
+    assert what_would_show(replace(unlimited, seeds=1)).sentence == say.REPEAT
 
 
 def test_alone_may_be_best(tmp_path):
     write(tmp_path, "local", [0.8, 0.81, 0.82])
     write(tmp_path, "fedavg", [0.5, 0.51, 0.52])
-    headline = decision(gather([tmp_path])).headline
-    assert headline == "Train every client alone (local): every federated method here is worse."
+    assert decision(gather([tmp_path])).headline == [finding(say.TRAIN_ALONE, method="local")]
 
 
 def test_a_lead_of_training_alone_may_be_chance_as_any_other(tmp_path):
     write(tmp_path, "local", [0.9, 0.4, 0.9])
     write(tmp_path, "fedavg", [0.6, 0.5, 0.5])
-    assert decision(gather([tmp_path])).headline == (
-        "Train every client alone (local): no federated method here is clearly better. Its lead may be chance."
-    )
+    said = [each.sentence for each in decision(gather([tmp_path])).headline]
+    assert said == [say.TRAIN_ALONE_UNCLEAR, say.LEAD_MAY_BE_CHANCE]
 
 
 def test_who_gains_is_said_by_name(tmp_path):
@@ -166,16 +172,17 @@ def test_who_gains_is_said_by_name(tmp_path):
     for seed in range(3):
         path = tmp_path / f"fedper{seed}" / "clients.jsonl"
         rewrite(path, lambda line: line | ({"test.deployed.accuracy": 0.1} if line["client"] == 2 else {}))
-    said = dict(decision(gather([tmp_path])).answers)["Who gains"]
-    assert said.startswith("Compared with training alone, ")
-    assert "which of these are chance is unknown. Lower scores: Cork" in said
+    said = decision(gather([tmp_path])).answers["Who gains"]
+    assert values_of(said, say.AGAINST_ALONE)["better"] == 3
+    assert values_of(said, say.CHANCE_UNKNOWN) == {}
+    assert values_of(said, say.LOWER_SCORES)["names"].startswith("Cork (−")
 
 
 def test_one_run_of_each_is_a_doubt_and_comes_first(tmp_path):
     write(tmp_path, "fedper", [0.8], seeds=1)
     write(tmp_path, "fedavg", [0.5], seeds=1)
     made = decision(gather([tmp_path]))
-    assert made.cautions[0].startswith("Every method ran once")
+    assert made.cautions[0] == finding(say.RAN_ONCE)
 
 
 def test_models_that_give_one_answer_are_not_recommended(tmp_path):
@@ -185,10 +192,11 @@ def test_models_that_give_one_answer_are_not_recommended(tmp_path):
     write(tmp_path, "fedavg", [0.875] * 3, holdings=held)
     study = gather([tmp_path])
     made = decision(study)
-    assert (made.use, made.headline) == (None, "Use none of these models: their accuracy shows nothing.")
-    assert "compare again with --metric auroc" in dict(made.answers)["What the probabilities show"].lower()
-    assert of_learning(study) == ["No method is better than always giving a client its most frequent class (87.5 %)."]
-    assert not set(of_learning(study)) & set(made.cautions)  # the headline says it already
+    assert (made.use, made.headline) == (None, [finding(say.USE_NONE_BY, metric="accuracy")])
+    assert made.answers["What the probabilities show"] == [finding(say.NO_PREDICTIONS)]
+    (doubt,) = doubts_of_learning(study)
+    assert doubt == finding(say.NOT_BETTER, methods=["fedavg", "fedper"], base="87.5 %")
+    assert doubt not in made.cautions  # the headline says it already
 
 
 def test_a_method_that_trains_before_use_is_said_to(tmp_path):
@@ -198,7 +206,7 @@ def test_a_method_that_trains_before_use_is_said_to(tmp_path):
         rewrite(tmp_path / f"fedbabu{seed}" / "rounds.jsonl", lambda line: line | {"test.received.accuracy": 0.1})
     study = gather([tmp_path])
     assert [tuned_before_use(rank) for rank in study.ranks] == [True, False]
-    assert any(said.startswith("fedbabu trains each client's model once more") for said in doubts(study))
+    assert values_of(doubts(study), say.TRAINED_BEFORE_USE) == {"methods": ["fedbabu"]}
 
 
 def test_unequal_steps_unfinished_runs_leaks_and_one_rate_are_doubts(tmp_path):
@@ -207,11 +215,11 @@ def test_unequal_steps_unfinished_runs_leaks_and_one_rate_are_doubts(tmp_path):
     for seed in range(3):
         rewrite(tmp_path / f"fedrep{seed}" / "rounds.jsonl", lambda line: line | {"train.steps": 30})
         rewrite(tmp_path / f"fedavg{seed}" / "rounds.jsonl", lambda line: line | {"train.steps": 10})
-    said = " ".join(doubts(gather([tmp_path])))
-    assert "fedavg †: test data influences its training" in said
-    assert "fedrep is not finished" in said
-    assert "All methods used one learning rate" in said
-    assert "A round of fedrep has 3.0 times the training steps of a round of fedavg" in said
+    said = doubts(gather([tmp_path]))
+    assert values_of(said, say.LEAKING) == {"methods": ["fedavg †"]}
+    assert values_of(said, say.UNFINISHED) == {"methods": ["fedrep"]}
+    assert values_of(said, say.ONE_RATE) == {"rate": "0.05"}
+    assert values_of(said, say.UNEQUAL_STEPS) == {"most": "fedrep", "least": "fedavg †", "ratio": "3.0"}
 
 
 def test_a_loss_is_lower_when_it_is_better(tmp_path):
@@ -220,7 +228,6 @@ def test_a_loss_is_lower_when_it_is_better(tmp_path):
             as_regression(write_run(tmp_path / f"{name}{seed}", [best], name=name, seed=seed))
     study = gather([tmp_path])
     assert decision(study).use.label == "fedper"  # 2 − 1.5
-    assert "lower is better" in decision_chart(study).caption
 
 
 def test_the_picture_has_every_seed_and_an_axis_that_shows_the_differences(tmp_path):
@@ -243,22 +250,20 @@ def counts_of_validation(each, clients=4):
 
 
 @pytest.mark.parametrize(
-    ("each", "accuracies", "tables", "says"),
+    ("each", "accuracies", "tables", "doubted", "advised"),
     [
-        (12, [0.5, 0.6], {}, "selected on 48 validation samples of all clients together, so"),
-        (12, [0.5, 0.6], {"data": {"validation": 0.2}}, "partly chance."),  # there is nothing to advise
-        (13, [0.5, 0.6], {}, None),
-        (12, [0.5], {}, None),  # nothing to select from
-        (12, [0.5, 0.6], {"evaluate": {"select": "last"}}, None),
+        (12, [0.5, 0.6], {}, "48", True),
+        (12, [0.5, 0.6], {"data": {"validation": 0.2}}, "48", False),
+        (13, [0.5, 0.6], {}, None, False),
+        (12, [0.5], {}, None, False),  # nothing to select from
+        (12, [0.5, 0.6], {"evaluate": {"select": "last"}}, None, False),
     ],
 )
-def test_rounds_that_few_validation_samples_selected_are_doubted(tmp_path, each, accuracies, tables, says):
+def test_rounds_that_few_validation_samples_selected_are_doubted(tmp_path, each, accuracies, tables, doubted, advised):
     write_run(tmp_path / "run", accuracies, holdings=counts_of_validation(each), **tables)
-    found = [said for said in doubts(gather([tmp_path])) if "validation samples" in said]
-    assert len(found) == (says is not None)
-    assert says is None or says in found[0]
-    advised = says is not None and says.startswith("selected")
-    assert ("set data.validation=0.2" in "".join(found)) == advised
+    said = doubts(gather([tmp_path]))
+    assert values_of(said, say.FEW_VALIDATION_SAMPLES) == (None if doubted is None else {"count": doubted})
+    assert values_of(said, say.MORE_VALIDATION) == ({"share": "0.2"} if advised else None)
 
 
 def test_names_of_clients_are_text(tmp_path):
@@ -305,37 +310,35 @@ def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are
     guessing(tmp_path, "local", areas=[0.6, 0.61, 0.59])
     study = gather([tmp_path])
     made = decision(study)
-    answers = dict(made.answers)
-    assert (made.use, made.headline) == (
-        None,
-        "Do not choose by balanced accuracy: the answers of these models show nothing.",
-    )
-    assert (
-        "By balanced accuracy no method can be told from always giving the most frequent class (50.0 %)"
-        in answers["Why"]
-    )
-    assert "AUROC fedavg 0.8" in answers["What the probabilities show"]
-    assert "fedavg is better than local by" in answers["What the probabilities show"]
-    assert f"strata report {tmp_path} --metric auroc" in answers["What to do"]
-    assert "no method can be told from" in summary(study)
-    again = gather([tmp_path], METRICS["auroc"])
-    by_auroc = decision(again)
-    assert by_auroc.use.label == "fedavg"
-    assert by_auroc.headline == "Use fedavg: one model for everybody."
-    (pair,) = again.pairs
+    assert (made.use, made.headline) == (None, [finding(say.NOT_BY_ANSWERS, metric="balanced accuracy")])
+    chance = finding(say.AT_CHANCE, metric="balanced accuracy", base="50.0 %", methods=["fedavg", "local"])
+    assert made.answers["Why"] == [chance]
+    assert chance in ranking_lead(study)
+    scores, pair = made.answers["What the probabilities show"]
+    assert scores.values["scores"][0].startswith("fedavg 0.8")
+    assert pair.values["pair"].startswith(say.PAIR_BETTER.format(first="fedavg", second="local", evidence="0.19")[:-1])
+    assert values_of(made.answers["What to do"], say.RANK_BY_AUROC)["folders"] == str(tmp_path)
+
+
+def test_by_auroc_the_better_probabilities_are_recommended_for_these_clients(tmp_path):
+    guessing(tmp_path, "fedavg", areas=[0.8, 0.81, 0.82])
+    guessing(tmp_path, "local", areas=[0.6, 0.61, 0.59])
+    study = gather([tmp_path], METRICS["auroc"])
+    made = decision(study)
+    assert made.use.label == "fedavg"
+    assert [each.sentence for each in made.headline] == [say.USE_KIND]
+    (pair,) = study.pairs
     assert (pair.about_these_clients, pair.verdict) == (True, "better")
-    assert pair.sentence.startswith("fedavg is better than local by 0.19")
-    assert " for these clients (" in pair.sentence
-    assert "about these clients, not about others" in dict(by_auroc.answers)["How sure"]
-    gains = dict(by_auroc.answers)["Who gains"]  # a client with 4 positives that scores lower is not named for it
-    assert "surely gain: " in gains
-    assert "; none loses. By chance alone fewer than one would gain, and as many lose. In all, " in gains
-    assert "(−" not in gains
-    assert any(said.startswith("Rounds were selected by balanced accuracy") for said in by_auroc.cautions)
+    assert pair.difference.mean == pytest.approx(0.19, abs=0.01)
+    assert finding(say.ABOUT_THESE_CLIENTS) in made.answers["How sure"]
+    gains = made.answers["Who gains"]  # a client with 4 positives that scores lower is not named for it
+    assert values_of(gains, say.SURELY_BETTER)["count"] >= 1
+    assert finding(say.NONE_SURELY_WORSE) in gains
+    assert finding(say.RARELY_BY_CHANCE) in gains
+    assert values_of(made.cautions, say.OTHER_METRIC) == {"selected": "balanced accuracy", "ranked": "AUROC"}
 
 
-def test_only_what_rests_on_the_test_samples_of_both_is_about_these_clients(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_only_what_rests_on_the_test_samples_of_both_is_about_these_clients(tmp_path):
     for name, area in (("fedavg", 0.8), ("fedper", 0.7), ("local", 0.6)):
         guessing(tmp_path, name, areas=[area, area + 0.01, area - 0.01])
         for seed in range(3):
@@ -350,22 +353,17 @@ def test_only_what_rests_on_the_test_samples_of_both_is_about_these_clients(tmp_
         ("fedavg", "local"): False,
         ("fedper", "local"): False,
     }
-    assert "for these clients" not in study.pairs[1].sentence
-    assert about(study.pairs).endswith(
-        "Only those on fedavg and local, fedper and local are about other clients like these."
-    )
-    assert "not about others" not in dict(decision(study).answers)["How sure"]
-    assert "these clients" not in summary(study)
-    strata(["report", str(tmp_path)])
-    assert "intervals over seeds and clients or seeds and the test samples of these clients" in capsys.readouterr().out
+    apart = [f"{pair.first} and {pair.second}" for pair in study.pairs[1:]]
+    assert ", ".join(apart) in whom_verdicts_are_about(study.pairs)
+    assert finding(say.ABOUT_THESE_CLIENTS) not in decision(study).answers["How sure"]
 
 
 def test_probabilities_that_are_chance_too_recommend_nothing(tmp_path):
     guessing(tmp_path, "fedavg", areas=[0.5] * 3)
     guessing(tmp_path, "local", areas=[0.5] * 3)
     made = decision(gather([tmp_path]))
-    assert (made.use, made.headline) == (None, "Use none of these models: they are not better than chance.")
-    assert "no method can be told from chance: AUROC" in dict(made.answers)["What the probabilities show"]
+    assert (made.use, made.headline) == (None, [finding(say.USE_NONE)])
+    assert values_of(made.answers["What the probabilities show"], say.AUROC_AT_CHANCE) is not None
 
 
 def test_a_slight_lead_by_answers_does_not_outweigh_probabilities(tmp_path):
@@ -380,9 +378,9 @@ def test_a_slight_lead_by_answers_does_not_outweigh_probabilities(tmp_path):
     assert study.chance.unsure == {"fedavg"}  # 3 points more with every seed and client
     made = decision(study)
     assert made.use is None
-    assert "local is hardly better than" in dict(made.answers)["Why"]
-    assert "fedavg cannot be told from that but has better probabilities." in dict(made.answers)["Why"]
-    assert made.headline == "Do not choose by balanced accuracy: the probabilities say otherwise."
+    why = values_of(made.answers["Why"], say.CONTRADICTED)
+    assert (why["method"], why["better"]) == ("local", ["fedavg"])
+    assert made.headline == [finding(say.NOT_BY_METRIC, metric="balanced accuracy")]
 
 
 def test_probabilities_that_cannot_be_told_apart_take_no_recommendation_away(tmp_path):
@@ -395,7 +393,7 @@ def test_probabilities_that_cannot_be_told_apart_take_no_recommendation_away(tmp
     study = gather([tmp_path])
     shown = probabilities(study.ranks)
     assert shown.ranks[0].label == "fedavg"  # by 0.001
-    assert shown.sentences[0].startswith("By their probabilities, AUROC fedavg 0.7")
+    assert shown.findings[0].sentence == say.AUROC_SCORES
     assert decision(study).use.label == "local"
 
 
@@ -404,14 +402,14 @@ def test_a_large_lead_over_chance_of_few_samples_is_not_believed(tmp_path):
     for name in ("fedavg", "fedper", "local", "ditto"):
         guessing(tmp_path, name, areas=[0.55], seeds=1, clients=4)
     found = gather([tmp_path], METRICS["auroc"]).chance
-    assert all(way >= CLEAR for way in found.ahead.values())
+    assert all(way >= LARGE_LEAD for way in found.ahead.values())
     assert found.unsure == {"fedavg", "fedper", "local", "ditto"}
 
 
 def test_a_large_lead_over_chance_is_believed_with_noisy_seeds(tmp_path):
     guessing(tmp_path, "fedavg", areas=[0.75, 0.99], seeds=2)
     found = gather([tmp_path], METRICS["auroc"]).chance
-    assert found.ahead["fedavg"] > CLEAR
+    assert found.ahead["fedavg"] > LARGE_LEAD
     assert found.unsure == set()
 
 
@@ -445,11 +443,11 @@ def test_a_run_measured_by_another_metric_keeps_its_round_and_needs_predictions(
     assert again.numbers()["score"] == stored.average(METRICS["auroc"], "clients")
     assert again.by_client() == stored.by_client(METRICS["auroc"])
     assert again.numbers()["selected_round"] == one.numbers()["selected_round"]
-    assert "at the round with the best validation balanced accuracy" in what_counts([again])
-    assert strata(["report", str(tmp_path), "--metric", "auroc", "-o", str(tmp_path / "r.html")]) == 0
-    assert "test AUROC of deployed models, mean over clients, at the round" in capsys.readouterr().out
+    assert "balanced accuracy" in what_counts([again])  # which selected the round
+    assert strata(["report", str(tmp_path), "--metric", "auroc"]) == 0
+    assert "AUROC" in capsys.readouterr().out
     assert strata(["report", str(tmp_path), "--metric", "auroc", "--target", "0.7"]) == 2
-    assert "leave out --metric" in capsys.readouterr().err
+    assert "--metric" in capsys.readouterr().err
     write_run(tmp_path / "bare", [0.5], name="fedper")
-    assert strata(["report", str(tmp_path), "--metric", "auroc"]) == 2
-    assert "bare' has no stored predictions to measure AUROC of" in capsys.readouterr().err
+    with pytest.raises(RunError, match=r"bare'.*AUROC"):
+        gather([tmp_path], METRICS["auroc"])

@@ -18,8 +18,8 @@ from stratafl.report.curves import curve, curves_chart
 from stratafl.report.layer_charts import mixing_chart
 from stratafl.report.page import sections
 from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
+from stratafl.report.run_facts import run_facts
 from stratafl.report.study import read_layer_journal
-from stratafl.report.summary import facts
 
 
 def charts(study):
@@ -90,7 +90,6 @@ def test_clients_are_shown_by_the_models_that_count(tmp_path):
     study = gather([tmp_path])
     chart = clients_chart(study)
     assert [score for score, _ in series(chart)["fedper"]] == pytest.approx([0.2, 0.3, 0.4])
-    assert chart.caption.startswith("Test accuracy by client, of models as received at the last round. Each point")
     assert [row[1].shown for row in worst_table(study).rows] == ["client 0", "client 1", "client 2"]
 
 
@@ -196,7 +195,6 @@ def test_without_class_counts_the_samples_of_clients_are_shown(tmp_path):
     write_run(tmp_path / "0", [0.5], clients=3)
     chart = class_counts_chart(gather([tmp_path]))
     assert series(chart, "seed 0", "test")["samples"] == [("0", 4), ("1", 5), ("2", 6)]
-    assert chart.caption == "The number of samples of each client. The runs do not record its classes."
     (tmp_path / "0" / "clients.jsonl").unlink()
     assert class_counts_chart(gather([tmp_path])) is None
 
@@ -233,7 +231,7 @@ def test_the_ranking_in_the_table_and_in_csv(tmp_path):
 
 def test_what_was_run_in_words(tmp_path):
     study = gather([write_study(tmp_path / "s")])
-    told = dict(facts(study))
+    told = run_facts(study)
     assert told["seeds"] == "0, 1"
     assert told["versions"].startswith("stratafl 0.1, Python 3.11")
     assert len(runs_table(study).rows) == 6
@@ -251,7 +249,7 @@ def test_the_partition_in_words(tmp_path, names, partition, says):
     rows = {split: [[1, 2], [3, 4]] for split in ("train", "test")}
     held = {"classes": 2, "clients": 2, "counts": rows} | ({"client_names": names} if names else {})
     write_run(tmp_path / "0", [0.5], clients=2, holdings=held, data={"partition": partition, "alpha": 0.1})
-    assert dict(facts(gather([tmp_path])))["data"] == says
+    assert run_facts(gather([tmp_path]))["data"] == says
 
 
 def test_labels_in_charts_are_short_and_all_different():
@@ -329,7 +327,6 @@ def test_partitions_are_called_by_what_they_differ_in(tmp_path):
 def test_a_regression_has_no_classes_and_says_which_loss_it_is(tmp_path):
     held = {"classes": None, "clients": 2, "counts": {"train": [[3], [4]], "test": [[1], [1]]}}
     study = gather([as_regression(write_run(tmp_path / "0", [0.5], clients=2, holdings=held))])
-    assert class_counts_chart(study).caption == "The number of samples of each client."
     assert worst_table(study).head == (
         *("method", "client", "seed", "mean squared error", "test samples", "training samples"),
     )
@@ -345,4 +342,4 @@ def test_commands_stand_in_the_order_in_which_they_were_given(tmp_path):
     for name, value, hour, word in (("fedavg", 0.9, 11, "resume"), ("local", 0.5, 10, "compare")):
         then = {"started": f"2026-11-15T{hour}:00:00+00:00", "command": ["strata", word]}
         write_run(tmp_path / name, [value], name=name, environment=then)
-    assert dict(facts(gather([tmp_path])))["command"] == "strata compare; strata resume"
+    assert run_facts(gather([tmp_path]))["command"] == "strata compare; strata resume"

@@ -6,9 +6,12 @@ import pytest
 from written_runs import rewrite, round_line, write_run
 
 from stratafl.report import gather
+from stratafl.report import sentences as say
+from stratafl.report.decision import ranking_lead
 from stratafl.report.formats import difference, duration, limits, score, size, spread
 from stratafl.report.intervals import Interval, Spread, interval
-from stratafl.report.summary import cautions, summary
+from stratafl.report.notes import cautions
+from stratafl.report.sentences import finding
 
 
 def test_the_t_interval_is_that_of_a_table():
@@ -53,13 +56,11 @@ def runs(place, **scores):
 
 
 def test_a_winner_is_named_only_beyond_noise(tmp_path):
-    clear = summary(runs(tmp_path / "clear", fedavg=(0.5, 0.52, 0.51), local=(0.8, 0.83, 0.8)))
-    assert clear.startswith("local comes first with 81.0 % test accuracy (mean of 3 seeds, 95 % interval ")
-    assert "It is better than fedavg (30.0 points, 95 % interval 2" in clear
-    assert "no clear winner" not in clear
-    noisy = summary(runs(tmp_path / "noisy", fedavg=(0.5, 0.9, 0.7), local=(0.8, 0.6, 0.76)))
-    assert "Whether it is better than fedavg (2.0 points, 95 % interval −" in noisy
-    assert noisy.endswith("cannot be told, so there is no clear winner.")
+    first, rivals = ranking_lead(runs(tmp_path / "clear", fedavg=(0.5, 0.52, 0.51), local=(0.8, 0.83, 0.8)))
+    assert (first.sentence, first.values["method"], first.values["score"]) == (say.FIRST, "local", "81.0 %")
+    assert (rivals.sentence, rivals.values["pairs"][:19]) == (say.FIRST_BETTER, "fedavg (30.0 points")
+    _, noisy = ranking_lead(runs(tmp_path / "noisy", fedavg=(0.5, 0.9, 0.7), local=(0.8, 0.6, 0.76)))
+    assert (noisy.sentence, noisy.values["pairs"][:18]) == (say.FIRST_UNCLEAR, "fedavg (2.0 points")
 
 
 def test_of_losses_the_lower_is_better(tmp_path):
@@ -68,24 +69,23 @@ def test_of_losses_the_lower_is_better(tmp_path):
             folder = write_run(tmp_path / f"{name}{seed}", [2 - loss], name=name, seed=seed)
             line = {key: value for key, value in round_line(1, 0.0, loss).items() if not key.endswith("accuracy")}
             rewrite(folder / "rounds.jsonl", lambda _, line=line: line)
-    said = summary(gather([tmp_path]))
-    assert said.startswith(
-        "local comes first with a test loss of 1 (2 seeds: 1 and 1). It is better than fedavg (1.05, "
-    )
+    first, rivals = ranking_lead(gather([tmp_path]))
+    assert (first.values["method"], first.values["metric"], first.values["score"]) == ("local", "loss", "1")
+    assert (rivals.sentence, rivals.values["pairs"][:12]) == (say.FIRST_BETTER, "fedavg (1.05")
 
 
 def test_one_seed_says_nothing_about_noise(tmp_path):
-    said = summary(runs(tmp_path / "one", fedavg=(0.5,), local=(0.8,)))
-    assert said.startswith("local comes first with 80.0 % test accuracy (one seed).")
-    assert said.endswith("These are differences between clients with one seed; with other seeds they may differ.")
-    assert summary(runs(tmp_path / "alone", fedavg=(0.5,))) == "fedavg reaches 50.0 % test accuracy (one seed)."
+    first, *_, last = ranking_lead(runs(tmp_path / "one", fedavg=(0.5,), local=(0.8,)))
+    assert (first.values["basis"], last.sentence) == ("one seed", say.FIRST_ONE_SEED)
+    (only,) = ranking_lead(runs(tmp_path / "alone", fedavg=(0.5,)))
+    assert (only.sentence, only.values["score"]) == (say.ALONE_REACHES, "50.0 %")
 
 
 def test_a_method_that_leaks_wins_nothing(tmp_path):
     write_run(tmp_path / "a", [0.9], name="flayer", environment={"leaks": "it sees test data"})
     write_run(tmp_path / "b", [0.5], name="fedavg")
     study = gather([tmp_path])
-    assert summary(study).startswith("fedavg reaches 50.0 %")
+    assert [each.values["method"] for each in ranking_lead(study)] == ["fedavg"]
     assert any("flayer †" in line and "it sees test data" in line for line in cautions(study))
 
 
@@ -96,17 +96,22 @@ def test_what_a_reader_is_warned_of(tmp_path):
     write_run(tmp_path / "empty", [], name="fedavg", asked=3)
     resumed = [{"at": "now", "round": 1, "changed": ["torch 1 → 2"]}]
     write_run(tmp_path / "moved", [0.4, 0.5, 0.6], name="fedavg", environment={"resumed": resumed})
-    said = "\n".join(cautions(gather([tmp_path])))
-    for words in (
-        "fedper is not finished: 1 of 3 rounds",
-        "empty' has no evaluated round yet",
-        "whole' repeats a configuration",
-        "moved' was resumed elsewhere and is not bit-identical: torch 1 → 2",
-        "differ in train.lr",
-        "not all run with the same seeds",
-        "versions of torch: ",
+    warnings = cautions(gather([tmp_path]))
+    for expected in (
+        finding(say.BEHIND, method="fedper", done=1, rounds="3 rounds"),
+        finding(say.NOT_EVALUATED, folder=tmp_path / "empty"),
+        finding(say.REPEATED, folder=tmp_path / "whole"),
+        finding(say.RESUMED_ELSEWHERE, folder=tmp_path / "moved", changes="torch 1 → 2"),
+        finding(say.UNLIKE_SETTINGS, keys="train.lr"),
+        finding(say.UNLIKE_SEEDS),
+        finding(say.UNLIKE_MACHINES, what="versions of torch", values="2.13, 2.12"),
     ):
-        assert words in said
+        assert str(expected) in warnings
+
+
+def test_every_sentence_takes_its_values():
+    """Names are joined, and long lists are cut."""
+    assert str(finding(say.UNFINISHED, methods=[*"abcdefgh"])).count("a, b, c, d, e, f and 2 more") == 1
 
 
 def test_limits_end_where_numbers_end_and_minus_is_no_hyphen():

@@ -12,8 +12,7 @@ from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
 from stratafl.report.metric_tables import all_metrics, confusion_chart, metrics_table
 from stratafl.report.page import page
-from stratafl.report.tuned import TUNING_RESULT
-from stratafl.report.tuning_tables import rates_chart, tuning_table
+from stratafl.report.tuned import TUNING_RESULT, rates_chart, tuning_table
 from stratafl.runs.prediction_file import write_predictions
 
 Y = [0, 0, 0, 1]
@@ -80,7 +79,7 @@ def test_what_a_tuning_chose_and_its_scores_over_the_learning_rate(tmp_path):
     method |= {"sides": {"train.lr": "inside"}, "trials": trials, "tuned": {"1": 0.8}, "untuned": {"1": 0.6}}
     (tmp_path / TUNING_RESULT).write_text(json.dumps({"methods": [method]}), encoding="utf-8")
     study = gather([tmp_path])
-    (row,) = tuning_table(study).rows
+    (row,) = tuning_table(study.tuned).rows
     assert [cell.shown for cell in row[:6]] == ["fedper", "learning rate = 0.1", "70.0 %", "80.0 %", "60.0 %", "3"]
-    assert series(rates_chart(study))["fedper"] == [(0.01, 0.5), (0.1, 0.7), (1.0, 0.6)]
+    assert series(rates_chart(study.tuned))["fedper"] == [(0.01, 0.5), (0.1, 0.7), (1.0, 0.6)]
     assert 'id="tuning"' in page(study)

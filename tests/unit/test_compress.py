@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from simulations import built
 from stratafl.algorithms import algorithm, fedamp, fedavg, fedper, heurpfedla, ifca, pfedla, scaffold
 from stratafl.algorithms.compress_on import compressed, with_q4, with_q8, with_topk
 from stratafl.algorithms.special_cases import SpecialCase
@@ -17,13 +18,13 @@ from stratafl.core.fields import Filled, Start
 from stratafl.core.layers import select
 from stratafl.core.parcel import Field, Parcel, count_bytes
 from stratafl.errors import RecordError
-from stratafl.execute import Matrix, simulation
+from stratafl.execute import Matrix
 from stratafl.policies import Median
 from stratafl.policies.codecs import Quantise, TopK
 from stratafl.policies.compress import Compress, Received
 from stratafl.policies.robust import robust
 from stratafl.runtime import engine
-from stratafl.testing import check_special_case, tiny_federation, tiny_model
+from stratafl.testing import check_special_case
 
 SAMPLES = 8  # bytes of n_k
 SLOW = pytest.mark.slow
@@ -35,16 +36,9 @@ def untraced(monkeypatch):
     monkeypatch.setattr(engine, "patience", lambda _: float("inf"), raising=False)
 
 
-def made(method, *, dtype=torch.float64, rounds=3, participation=1.0, batchnorm=False):
-    return simulation(
-        method,
-        tiny_federation(dtype=dtype),
-        tiny_model(batchnorm),
-        rounds=rounds,
-        participation=participation,
-        dtype=dtype,
-        buffers="follow",
-    )
+def made(method, **options):
+    """A small one: one step of each client."""
+    return built(method, sizes=(9, 8, 7, 6, 5, 4), **{"batchnorm": False, "rounds": 3, **options})
 
 
 # Bytes: the model has tensors of 288, 8, 24 and 3 numbers
@@ -206,6 +200,7 @@ def test_over_rounds_nothing_is_lost_exactly():
         assert not torch.equal(sent[name], x)
 
 
+@pytest.mark.budget(1.5, "a server that learns")
 def test_of_a_retained_layer_the_difference_is_from_what_was_sent_last():
     method = with_topk(heurpfedla(retained="fc", embedding=3, width=3, depth=1), min_size=1)
     sim, ids = made(method), torch.arange(6)
@@ -273,14 +268,14 @@ MORE = ("fedper", "fedamp", "scaffold", "apple", "fedfomo", "pfedla", "pfedme")
     ("name", "codec"),
     [
         ("fedavg", Quantise(32)),
-        ("heurpfedla", TopK(1.0)),
-        *(pytest.param(n, codec, marks=SLOW) for n in MORE for codec in (Quantise(32), TopK(1.0))),
+        *(pytest.param(n, TopK(1.0), marks=SLOW) for n in ("heurpfedla", *MORE)),
+        *(pytest.param(n, Quantise(32), marks=pytest.mark.nightly) for n in MORE),
     ],
 )
 def test_all_numbers_in_32_bits_are_the_method(name, codec):
     host = algorithm(name)
     law = SpecialCase("everything is sent", compressed(host, codec, feedback=True, min_size=1), host)
-    check_special_case(law, rounds=3, participation=0.5)
+    check_special_case(law, rounds=2, participation=0.5)
 
 
 # What is refused
@@ -289,28 +284,27 @@ def test_all_numbers_in_32_bits_are_the_method(name, codec):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("local+q8", "nothing is sent"),
-        ("flayer+q4", "TopChange sends single columns, which is a compression of its own"),
-        ("fedlag+topk", "PersonaliseConflicts compares whole updates, of which top-k leaves out most: choose q8 or q4"),
-        ("fedalp+topk", "FormGroups compares whole updates"),
-        ("fedcac+topk", "Customise compares whole updates"),
-        ("fedexp+topk", "Extrapolate compares whole updates"),
-        ("ifca+topk", "top-k sends differences, and the server has no 'theta' of a client to which"),
-        ("fedpac+topk", "top-k sends differences, and of what it gets the server sends only 'base': choose q8 or q4"),
-        ("fedper+q8+topk", "adds several parts"),
+        ("local+q8", "local.*q8"),
+        ("flayer+q4", "TopChange"),
+        ("fedlag+topk", "PersonaliseConflicts.*q8.*q4"),
+        ("fedalp+topk", "FormGroups"),
+        ("fedcac+topk", "Customise"),
+        ("fedexp+topk", "Extrapolate"),
+        ("ifca+topk", "'theta'"),
+        ("fedpac+topk", "'base'.*q8.*q4"),
+        ("fedper+q8+topk", "q8"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(name, says):
-    with pytest.raises(RecordError) as error:
+    with pytest.raises(RecordError, match=says) as error:
         algorithm(name)
-    assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_twice_is_refused():
-    with pytest.raises(RecordError, match="compressed already"):
+    with pytest.raises(RecordError):
         with_q8(with_topk(fedavg()))
-    with pytest.raises(RecordError, match="compressed already"):
+    with pytest.raises(RecordError):
         with_q8(with_q8(algorithm("fedlag")))
 
 
@@ -325,7 +319,7 @@ def test_a_field_that_is_sent_in_parts_is_refused_before_the_first_round():
     masked = replace(whole, send=algorithm("flayer").send, mix=(*algorithm("flayer").mix, *whole.mix[1:]),
                      client=algorithm("flayer").client, train=algorithm("flayer").train)  # fmt: skip
     sim = made(masked)
-    with pytest.raises(RecordError, match="'theta' is sent in parts"):
+    with pytest.raises(RecordError, match="'theta'"):
         sim.round(sim.start(), Matrix())
 
 
@@ -343,7 +337,7 @@ def test_the_catalogue_says_what_travels(capsys):
     print_catalogue("heurpfedla+topk", as_json=True, settings={})
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
     assert entry["label"] == "HeurpFedLA + top-k uploads"
-    assert entry["sends"].startswith("the whole model; theta as differences from what was received, or from its last")
+    assert "theta" in entry["sends"]
     assert {"keep", "feedback", "min_size", "k"} <= set(entry["options"])
     print_catalogue("fedper+q4", as_json=False, settings={})
     assert "4 bits" in capsys.readouterr().out

@@ -1,17 +1,18 @@
 """Compressed uploads that no client can mean: left out with the reason, alone or in a group; the round goes on."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from simulations import built
 from stratafl.algorithms import fedavg, fedlag
 from stratafl.algorithms.compress_on import with_q4, with_q8, with_topk
 from stratafl.core.parcel import Parcel
-from stratafl.execute import Matrix, Messages, simulation
+from stratafl.execute import Matrix, Messages
 from stratafl.runtime import engine
-from stratafl.testing import tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
+from stratafl.testing.watch import Tampered
 
 Q8, Q4 = with_q8(fedavg(), min_size=8), with_q4(fedavg(), min_size=1)
 PHASES = with_q8(fedlag(k=1, xi=0.0, warmup=1), min_size=8)
@@ -55,42 +56,41 @@ def another_bit(x):
 
 
 CASES = {
-    "a negative scale": (
-        Q8,
-        "scale",
-        setting((), -0.1),
-        "'theta.scale' of its upload holds -0.1, and every value must",
-    ),
-    "a scale of NaN": (Q8, "scale", setting((), torch.nan), "not finite in field 'theta.scale'"),
-    "an infinite scale": (Q4, "scale", setting((), torch.inf), "not finite in field 'theta.scale'"),
-    "a scale that overflows": (Q8, "scale", setting((), 1e308), "its upload is not finite in field 'theta'"),
-    "a scale that overflows, in a phase": (PHASES, "scale", setting((), 1e308), "is not finite in field 'theta'"),
-    "a code too many": (Q8, "codes", setting((5,), 255), "holds a code that does not exist in 8 bits, in 'fc1.weight'"),
-    "half a code too many": (Q4, "codes", setting((5,), 0x0F), "holds a code that does not exist in 4 bits"),
-    "an index too large": (INDICES, "places", setting((2,), 288), "holds an index outside its tensor, in 'fc1.weight'"),
-    "an index below 0": (INDICES, "places", setting((0,), -1), "holds an index outside its tensor"),
-    "an index twice": (INDICES, "places", twice, "holds an index twice or out of order, in 'fc1.weight'"),
-    "indices backwards": (INDICES, "places", backwards, "holds an index twice or out of order"),
-    "a place too many or too few": (BITS, "places", another_bit, "holds another number of places than of values"),
-    "a value of NaN": (BITS, "values", setting((3,), torch.nan), "not finite in field 'theta.values'"),
+    "a negative scale": (Q8, "scale", setting((), -0.1), r"'theta\.scale'.*-0\.1"),
+    "a scale of NaN": (Q8, "scale", setting((), torch.nan), r"'theta\.scale'"),
+    "an infinite scale": (Q4, "scale", setting((), torch.inf), r"'theta\.scale'"),
+    "a scale that overflows": (Q8, "scale", setting((), 1e308), "'theta'"),
+    "a scale that overflows, in a phase": (PHASES, "scale", setting((), 1e308), "'theta'"),
+    "a code too many": (Q8, "codes", setting((5,), 255), r"\b8 bits.*'fc1\.weight'"),
+    "half a code too many": (Q4, "codes", setting((5,), 0x0F), r"\b4 bits"),
+    "an index too large": (INDICES, "places", setting((2,), 288), r"index.*'fc1\.weight'"),
+    "an index below 0": (INDICES, "places", setting((0,), -1), "index"),
+    "an index twice": (INDICES, "places", twice, r"index.*'fc1\.weight'"),
+    "indices backwards": (INDICES, "places", backwards, "index"),
+    "a place too many or too few": (BITS, "places", another_bit, "places"),
+    "a value of NaN": (BITS, "values", setting((3,), torch.nan), r"'theta\.values'"),
 }
+BY_MESSAGE = ("a negative scale", "an infinite scale", "an index twice", "a place too many or too few")
 
 
 def made(method):
-    return simulation(
-        method, tiny_federation(), tiny_model(batchnorm=False), rounds=2, dtype=torch.float64, buffers="follow"
-    )
+    return built(method, sizes=(9, 8, 7, 6, 5, 4), batchnorm=False)
 
 
-@pytest.mark.parametrize("executor", [Matrix(), Messages()], ids=["in a group", "as a message"])
-@pytest.mark.parametrize("name", CASES)
+def _executors():
+    for name in CASES:
+        yield name, Matrix()
+        yield pytest.param(name, Messages(), marks=() if name in BY_MESSAGE else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "executor"), list(_executors()))
 def test_it_is_left_out_and_the_others_are_not(name, executor):
     method, part, change, says = CASES[name]
     sim = made(method)
     tampered = replace(sim, algorithm=Tampered(method, {2: spoilt(part, change), 4: spoilt(part, change)}))
     after, report = tampered.round(sim.start(), executor)
     assert [each.client for each in report.left_out] == [2, 4]
-    assert all(says in each.reason for each in report.left_out), report.left_out
+    assert all(re.search(says, each.reason) for each in report.left_out), report.left_out
     without, _ = sim.round(sim.start(), executor, torch.tensor([0, 1, 3, 5]))
     for place, x in without.tensors().items():
         assert torch.equal(after.tensors()[place], x)

@@ -1,12 +1,12 @@
 """What the methods of the catalogue say of themselves, and how a builder says it."""
 
+import runpy
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
 from stratafl.algorithms import ALGORITHMS, fedavg
-from stratafl.algorithms.index_page import index_page
 from stratafl.algorithms.methods import KINDS, METHODS, method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.layers import Select
@@ -15,6 +15,8 @@ from stratafl.errors import RecordError, StrataError
 from stratafl.policies import LocalTraining
 from stratafl.recipes import recipe_names, recipes
 
+DOCS = Path(__file__).parents[2] / "docs"
+index_page = runpy.run_path(str(DOCS / "tools/pages.py"))["index_page"]
 WITHOUT_PAPER = ("controls", "smallest personal part")  # nobody invented training alone
 PAPER = {"paper": "Nobody et al., 1999", "title": "On Nothing"}
 SAYS = {**PAPER, "sends": "nothing", "new_client": "nothing"}
@@ -190,9 +192,8 @@ def test_names_of_papers_are_recognised(empty_again):
 
 
 def test_the_index_of_methods_is_made_from_the_catalogue():
-    folder = Path(__file__).parents[2] / "docs/algorithms"
-    written = (folder / "README.md").read_text(encoding="utf-8")
-    assert written == index_page(folder), "write algorithms.index_page.index_page into docs/algorithms/README.md"
+    written = (DOCS / "algorithms/README.md").read_text(encoding="utf-8")
+    assert written == index_page(DOCS / "algorithms"), "run docs/tools/pages.py"
 
 
 def test_a_page_of_the_index_is_the_methods_own_or_the_one_that_names_its_code(tmp_path):

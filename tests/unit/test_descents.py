@@ -8,13 +8,15 @@ from torch import nn
 
 from stratafl.algorithms import fedavg, fedrep
 from stratafl.core.fields import Number
+from stratafl.core.layers import select
 from stratafl.core.records import record
 from stratafl.core.state import rows_of, tensor_of
 from stratafl.core.steps import Train
 from stratafl.data import from_clients
 from stratafl.errors import RecordError
 from stratafl.execute import Matrix, simulation
-from stratafl.policies import LocalTraining
+from stratafl.policies import Cosine, LocalTraining
+from stratafl.policies.train import tuning
 from stratafl.testing import tiny_federation, tiny_model
 
 SIZES = [7, 3]
@@ -116,3 +118,9 @@ def test_parts_with_batchnorm_train_as_the_whole_model_does(engine):
     for name, expected in module.state_dict().items():
         if "num_batches" not in name:
             torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-12)
+
+
+def test_tuning_is_training_at_the_full_rate_of_which_nothing_is_kept():
+    momentum = LocalTraining(lr=0.3, momentum=0.9, layers=select("head"))
+    train = replace(momentum, decay=0.5, schedule=Cosine(), optimizer_state="kept", steps=4)
+    assert tuning(train, 3) == replace(momentum, epochs=3, layers=select("all"), purpose="tune")

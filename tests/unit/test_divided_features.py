@@ -6,7 +6,7 @@ from torch import nn
 
 from stratafl.algorithms import algorithm
 from stratafl.algorithms.fedcp import discrepancy
-from stratafl.algorithms.fisher import LEAST
+from stratafl.algorithms.fisher import TRACE_FLOOR
 from stratafl.core.state import rows_of, tensor_of
 from stratafl.data import from_splits
 from stratafl.errors import StrataError
@@ -52,5 +52,5 @@ def test_fedcp_shares_a_head_and_keeps_one():
 
 
 def test_a_trace_that_counts_hides_the_sizes_behind_it():
-    assert 1.0 + LEAST * 1e6 == 1.0
-    assert torch.tensor(LEAST, dtype=torch.float32) > 0
+    assert 1.0 + TRACE_FLOOR * 1e6 == 1.0
+    assert torch.tensor(TRACE_FLOOR, dtype=torch.float32) > 0

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import runpy
 import shlex
 import tomllib
 from dataclasses import replace
@@ -21,7 +22,6 @@ from stratafl.cli import main as strata
 from stratafl.config.deployment import FEDERATION_TABLES
 from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
-from stratafl.config.sent_page import sent_tables
 from stratafl.config.setting_tables import partition_of
 from stratafl.config.settings import documented
 from stratafl.data import PARTITIONS, digits, federate
@@ -144,7 +144,8 @@ LEARNS = "docs/what_the_server_learns.md"
 
 @pytest.mark.slow
 def test_the_page_of_what_the_server_learns_lists_what_methods_send():
-    assert sent_tables() in text(LEARNS), f"write config.sent_page.sent_tables into {LEARNS}"
+    pages = runpy.run_path(str(ROOT / "docs/tools/pages.py"))
+    assert pages["sent_tables"]() in text(LEARNS), "run docs/tools/pages.py"
 
 
 def test_the_page_of_what_the_server_learns_says_what_each_kind_and_each_method_gives_away():

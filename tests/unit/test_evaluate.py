@@ -407,7 +407,7 @@ def test_flat_names_of_a_progress_are_all_its_tensors():
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_kept_step_scores_what_a_sweep_scores(monkeypatch, split):
     """What a GPU does: three slots for five clients, one of which has no validation samples, two samples at a time."""
-    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 2)
+    monkeypatch.setattr("stratafl.runtime.cohort_task.EVALUATION_BATCH", 2)
     sim, kept = made(), made(speed=Speed(graphs="on"))
     progress = sim.run(Matrix())
     rows = received_models(sim, progress, EVERYBODY)

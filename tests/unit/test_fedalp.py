@@ -11,8 +11,7 @@ from plain_fedalp import PlainFedALP
 from torch import Tensor
 
 from stratafl.algorithms import fedalp, fedavg
-from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups
-from stratafl.algorithms.grouping import shares, ward
+from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups, shares, ward
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec

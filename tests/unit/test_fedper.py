@@ -71,7 +71,7 @@ def test_a_linear_base_replaces_all_but_the_personal_blocks_and_is_shared(person
 
 
 def test_a_linear_base_needs_blocks_and_stages():
-    with pytest.raises(RecordError, match="personal is 'conv1'"):
+    with pytest.raises(RecordError, match="'conv1'"):
         fedper(personal="conv1", linear_base=True)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 3))
     with pytest.raises(ModelError, match="Sequential"):

@@ -64,7 +64,7 @@ def test_a_server_may_keep_a_row_per_client(own, expected):
 
 
 def test_a_server_cannot_have_an_own_model_of_nobody():
-    with pytest.raises(RecordError, match=r"Start\(own=True\) draws a model for each client.*per_client"):
+    with pytest.raises(RecordError, match=r"Start\(own=True\).*per_client"):
         Start(own=True).create(setup(), None, "server")
 
 

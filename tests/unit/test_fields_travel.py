@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import simulations
 from stratafl.algorithms import fedavg
 from stratafl.core.fields import Filled, Number, Start
 from stratafl.core.layers import select
@@ -13,16 +14,16 @@ from stratafl.core.round import Round
 from stratafl.core.state import pick
 from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received_models
-from stratafl.execute import Matrix, Messages, simulation
+from stratafl.execute import Matrix, Messages
 from stratafl.policies import Adopt, Broadcast, Deliver, Fresh, Increment, LocalTraining, Mean, StoreRows, Take, Upload
-from stratafl.testing import CLASSES, tiny_federation, tiny_model
+from stratafl.testing import CLASSES
 
 D = torch.float64
 IDS = torch.tensor([0, 2, 5])
 
 
 def built(method, participation=1.0):
-    return simulation(method, tiny_federation(), tiny_model(), rounds=2, participation=participation, dtype=D)
+    return simulations.built(method, sizes=(9, 8, 7, 6, 5, 4), participation=participation)
 
 
 def with_control(layers="all", **more):

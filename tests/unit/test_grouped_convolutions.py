@@ -76,7 +76,7 @@ def test_derivatives_of_first_and_second_order_are_those_of_stock_convolutions(s
 def test_gradients_of_weights_with_many_channels_are_products_with_columns(shape, loss, monkeypatch):
     made = []
     by_columns = grouped._by_columns
-    monkeypatch.setattr(grouped, "MANY", 3)
+    monkeypatch.setattr(grouped, "MANY_CHANNELS", 3)
     monkeypatch.setattr(grouped, "_by_columns", lambda *given: made.append(given) or by_columns(*given))
     conv, rows, x = convolution(shape)
     expected = client_by_client(conv, rows, x, loss)
@@ -88,11 +88,11 @@ def test_gradients_of_weights_with_many_channels_are_products_with_columns(shape
 
 
 def test_columns_that_need_too_much_room_are_left_to_torch(monkeypatch):
-    monkeypatch.setattr(grouped, "MANY", 3)
+    monkeypatch.setattr(grouped, "MANY_CHANNELS", 3)
     conv, rows, x = convolution("square")
-    sizes = grouped.Sizes((2, 3, 6, 6), (4, 3, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+    sizes = grouped.ConvolutionShape((2, 3, 6, 6), (4, 3, 3, 3), (1, 1), (1, 1), (1, 1), 1)
     assert sizes.columns(3) * 8 == 3 * 2 * 3 * 9 * 36 * 8  # clients, batch, inputs, taps, places, bytes
-    monkeypatch.setattr(grouped, "ROOM", sizes.columns(3) * 8 - 1)
+    monkeypatch.setattr(grouped, "MAX_COLUMN_BYTES", sizes.columns(3) * 8 - 1)
     monkeypatch.setattr(grouped, "_by_columns", None)  # would fail if it were called
     assert error(stacked(conv, rows, x, cubes)["weight"], client_by_client(conv, rows, x, cubes)["weight"]) < 1e-12
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from simulations import finished
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.errors import DataError, UnknownNameError
 from stratafl.evaluation import guard
+from stratafl.evaluation.candidates import GuardCandidates
 from stratafl.evaluation.guard import (
     Gain,
     between_variance,
@@ -305,6 +307,27 @@ def test_an_infinite_error_has_no_weight() -> None:
     assert torch.allclose(shrunk, tensor(0.375, 0.025, 0.2))
     assert isclose(float(shrunk_error[2]), sqrt(0.07 + 1 / 25))
     assert guard.SAFE == "local"
+
+
+def test_of_two_convincing_candidates_the_better_one_is_taken() -> None:
+    client = [0] * 20 + [1] * 20
+    candidates = {
+        "local": sure(client, [i % 2 == 0 for i in range(40)]),
+        "good": sure(client, [i % 5 > 0 for i in range(40)]),
+        "better": sure(client, [True] * 40),
+    }
+    choices = choose(candidates)
+    assert all(choices[0].gains[name].convincing for name in ("good", "better"))
+    assert [choice.candidate for choice in choices.values()] == ["better", "better"]
+
+
+def test_fine_tuning_starts_from_the_received_model_whatever_stage_counts() -> None:
+    sim, progress = finished("fedavgft", rounds=1)
+    ids = torch.arange(2)
+    by_stage = [GuardCandidates(sim, progress, stage=stage, epochs=1) for stage in ("received", "deployed")]
+    tuned = [candidates.rows("fine-tuned", ids)["fc.weight"] for candidates in by_stage]
+    assert torch.equal(*tuned)
+    assert not torch.equal(tuned[0], by_stage[1].rows("deployed", ids)["fc.weight"])
 
 
 class ScriptedTrial:

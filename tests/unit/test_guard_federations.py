@@ -84,7 +84,7 @@ def hits(method: str, name: str, candidate: str | None) -> Hits:
     parts = []
     for seed in SEEDS:
         made = studied(method, name, seed)
-        given = made.predictions("test") if candidate is None else made.found["test"][candidate]
+        given = made.predictions("test") if candidate is None else made.all_predictions["test"][candidate]
         parts.append(Hits(given.client + 1000 * SEEDS.index(seed), given.hits().double()))
     return Hits(torch.cat([each.client for each in parts]), torch.cat([each.hit for each in parts]))
 
@@ -103,7 +103,7 @@ class Verdict:
 
 
 def judged(name: str, method: str) -> Verdict:
-    candidates = {each: hits(method, name, each) for each in studied(method, name, 0).found["test"]}
+    candidates = {each: hits(method, name, each) for each in studied(method, name, 0).all_predictions["test"]}
     mine, alone = hits(method, name, None), candidates["local"]
     best = max(candidates, key=lambda each: candidates[each].accuracy)
     behind, error = mine.minus(candidates[best]), candidates[best].standard_error()

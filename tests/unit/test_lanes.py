@@ -30,8 +30,8 @@ def test_pieces_are_even_and_keep_all_lanes_busy(clients, most, sizes):
 def test_a_step_is_long_as_timed_or_by_its_rows():
     assert lanes.is_long(2**23)
     assert not lanes.is_long(2**23 - 1)
-    assert not lanes.is_long(2**30, lanes.LONG / 2)
-    assert lanes.is_long(1, lanes.LONG)
+    assert not lanes.is_long(2**30, lanes.LONG_SECONDS / 2)
+    assert lanes.is_long(1, lanes.LONG_SECONDS)
 
 
 class Machine:

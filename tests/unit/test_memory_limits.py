@@ -9,12 +9,13 @@ import torch
 
 from stratafl.algorithms import fedalp, fedavg, fedlag, flayer, pfedla
 from stratafl.core.fields import Filled
+from stratafl.core.footprint import Footprint
 from stratafl.core.state import stored_bytes
 from stratafl.errors import MemoryLimitError
 from stratafl.execute import Matrix, simulation
-from stratafl.execute.memory import peak_bytes, server_bytes
+from stratafl.execute.memory import Needs, peak_bytes, server_bytes
 from stratafl.policies import LocalTraining
-from stratafl.testing import difference, tiny_federation, tiny_model
+from stratafl.testing import tiny_federation, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from memory_limits import measured
@@ -56,16 +57,16 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed():
 
 
 def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
-    """300 clients of pFedLA have 300 hypernetworks with 300 outputs for each layer."""
-    monkeypatch.setattr("stratafl.execute.executors.device_memory", lambda device: 10**8)
-    with pytest.raises(MemoryLimitError, match=r"more than half of the 100MB here: let fewer clients take part"):
-        made(pfedla(), clients=300)
+    """100 clients of pFedLA have 100 hypernetworks with 100 outputs for each layer."""
+    monkeypatch.setattr("stratafl.execute.executors.device_memory", lambda device: 10**7)
+    with pytest.raises(MemoryLimitError, match="10MB"):
+        made(pfedla(), clients=100)
 
 
 def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least
-    monkeypatch.setattr("stratafl.execute.build.choose_store", lambda *given, **options: "ram")
+    monkeypatch.setattr("stratafl.execute.build_simulation.choose_store", lambda *given, **options: "ram")
     assert made(fedlag(warmup=0), memory_limit=least).store == "disk"
     assert made(fedlag(warmup=0), memory_limit=10 * least).store == "ram"
     with pytest.raises(MemoryLimitError):
@@ -89,15 +90,16 @@ def test_peaks_are_counted_as_tensors_come_and_go():
         return b + 1
 
     assert peak_bytes(compute, x) == 8000
+    assert peak_bytes(lambda: compute()[:10] + 1, x) == 8000  # what is left at the end is less
 
 
-@pytest.mark.parametrize("method", [fedlag(warmup=0), fedalp(groups=2, warmup=1), pfedla(), flayer()])
-def test_chunks_joined_block_by_block_give_the_same(method):
-    sim = made(method, dtype=torch.float64)
-    whole, cut = (sim.run(Matrix(chunk)).tensors() for chunk in (None, 2))
-    assert difference(whole, cut) == 0
+def test_uploads_that_are_kept_side_by_side_count_until_all_are_merged():
+    needs = Needs(6, server=1, states=10, client=100, evaluated=0, method=Footprint(upload=1000, sums=10_000))
+    assert needs.working(2) == 1 + 10 + 2 * 100 + 4 * 1000 + 2 * 10_000  # four clients have sent theirs
+    assert needs.merging() == 2 * 1 + 10 + 6 * 1000 + 10_000
 
 
+@pytest.mark.slow
 def test_a_run_keeps_to_its_limit():
     found = measured("fedlag", "800MB", "1000, 500")
     assert "refused" not in found
@@ -111,8 +113,13 @@ LARGE = ("apple", "fedamp", "flayer", "heurpfedla", "pfedla", "simmix")  # whose
 LIMITED = [*((name, "800MB") for name in MEASURED), *((name, "2GB") for name in LARGE)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "limit"), LIMITED)
+SLOW = {("fedper", "800MB"), ("pfedla", "2GB"), ("flayer", "2GB"), ("fedalp", "800MB")}  # the others are nightly
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [pytest.param(*each, marks=pytest.mark.slow if each in SLOW else pytest.mark.nightly) for each in LIMITED],
+)
 def test_every_algorithm_keeps_to_its_limit_or_is_refused(name, limit):
     """Over rounds of which an early one is selected, so that its state is held as well."""
     found = measured(name, limit, "1500, 1500", rounds=4)

@@ -15,8 +15,8 @@ from stratafl.evaluation.evaluate import deployed, received_models
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Constant, Cosine, LocalTraining
 from stratafl.policies.robust import ClippedMean, robust
-from stratafl.testing import CLASSES, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
+from stratafl.testing import CLASSES, SIZES, tiny_federation, tiny_model
+from stratafl.testing.watch import Tampered
 
 D = torch.float64
 
@@ -61,7 +61,7 @@ def test_fedprior_knows_outputs_without_a_class():
     sim = built(fedprior(smoothing=2.0), MoreOutputs)
     prior = received_models(sim, sim.start(), torch.arange(6))["fc.prior.value"].exp()
     torch.testing.assert_close(prior.sum(1), torch.ones(6, dtype=D))
-    torch.testing.assert_close(prior[0, CLASSES:], torch.full((4,), 2 / (31 + 2 * (CLASSES + 4)), dtype=D))
+    torch.testing.assert_close(prior[0, CLASSES:], torch.full((4,), 2 / (SIZES[0] + 2 * (CLASSES + 4)), dtype=D))
 
 
 @pytest.mark.parametrize("method", [fedavgft, pytest.param(fedbabu, marks=pytest.mark.slow)])

@@ -18,7 +18,7 @@ from stratafl.config.metric_choice import chosen_by_classes, metric_for, metric_
 from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
-from stratafl.data import from_clients
+from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, RecordError, RunError, StrataError, TrustError
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report.majority import majority, shares
@@ -97,6 +97,12 @@ def test_the_metric_follows_the_data_unless_it_is_named(federation, asked, name,
     assert evaluate.better == ("larger" if METRICS[name].larger_is_better else "smaller")
     kept = with_metric(made(f"evaluate.metric={asked}", "evaluate.average=clients"), federation).evaluate
     assert kept.average == "clients"
+
+
+def test_test_samples_do_not_decide_the_metric():
+    x, even, uneven = torch.zeros(8, 3), torch.arange(8) % 2, torch.zeros(8, dtype=torch.int64)
+    federation = from_splits([{"train": (x, even), "validation": (x, even), "test": (x, uneven)}] * 2, classes=2)
+    assert metric_for(EvaluateTable(), federation).name == "accuracy"
 
 
 def test_a_choice_by_the_data_is_said_and_a_named_one_is_not(caplog):
@@ -283,13 +289,13 @@ def outcomes(tmp_path, *settings):
     return [read_outcome(finished(tmp_path / str(i), *each)) for i, each in enumerate(settings)]
 
 
-def test_equal_scores_share_a_place_and_one_answer_is_told(tmp_path):
+def test_equal_scores_share_a_place_and_one_answer_is_told(example, tmp_path):
     still = ("train.lr=1e-9",)  # the initial model, which does not move
     found = outcomes(tmp_path, still, (*still, "train.epochs=2"), ("train.lr=0.5", "model.hidden=[16]"))
     ranks = ranking(found)
     assert [rank.place for rank in ranks] == [1, 2, 2]
     with pytest.raises(RunError, match=r"accuracy.*auroc"):
-        ranking([*found, *outcomes(tmp_path / "more", ("evaluate.metric=auroc",))])
+        ranking([*found, read_outcome(example)])
     told = replace(found[0])
     told.__dict__["one_answer"] = True
     (rank, *_) = ranking([told])
@@ -300,7 +306,7 @@ def test_the_majority_class_is_each_clients_own():
     assert shares(torch.tensor([[3, 1], [0, 0]])).tolist() == [[0.75, 0.25], [0.75, 0.25]]
 
 
-def test_the_row_of_the_majority_class_is_what_counting_gives(tmp_path):
+def test_the_row_of_the_majority_class_is_what_counting_gives(example, tmp_path):
     one = read_outcome(finished(tmp_path / "run", "data.partition=dirichlet"))
     row = majority(ranking([one]))
     federation = read_run(one.folder)[0].runtime.federation
@@ -308,8 +314,7 @@ def test_the_row_of_the_majority_class_is_what_counting_gives(tmp_path):
     hits = test.gather(1, train.argmax(1, keepdim=True))[:, 0]
     assert row.numbers["score"].mean == pytest.approx(float(hits.sum() / test.sum()))
     assert row.numbers["worst10"].mean == pytest.approx(float((hits / test.sum(1)).min()))
-    auroc = read_outcome(finished(tmp_path / "auroc", "evaluate.metric=auroc"))
-    assert majority(ranking([auroc])).numbers["score"].mean == 0.5
+    assert majority(ranking([read_outcome(example)])).numbers["score"].mean == 0.5
 
 
 def test_captions_name_the_metric_and_the_unit_of_scaled_targets(example, tmp_path):

@@ -200,7 +200,7 @@ def test_clients_in_several_portions_have_the_same_values(monkeypatch):
     mixed = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     given = Predictions(owner, y, p).at(mixed)
     at_once = given.by_client(METRICS["auroc"])
-    monkeypatch.setattr("stratafl.evaluation.predictions.AT_ONCE", 50)
+    monkeypatch.setattr("stratafl.evaluation.predictions.CHUNK_SCORES", 50)
     assert Predictions(owner, y, p).at(mixed).by_client(METRICS["auroc"]) == pytest.approx(at_once, abs=1e-12)
     assert len(at_once) > 5
 
@@ -212,7 +212,7 @@ def test_classes_in_several_portions_have_the_same_values(monkeypatch, name):
     scores, weight = torch.rand((5, 30, 5), generator=generator), torch.rand((5, 30), generator=generator) > 0.2
     at_once = METRICS[name](y, scores, weight)
     for most in (1, 2 * 5 * 30):  # one class, two classes at a time
-        monkeypatch.setattr("stratafl.evaluation.metrics.AT_ONCE", most)
+        monkeypatch.setattr("stratafl.evaluation.metrics.CHUNK_SCORES", most)
         assert torch.equal(METRICS[name](y, scores, weight), at_once)
     assert at_once.isfinite().all()
 

@@ -20,7 +20,7 @@ from stratafl.evaluation.evaluate import received_models, score_new_clients
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Adopt, LocalTraining
 from stratafl.runtime import engine
-from stratafl.testing import difference, tiny_federation, tiny_model
+from stratafl.testing import SIZES, difference, tiny_federation, tiny_model
 
 IDS = torch.arange(6)
 
@@ -116,12 +116,12 @@ def test_apple_weighs_all_cores_equally_and_is_pulled_to_their_numbers_of_sample
         _, _, client = at_work(sim, progress)
         pulls.append(float(client["pull"][0]))
     assert pulls == pytest.approx([1.0, 0.5, 0.0, 0.0])  # 2·λ(r)·μ, L = 2
-    assert torch.allclose(client["p_0"][3], torch.tensor([31, 23, 14, 12, 7, 4], dtype=torch.float64) / 91)
+    assert torch.allclose(client["p_0"][3], torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES))
     assert torch.equal(client["place"], torch.eye(6, dtype=torch.float64))
 
 
 def test_a_new_client_of_apple_trains_its_weights_alone():
-    data = tiny_federation((31, 23, 14, 12, 7, 4, 9, 5))
+    data = tiny_federation((*SIZES, 9, 5))
     sim = made(apple(weights_lr=0.1), data=data, new_clients=2)
     progress = sim.run(Matrix())
     rnd, task, client = at_work(sim, progress, sim.new_clients, new=True)
@@ -238,6 +238,7 @@ def test_fedfomo_says_that_it_needs_validation_data():
         made(fedfomo(), data=data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fedala(), apple(), fedamp(), fedcac(), fedfomo()], ids=lambda m: m.row)
 def test_clients_have_models_of_their_own_after_some_rounds(method):
     sim = made(method, batchnorm=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stratafl.algorithms import pfedhn, pfedhnpc
-from stratafl.algorithms.model_generator import ModelGenerator, Part
+from stratafl.algorithms.model_generator import GeneratorField, ModelGenerator
 from stratafl.core.keys import Seeds
 from stratafl.core.state import flatten, stored_bytes
 from stratafl.errors import MemoryLimitError
@@ -45,7 +45,7 @@ def test_layers_start_as_torch_draws_them_and_output_biases_as_the_model(initial
 
 
 def test_embeddings_are_normal_and_keyed_by_the_client():
-    setup, part = made(pfedhn()).setup, Part(ModelGenerator(embedding=5), "v")
+    setup, part = made(pfedhn()).setup, GeneratorField(ModelGenerator(embedding=5), "v")
     many = part.create(replace(setup, clients=4000), None, "server")
     assert torch.equal(many[:6], part.create(setup, None, "server"))
     assert abs(float(many.mean())) < 0.03

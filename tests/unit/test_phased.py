@@ -23,7 +23,7 @@ from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
 from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import LocalTraining
-from stratafl.testing import Case, check_algorithm, tiny_federation, tiny_model, within_reach
+from stratafl.testing import Case, laws, tiny_federation, tiny_model, within_reach
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
 SETUP = Setup(LAYOUT, {n: torch.ones(s.shape) for n, s in LAYOUT.specs.items()}, lambda ids: {}, 4, 6)
@@ -60,6 +60,11 @@ def test_a_finish_is_one_more_round(requested):
     assert (THREE.requires.extra_rounds, alg.requires.extra_rounds) == (0, 1)
     assert phases(alg, requested) == [*phases(THREE, requested), 3]
     assert alg.plan(requested, requested) == Plan(3, "all", True, schedule=(0, 1))
+
+
+@pytest.mark.parametrize(("clients", "share", "cohort"), [(100, 0.29, 29), (10, 0.04, 1), (10, 0.99, 9), (3, 1.0, 3)])
+def test_a_share_of_the_clients_is_rounded_down_and_never_nobody(clients, share, cohort):
+    assert Setup(None, {}, None, clients, rounds=1, participation=share).cohort == cohort
 
 
 def test_a_whole_cohort_takes_part_where_the_phase_says_so():
@@ -195,14 +200,14 @@ def test_splits_rows_and_extensions_are_those_of_some_phase():
 
 
 def test_a_phase_without_rounds_must_be_the_last():
-    with pytest.raises(RecordError, match="phase 1 has no number of rounds, so phase 2 would never begin"):
+    with pytest.raises(RecordError, match=r"\bphase 1\b.*\bphase 2\b"):
         Phased((Phase(fedavg(), rounds=1), Phase(fedavg()), Phase(fedper())))
 
 
 @pytest.mark.parametrize("finish", [False, True])
 def test_phases_that_deploy_different_fields_are_refused(finish):
     other = Phase(replace(fedprox(), row="anchor"))
-    with pytest.raises(RecordError, match="the phases deploy different fields: theta, anchor"):
+    with pytest.raises(RecordError, match="theta, anchor"):
         Phased((Phase(fedavg()),), finish=other) if finish else Phased((Phase(fedavg(), rounds=1), other))
 
 
@@ -280,9 +285,11 @@ class ReadsBack(Train):
         return task.scan(step, {"theta": rows_of(client, "theta")}, batch=10)
 
 
+@pytest.mark.budget(3, "tracing imports torch._dynamo")
 def test_the_contract_reaches_every_phase():
-    with pytest.raises(ContractError, match="law 'trace'"):
-        check_algorithm(broken_after(30), settings=[("follow", 1.0)])
+    short, rounds = within_reach(broken_after(30), 2)
+    with pytest.raises(ContractError, match="'trace'"):
+        laws.trace(Case(short, "follow", 1.0, rounds))
 
 
 def test_phases_are_shortened_and_rounds_are_as_many_as_it_takes():

@@ -177,7 +177,7 @@ def test_an_unknown_key_is_refused_with_the_nearest():
 
 
 def test_an_unknown_key_deep_inside_is_refused():
-    with pytest.raises(UnknownNameError, match=r"unknown key of Cosine 'flor'; did you mean 'floor'\?"):
+    with pytest.raises(UnknownNameError, match=r"Cosine 'flor'.*'floor'"):
         from_toml('type = "SGD"\nschedule = {type = "Cosine", flor = 0.1}')
 
 
@@ -187,7 +187,7 @@ def test_a_missing_key_is_refused():
 
 
 def test_a_value_that_a_record_refuses_is_refused():
-    with pytest.raises(RecordError, match=r"LocalTraining\.batch must be at least 1, not 0"):
+    with pytest.raises(RecordError, match=r"LocalTraining\.batch .*1.*0"):
         from_toml('type = "SGD"\nbatch = 0')
 
 
@@ -198,7 +198,7 @@ def test_what_is_not_toml_is_refused():
 
 @pytest.mark.parametrize("kind", ['["SGD"]', '{a = "SGD"}'])
 def test_a_type_that_is_no_text_is_refused(kind):
-    with pytest.raises(RecordError, match="the type of a record is a name, not"):
+    with pytest.raises(RecordError, match="SGD"):
         from_toml(f"type = {kind}")
 
 
@@ -208,9 +208,9 @@ class Undecorated:
 
 
 def test_a_dataclass_that_is_no_record_is_refused():
-    with pytest.raises(RecordError, match="Undecorated is not a record: decorate it with @record"):
+    with pytest.raises(RecordError, match=r"Undecorated.*@record"):
         to_table(Undecorated())
-    with pytest.raises(RecordError, match="Undecorated is not a record"):
+    with pytest.raises(RecordError, match="Undecorated"):
         to_table(dataclasses.replace(fedavg(), tune=(), server={"theta": Undecorated()}))
 
 
@@ -235,7 +235,7 @@ def registry(monkeypatch):
 def test_two_records_of_one_name_are_refused():
     twin = type("Mean", (), {"__annotations__": {"x": int}, "x": 0})
     with pytest.raises(
-        RecordError, match=f"two records are called 'Mean': in stratafl.policies.merge and in {__name__}"
+        RecordError, match=rf"'Mean'.*stratafl\.policies\.merge.*{__name__}"
     ):
         record(twin)
     assert from_toml('type = "Mean"') == Mean()
@@ -253,7 +253,7 @@ def test_a_record_made_again_in_the_same_place_replaces_itself():
     first, second = made(), made()
     assert first is not second
     assert from_table({"type": "Reloaded", "x": 3}) == second(3)
-    with pytest.raises(RecordError, match="Reloaded is not a record"):
+    with pytest.raises(RecordError, match="Reloaded"):
         to_table(first(3))
 
 

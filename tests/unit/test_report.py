@@ -8,7 +8,7 @@ import tomli_w
 
 from stratafl.cli.result_tables import target_table
 from stratafl.errors import RunError
-from stratafl.report import Spread, ranking, read_outcome, run_folders, to_csv
+from stratafl.report import INCOMPARABLE, Spread, ranking, read_outcome, run_folders, to_csv
 from stratafl.report.formats import span
 from stratafl.report.ranking import has_column
 from stratafl.runs.summary import evaluated
@@ -128,12 +128,12 @@ def test_the_same_configuration_and_seed_counts_once(tmp_path, caplog):
     outcomes = [run(tmp_path / name, 0.5, seed=3) for name in ("once", "twice")]
     (rank,) = ranking(outcomes)
     assert rank.seeds == (3,)
-    assert "twice' repeats a configuration and a seed" in caplog.text
+    assert "twice'" in caplog.text
 
 
 def test_a_score_that_is_not_a_number_is_damage(tmp_path):
     folder = written(tmp_path / "run", [line(1, 0.5) | {"test.deployed.accuracy": "high"}])
-    with pytest.raises(RunError, match="a score is not a number"):
+    with pytest.raises(RunError, match=r"rounds\.jsonl"):
         read_outcome(folder)
 
 
@@ -154,7 +154,7 @@ def test_a_line_that_lacks_a_number_is_refused(tmp_path, key):
     broken = line(1, 0.5)
     del broken[key]
     folder = written(tmp_path / "run", [broken, line(2, 0.5)])
-    with pytest.raises(RunError, match=r"rounds.jsonl' is damaged: a line lacks one of round, bytes.down,") as error:
+    with pytest.raises(RunError, match=r"rounds.jsonl'.* round, bytes.down,") as error:
         read_outcome(folder)
     assert "\n" not in str(error.value)
 
@@ -179,9 +179,9 @@ def test_runs_at_and_below_places_once_and_in_order(tmp_path):
 
 
 def test_places_without_runs_are_refused(tmp_path):
-    with pytest.raises(RunError, match=f"there is no run in '{tmp_path}'"):
+    with pytest.raises(RunError, match=f"'{tmp_path}'"):
         run_folders([tmp_path])
-    with pytest.raises(RunError, match=r"there is no folder '.*none'"):
+    with pytest.raises(RunError, match=r"'.*none'"):
         run_folders([tmp_path / "none"])
 
 
@@ -379,14 +379,14 @@ def test_the_ranking_as_csv(tmp_path):
 
 def test_a_method_that_leaks_is_marked(tmp_path):
     honest = run(tmp_path / "0", 0.5)
-    leaking = run(tmp_path / "1", 0.9, leaks="it saw the test split", algorithm={"name": "flayer"})
-    assert (honest.leaks, leaking.leaks) == (None, "it saw the test split")
+    leaking = run(tmp_path / "1", 0.9, leaks="test split", algorithm={"name": "flayer"})
+    assert (honest.leaks, leaking.leaks) == (None, "test split")
     ranks = ranking([honest, leaking])
     assert [(rank.label, rank.leaks) for rank in ranks] == [("flayer †", True), ("fedper", False)]
     header, first, second = to_csv(ranks).splitlines()
     assert header.endswith(",leaks")
     assert first.startswith("flayer †,1,0.9,")
-    assert first.endswith(",test data influences its training: not comparable")
+    assert first.endswith(f",{INCOMPARABLE}")
     assert second.endswith(",")
     assert "leaks" not in to_csv(ranks[1:])
 

@@ -46,6 +46,7 @@ def holds_values(hint):
     return (inspect.isclass(origin) and issubclass(origin, np.ndarray)) or any(map(holds_values, typing.get_args(hint)))
 
 
+@pytest.mark.budget(3, "imports every module")
 def test_whatever_holds_tensors_or_arrays_is_shown_by_kind_and_size():
     short = [c for c in classes() if c.__repr__.__module__ == "stratafl.core.reprs"]
     assert len(short) > 25

@@ -8,25 +8,25 @@ import torch
 from plain_robust import drawn
 
 from methods import every_method
+from simulations import built
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local, pfedla
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.execute import Matrix, Messages, simulation
+from stratafl.execute import Matrix, Messages
 from stratafl.policies import ClippedMean, Mean, Median, TrimmedMean
 from stratafl.policies.robust import robust
 from stratafl.policies.robust_merge import RobustMerge
-from stratafl.testing import check_algorithm, difference, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
+from stratafl.testing import check_algorithm, difference
+from stratafl.testing.watch import Tampered
 
 HOW = {"median": Median(), "trimmed": TrimmedMean(), "clipped": ClippedMean()}
 
 
 def made(method, batchnorm=False, **options):
-    options = {"rounds": 2, "dtype": torch.float64} | options
-    return simulation(method, tiny_federation(), tiny_model(batchnorm), **options)
+    return built(method, batchnorm=batchnorm, **options)
 
 
 def columns(rows, draw):
@@ -81,8 +81,7 @@ def by_hand(plain, sim, held, up):
 
 
 @pytest.mark.parametrize("mask", [None, columns, layers], ids=["whole", "columns", "layers"])
-@pytest.mark.parametrize("clients", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("piece", [5, 2**16])
+@pytest.mark.parametrize(("clients", "piece"), [(1, 5), (2, 5), (3, 2**16), (4, 2**16), (7, 5)])
 def test_median_and_trimmed_mean_by_hand(clients, mask, piece, monkeypatch):
     monkeypatch.setattr("stratafl.policies.robust_merge.PIECE", piece)
     sim = made(fedavg())
@@ -208,11 +207,11 @@ def test_every_mean_of_a_method_is_replaced(how):
 
 
 def test_a_method_without_a_mean_is_refused_in_one_line():
-    for method, by in ((pfedla(), "LearnWeights"), (local(), "nothing that is known")):
-        with pytest.raises(RecordError, match=f"takes the place of a mean of uploads .* merges.* {by}") as refusal:
+    for method, by in ((pfedla(), "LearnWeights"), (local(), "")):
+        with pytest.raises(RecordError, match=f"'median'.*{by}") as refusal:
             robust(method, "median")
         assert "\n" not in str(refusal.value)
-    with pytest.raises(RecordError, match="leave out unsent='zero'"):
+    with pytest.raises(RecordError, match="unsent='zero'"):
         robust(flayer(unsent="zero"), "median")
 
 
@@ -222,7 +221,7 @@ WITHOUT += ("pfedhnpc", "pfedla", "pfedme", "scaffold", "simmix")  # their serve
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_method_whose_server_takes_no_plain_mean_is_refused(name):
-    with pytest.raises(RecordError, match=r"takes the place of a mean of uploads") as refusal:
+    with pytest.raises(RecordError, match="'trimmed'") as refusal:
         robust(algorithm(name), "trimmed")
     assert "\n" not in str(refusal.value)
 
@@ -236,16 +235,18 @@ def test_merges_that_stay_are_named(caplog):
 
 @pytest.mark.parametrize("name", every_method({*ALGORITHMS} - {*WITHOUT}))
 def test_every_method_that_averages_can_be_made_robust(name):
-    sim = made(robust(algorithm(name), "trimmed"), rounds=40)
+    sim = made(robust(algorithm(name), "trimmed"), rounds=40, sizes=(13, 7, 4))
     _, report = sim.round(sim.start(), Messages())
     assert not report.left_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_robust_method_obeys_the_contract(how):
     check_algorithm(robust(fedavg(), how), settings=[("follow", 0.5)])
 
 
+@pytest.mark.slow
 def test_a_robust_method_with_column_masks_obeys_the_contract():
     check_algorithm(robust(flayer(), "trimmed"), settings=[("local", 0.5)])
 
@@ -281,9 +282,9 @@ def test_a_configuration_names_the_merge():
     assert of("server.merge=median").merge == (Median(),)
     assert of("server.merge=trimmed", "server.share=0.1").merge == (TrimmedMean(share=0.1),)
     assert of("server.merge=clipped", "server.factor=2").merge == (ClippedMean(factor=2.0),)
-    with pytest.raises(RecordError, match=r"server.share has no effect with server.merge = 'median': it is for 'trim"):
+    with pytest.raises(RecordError, match=r"server\.share .*'median'.*'trimmed'"):
         of("server.merge=median", "server.share=0.1")
-    with pytest.raises(UnknownNameError, match=r"server.merge 'mode'; did you mean 'mean'"):
+    with pytest.raises(UnknownNameError, match=r"server\.merge 'mode'.*'mean'"):
         of("server.merge=mode")
-    with pytest.raises(RecordError, match=r"^pfedla: server.merge 'median' takes the place of a mean"):
+    with pytest.raises(RecordError, match=r"^pfedla: server\.merge 'median'"):
         algorithm_of(with_settings(Experiment(), ["algorithm.name=pfedla", "server.merge=median"]))

@@ -23,19 +23,19 @@ EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, "fedavg30local": feda
 
 @pytest.mark.parametrize("name", every_method(EVERY))
 def test_every_method_keeps_the_form_it_starts_with(name):
-    sim = Case(EVERY[name], "local", 0.5, rounds=3).plain
+    sim = Case(EVERY[name], "local", 0.5, rounds=2).plain
     progress, form = sim.start(), SavedForm.of(sim)
-    for t in range(3):
+    for t in range(2):
         form.check(t, progress.tensors())
         progress, _ = sim.round(progress, Matrix())
-    form.check(3, progress.tensors())
+    form.check(2, progress.tensors())
 
 
 def test_a_state_that_changes_its_shape_is_told_before_it_is_saved():
     sim = Case(algorithm("fedper"), "local", 1.0, rounds=1).plain
     form, progress = SavedForm.of(sim), sim.start()
     grown = replace(progress, server={**progress.server, "more": torch.zeros(3)})
-    with pytest.raises(RunError, match="because its shapes have changed: 'server/more' does not"):
+    with pytest.raises(RunError, match="'server/more'"):
         form.check_before_saving(grown.tensors())
-    with pytest.raises(DamagedError, match="'server/more' does not belong to it"):
+    with pytest.raises(DamagedError, match="'server/more'"):
         form.check(0, grown.tensors())

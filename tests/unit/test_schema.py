@@ -1,17 +1,21 @@
 """The schema of uploads: known without data, checked by every executor before the server's state is touched."""
 
+import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
-from methods import every_method
-from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, pfedla
+from simulations import built, federation
+from stratafl.algorithms import algorithm, fedavg, fedper, flayer, heurpfedla, pfedla
 from stratafl.core import wire
 from stratafl.core.algorithm import Algorithm, Total, Work
 from stratafl.core.fields import Number
-from stratafl.core.form import FieldForm, Form, TensorForm, form_of
+from stratafl.core.form import FieldForm, Form, TensorForm
+from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
+from stratafl.core.phased import Phased
 from stratafl.core.records import record
 from stratafl.core.rehearsal import Rehearsal
 from stratafl.core.schema import misfit
@@ -20,21 +24,18 @@ from stratafl.core.steps import MergeSums, Send
 from stratafl.errors import RecordError, WireError
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.policies import Mean, Upload
-from stratafl.testing import difference, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered
+from stratafl.testing import difference, tiny_model
+from stratafl.testing.watch import Tampered
 
 EXECUTORS = {"matrix": Matrix(chunk=1), "messages": Messages(), "debug": Debug()}
-EVERY = {name: algorithm(name) for name in ALGORITHMS} | {
-    "fedalp": fedalp(groups=2, warmup=1),
-    "fedavg30local": algorithm("fedavg30local", warmup=1),
-    "fedlag": fedlag(k=1, xi=0.0, warmup=1),
-    "flayer official": flayer(preset="official"),
-}
+SIZES = (9, 8, 7, 6, 5, 4)
 
 
 def made(method, **options):
-    options = {"rounds": 2, "dtype": torch.float64, "buffers": "follow"} | options
-    return simulation(method, tiny_federation(), tiny_model(batchnorm=False), **options)
+    """A small one: a single step of each client, which are told apart by their counts."""
+    if isinstance(method, Layerwise | Phased):
+        return built(method, sizes=SIZES, batchnorm=False, **options)
+    return simulation(method, federation(SIZES), tiny_model(False), rounds=2, dtype=torch.float64)
 
 
 # The form is known without data
@@ -49,22 +50,6 @@ def test_the_form_of_fedavg_by_hand():
             "samples": FieldForm(False, "none", TensorForm("I64", ()), "positive"),
         }
     )
-
-
-@pytest.mark.parametrize("name", every_method(EVERY))
-def test_what_is_rehearsed_is_what_a_client_sends(name):
-    """In every phase; of all clients, and whatever statistics do, it is a law of the contract."""
-    sim = made(EVERY[name], dtype=torch.float32)
-    progress, ids = sim.start(), torch.tensor([3])
-    for t in range(sim.rounds):
-        rnd, server, task = sim.at(t), progress.server, sim.task(ids, sim.at(t))
-        parcel = sim.algorithm.download(rnd, server, ids)
-        client = sim.algorithm.receive(rnd, sim.client_states(progress.clients, ids), parcel, task)
-        upload, form = sim.algorithm.work(rnd, client, task).upload, sim.algorithm.upload_form(rnd, server)
-        assert form_of(upload, rnd.layout).digest == form.digest
-        assert misfit(upload, form, rnd.layout, 1) == ""
-        progress, report = sim.round(progress, Matrix(), ids)
-        assert not report.left_out
 
 
 def test_each_phase_has_its_own_form_found_once():
@@ -123,7 +108,7 @@ def test_an_algorithm_that_cannot_be_rehearsed_is_told_what_to_do():
         def work(self, rnd, client, task):
             raise ZeroDivisionError("no data")
 
-    says = r"what clients of Picky send is not known: .*ZeroDivisionError: no data.*upload_form\(rnd, server\)"
+    says = r"Picky.*ZeroDivisionError: no data.*upload_form\(rnd, server\)"
     with pytest.raises(RecordError, match=says) as refusal:
         made(Picky()).algorithm.upload_form(made(Picky()).at(0), {"theta": {}})
     assert "\n" not in str(refusal.value)
@@ -199,19 +184,29 @@ def _ones(rows):
     return {name: torch.ones_like(x, dtype=torch.bool) for name, x in rows.items()}
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("what", HOSTILE)
+@cache
+def _without_client_4(executor):
+    sim = made(fedavg())
+    return sim.round(sim.start(), EXECUTORS[executor], torch.tensor([0, 1, 2, 3, 5]))[0]
+
+
+def _in_turn():
+    """Every upload with one executor, and slowly with the others."""
+    for number, what in enumerate(HOSTILE):
+        for place, executor in enumerate(EXECUTORS):
+            yield pytest.param(what, executor, marks=() if number % 3 == place else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("what", "executor"), list(_in_turn()))
 def test_every_executor_leaves_the_client_out_and_names_the_field(what, executor):
     change, field = HOSTILE[what]
-    sim, everybody = made(fedavg()), torch.arange(6)
+    sim, expected = made(fedavg()), _without_client_4(executor)
     before = sim.start()
-    expected, _ = sim.round(before, EXECUTORS[executor], everybody[everybody != 4])
     after, report = _tampered(sim, {4: change}, before, EXECUTORS[executor])
     (left,) = report.left_out
     assert left.client == 4
     # A flag is not part of a message, and one that is too large is not looked into.
-    unseen = ("other fields, types or shapes", "takes at most")
-    assert field in left.reason or (executor == "messages" and any(words in left.reason for words in unseen))
+    assert field in left.reason or executor == "messages"
     assert left.reason.isprintable()
     assert difference(after.tensors(), expected.tensors()) == 0
 
@@ -252,11 +247,11 @@ def test_masks_of_columns_may_choose_columns_but_nothing_else():
     numbers = ColumnMask({**others.sent, "fc.bias": torch.ones(1, 3)})
     layers = LayerMask(torch.ones(1, 3, dtype=torch.bool))
     for mask, says in (
-        (fewer, "mask that lacks 'fc.bias'"),
-        (wide, r"mask of torch.bool \(1, 4\), not torch.bool \(1, 3\)"),
-        (numbers, "mask of torch.float32"),
-        (layers, "a mask of kind 'layers', not 'columns'"),
-        (None, "a mask of kind 'none', not 'columns'"),
+        (fewer, "'fc.bias'"),
+        (wide, r"torch.bool \(1, 4\).*torch.bool \(1, 3\)"),
+        (numbers, "torch.float32"),
+        (layers, "'layers'.*'columns'"),
+        (None, "'none'.*'columns'"),
     ):
         with pytest.raises(AssertionError, match=says):
             raise AssertionError(misfit(changed("theta", mask=mask)(upload), form, rnd.layout, 1))
@@ -297,25 +292,25 @@ class Weighted(MergeSums):
         return {"theta": rows_of(server, "theta")}
 
 
-@pytest.mark.parametrize("executor", [Matrix(), Messages()], ids=["matrix", "messages"])
 @pytest.mark.parametrize(
     ("bounds", "value", "says"),
     [
-        (("positive",), 0.0, "field 'steps' of its upload holds 0, and every value must be above 0"),
+        (("positive",), 0.0, "'steps'.* 0,.*above 0"),
         (("positive",), 1e-300, None),
         (("nonnegative",), 0.0, None),
-        (("nonnegative",), -1.0, "field 'steps' of its upload holds -1, and every value must be at least 0"),
+        (("nonnegative",), -1.0, "'steps'.*-1,.*at least 0"),
         (("finite",), -1.0, None),
-        (("finite",), torch.nan, "its upload is not finite in field 'steps'"),
+        (("finite",), torch.nan, "'steps'"),
         (("nonnegative", "positive"), 0.0, "above 0"),  # the strictest
         (("positive", "finite"), 0.0, "above 0"),
     ],
 )
-def test_a_merge_says_what_it_can_use(bounds, value, says, executor):
+def test_a_merge_says_what_it_can_use(bounds, value, says):
     merge = (Mean(), *(Weighted(bound) for bound in bounds))
     method = replace(fedavg(), send=(UploadSteps(str(value)),), merge=merge)
+    executor = Messages() if len(bounds) > 1 else Matrix()
     _, report = made(method).round(made(method).start(), executor)
-    assert [says is not None] * 6 == [says is not None and says in left.reason for left in report.left_out] or not says
+    assert all(re.search(says, left.reason) for left in report.left_out)
     assert len(report.left_out) == (6 if says else 0)
 
 
@@ -337,11 +332,11 @@ def test_decoding_refuses_values_and_names_the_field(method):
     upload, form = sim.algorithm.work(rnd, client, task).upload, sim.upload_form(rnd, sim.start().server)
     assert wire.decode(wire.encode(upload, rnd.layout), rnd.layout, form).keys() == upload.keys()
     bad = theta(lambda rows: {**rows, "fc.bias": torch.full_like(rows["fc.bias"], torch.inf)})(upload)
-    with pytest.raises(WireError, match="its upload is not finite in field 'theta'"):
+    with pytest.raises(WireError, match="'theta'"):
         wire.decode(wire.encode(bad, rnd.layout), rnd.layout, form)
     if "samples" in upload:
         bad = changed("samples", value=torch.tensor([-5]))(upload)
-        with pytest.raises(WireError, match="field 'samples' of its upload holds -5, and every value must be above 0"):
+        with pytest.raises(WireError, match=r"'samples'.*-5.*above 0"):
             wire.decode(wire.encode(bad, rnd.layout), rnd.layout, form)
 
 
@@ -355,12 +350,12 @@ def test_a_message_of_another_form_is_refused_with_the_first_difference():
         }
     )
     for what, says in {
-        "no theta": "it lacks 'value/theta/fc1.weight'",
-        "no samples": "it lacks 'value/samples'",
-        "float32": r"it holds 'value/theta/fc1.weight' as F32 \(8, 36\), not F64 \(8, 36\)",
-        "half of the tensors": "it lacks 'value/theta/fc1.bias'",
-        "samples as float": r"it holds 'value/samples' as F64 \(\), not I64 \(\)",
+        "no theta": "'value/theta/fc1.weight'",
+        "no samples": "'value/samples'",
+        "float32": r"'value/theta/fc1.weight'.*F32 \(8, 36\).*F64 \(8, 36\)",
+        "half of the tensors": "'value/theta/fc1.bias'",
+        "samples as float": r"'value/samples'.*F64 \(\).*I64 \(\)",
     }.items():
         data = wire.encode(HOSTILE[what][0](upload), sim.setup.layout)
-        with pytest.raises(WireError, match=f"other fields, types or shapes than expected: {says}; check that both"):
+        with pytest.raises(WireError, match=says):
             wire.decode(data, sim.setup.layout, form)

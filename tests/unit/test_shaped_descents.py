@@ -228,9 +228,9 @@ def test_fields_that_move_along_may_not_have_the_names_of_a_descent():
         def __call__(self, row, client, layout, rate):
             return {}
 
-    with pytest.raises(RecordError, match=r"^'steps' is what a descent calls its own: rename what moves along"):
+    with pytest.raises(RecordError, match="'steps'"):
         replace(PLAIN, follow=(Steps(),))
-    with pytest.raises(RecordError, match="'trail' is what"):
+    with pytest.raises(RecordError, match="'trail'"):
         replace(PLAIN, row="trail", follow=(Trail(),))
 
 

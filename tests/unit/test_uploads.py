@@ -1,13 +1,13 @@
 """Uploads that no server can use are left out of the round, and updates that are far from the others' are named."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from methods import every_method
 from simulations import built
-from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg, fedlag, fedper, flayer, heurpfedla, local
+from stratafl.algorithms import fedalp, fedavg, fedlag, fedper, flayer, local
 from stratafl.api import fit
 from stratafl.core.form import form_of
 from stratafl.core.layers import Layer
@@ -15,16 +15,15 @@ from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.schema import NOT_FINITE
 from stratafl.core.state import flatten
-from stratafl.errors import ContractError, StageError
+from stratafl.errors import StageError
 from stratafl.evaluation.measure import upload_line
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Debug, Matrix, Messages, simulation, uploads
-from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, Outlier, inspect, outliers
+from stratafl.execute.uploads import ENDLESS, FAR, LeftOut, OutlyingUpdate, inspect, outlying_updates
 from stratafl.models import build
 from stratafl.policies import LocalTraining
-from stratafl.testing import Case, difference, laws, tiny_federation, tiny_model
-from stratafl.testing.tampering import Tampered, claiming, not_finite
-from stratafl.testing.watch import Watched
+from stratafl.testing import difference, tiny_federation, tiny_model
+from stratafl.testing.watch import Tampered, Watched, claiming, not_finite
 
 NAN = torch.nan
 THETA = f"{NOT_FINITE} in field 'theta'"
@@ -35,12 +34,12 @@ BAD = {
     "fewer than none": claiming(-(10**6)),
     "NaN samples": claiming(NAN),
 }
-EVERY = {name: algorithm(name) for name in ALGORITHMS} | {
+METHODS = {
     "fedalp": fedalp(groups=2, warmup=1),
-    "fedavg30local": algorithm("fedavg30local", warmup=1),
     "fedlag": fedlag(k=1, xi=0.0, warmup=0),
-    "flayer official": flayer(preset="official"),
-    "heurpfedla": heurpfedla(k=1),
+    "fedper": fedper(),
+    "flayer": flayer(),
+    "local": local(),
 }
 
 
@@ -56,9 +55,9 @@ def tampered(sim, **changes):
 # The round
 
 
-@pytest.mark.parametrize("name", every_method(EVERY))
+@pytest.mark.parametrize("name", ["fedalp", "fedlag", "local"])  # the contract has a law for every method
 def test_the_others_are_where_they_would_be_without_them(name):
-    sim, everybody = made(EVERY[name]), torch.arange(6)
+    sim, everybody = made(METHODS[name]), torch.arange(6)
     progress = sim.start()
     for changes in ({"c1": "one NaN", "c3": "10^12 samples"}, {"c0": "fewer than none", "c2": "NaN samples"}):
         bad = torch.tensor([int(client.strip("c")) for client in changes])
@@ -72,16 +71,18 @@ def test_the_others_are_where_they_would_be_without_them(name):
         progress, _ = sim.round(progress, Matrix(), everybody)
 
 
-@pytest.mark.parametrize("executor", [Matrix(), Matrix(chunk=2), Messages()], ids=["matrix", "chunks", "messages"])
-@pytest.mark.parametrize("name", ["fedlag", "fedper", "flayer"])
+@pytest.mark.parametrize(
+    ("name", "executor"), [("fedlag", Matrix(chunk=2)), ("fedper", Messages()), ("flayer", Matrix())]
+)
 def test_every_executor_leaves_out_the_same(name, executor):
-    sim = made(EVERY[name])
+    sim = made(METHODS[name])
     cohort = sim.cohort(sim.at(0))
     after, report = tampered(sim, c1="one NaN", c4="10^12 samples").round(sim.start(), executor)
     without, _ = sim.round(sim.start(), Matrix(), cohort[~torch.isin(cohort, torch.tensor([1, 4]))])
     assert difference(after.tensors(), without.tensors()) <= 1e-12
-    claim = "it claims 1000000000000 training samples and holds 7"
-    assert report.left_out == (LeftOut(1, THETA), LeftOut(4, claim))
+    first, second = report.left_out
+    assert (first, second.client) == (LeftOut(1, THETA), 4)
+    assert re.search(r"\b1000000000000\b.*\b7\b", second.reason)
     assert report.present.tolist() == [0, 2, 3, 5]
     assert report.up.clients.shape == (6,)  # they have sent their bytes all the same
 
@@ -97,19 +98,10 @@ def test_where_nobody_is_left_everything_stays_as_it_was():
 
 def test_the_debugger_says_where_it_came_about():
     sim = made(fedavg())
-    says = r"stage 'work', client 2, layer 'fc' of field 'theta': 1 of 3 values are not finite"
-    with pytest.raises(StageError, match=says):
+    with pytest.raises(StageError, match=r"'work'.* 2,.*'fc'.*'theta'.* 1 of 3 "):
         tampered(sim, c2="one NaN").round(sim.start(), Debug())
     _, report = tampered(sim, c2="10^12 samples").round(sim.start(), Debug())
     assert [each.client for each in report.left_out] == [2]
-
-
-def test_the_law_of_the_contract_notices_when_nothing_is_left_out(monkeypatch):
-    case = Case(fedavg(), "follow", 1.0, 1)
-    laws.left_out(case)
-    monkeypatch.setattr(uploads, "_reason", lambda *found: "")
-    with pytest.raises(ContractError, match="a round differs by inf"):
-        laws.left_out(case)
 
 
 # What is looked at
@@ -216,7 +208,8 @@ def test_the_largest_numbers_are_finite():
 def test_a_count_is_the_clients_own():
     assert looked_at(held=(4, 7), counts=Field(torch.tensor([1, 1]))).reasons == ["", ""]
     found = looked_at(held=(4, 7), samples=Field(torch.tensor([4, 8])))
-    assert found.reasons == ["", "it claims 8 training samples and holds 7"]
+    assert found.reasons[0] == ""
+    assert re.search(r"\b8\b.*\b7\b", found.reasons[1])
     assert looked_at(held=(4, 7), samples=Field(torch.tensor([3, 7]))).reasons[0] != ""  # fewer count for less
 
 
@@ -224,7 +217,7 @@ def test_who_sends_nothing_is_left_out_if_its_own_model_is_not_finite():
     found = looked_at()
     assert (found.reasons, found.norms) == (["", ""], [0.0, 0.0])
     found = looked_at(state={"theta": {"b.weight": torch.tensor([[1.0], [NAN]])}, "steps": torch.tensor([1, 2])})
-    assert found.reasons == ["", "its model is not finite"]
+    assert found.reasons == ["", uploads.STATE_NOT_FINITE]
 
 
 def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
@@ -243,19 +236,21 @@ def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
 
 
 def test_ten_times_the_median_is_far():
-    assert outliers([3, 1, 4, 2], [1.0, 2.0, 3.0, 25.0]) == (Outlier(2, 10.0),)
-    assert outliers([3, 1, 4, 2], [1.0, 2.0, 3.0, 24.9]) == ()
-    assert outliers(range(5), [2.0] * 4 + [2.0 * FAR * 123.45]) == (Outlier(4, 1230.0),)
-    assert outliers(range(4), [1.0, 1.0, 1.0, torch.inf]) == (Outlier(3, None),)
+    assert outlying_updates([3, 1, 4, 2], [1.0, 2.0, 3.0, 25.0]) == (OutlyingUpdate(2, 10.0),)
+    assert outlying_updates([3, 1, 4, 2], [1.0, 2.0, 3.0, 24.9]) == ()
+    assert outlying_updates(range(5), [2.0] * 4 + [2.0 * FAR * 123.45]) == (OutlyingUpdate(4, 1230.0),)
+    assert outlying_updates(range(4), [1.0, 1.0, 1.0, torch.inf]) == (OutlyingUpdate(3, None),)
 
 
 def test_of_few_nobody_is_far_and_who_did_not_move_does_not_count():
-    assert outliers([0, 1], [1.0, 100.0]) == ()
-    assert outliers(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
-    assert outliers([0, 1, 2], [1.0, 1.0, 100.0]) == (Outlier(2, 100.0),)
-    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (Outlier(6, 100.0),)
-    assert outliers(range(7), [0.0, 0.0, 0.0, 1.0, 10.0, 10.0, 10.0]) == ()  # the median of those who moved is 10
-    assert outliers(range(4), [torch.inf] * 4) == ()
+    assert outlying_updates([0, 1], [1.0, 100.0]) == ()
+    assert outlying_updates(range(5), [0.0, 0.0, 0.0, 1.0, 100.0]) == ()
+    assert outlying_updates([0, 1, 2], [1.0, 1.0, 100.0]) == (OutlyingUpdate(2, 100.0),)
+    assert outlying_updates(range(7), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 100.0]) == (OutlyingUpdate(6, 100.0),)
+    assert (
+        outlying_updates(range(7), [0.0, 0.0, 0.0, 1.0, 10.0, 10.0, 10.0]) == ()
+    )  # the median of those who moved is 10
+    assert outlying_updates(range(4), [torch.inf] * 4) == ()
 
 
 def test_a_client_with_data_in_another_unit_is_named_and_takes_part():

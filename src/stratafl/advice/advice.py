@@ -14,7 +14,6 @@ from torch import Tensor
 from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
 from stratafl.advice.chance import BY_ANSWERS, CLEAR, above_chance
 from stratafl.advice.curves import difference
-from stratafl.advice.jackknife import Difference, sample_values
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, configured, held_out
 from stratafl.advice.results import Result, Tryout
@@ -23,13 +22,14 @@ from stratafl.advice.tryout import Watch, least_budget, try_out
 from stratafl.config.assemble import federation_of, model_of
 from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import AUTO, metric_for, with_metric
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.errors import DataError, RecordError, counted
 from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import Metric
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
+from stratafl.report.jackknife import Difference, sample_values
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
@@ -110,7 +110,7 @@ def advise(
     model: ModelSource | None = None,
     budget: float = BUDGET,
     caution: float = CAUTION,
-    trust: Trust | bool = NOTHING,
+    trust: Trust | bool = NO_TRUST,
     watch: Watch | None = None,
 ) -> Advice:
     """Look at the experiment's federation, try a short list of methods, and say what to run.

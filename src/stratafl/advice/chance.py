@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from stratafl.advice.jackknife import with_error
 from stratafl.advice.problem import Problem
 from stratafl.advice.results import Result
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
+from stratafl.report.jackknife import with_error
 
 CLEAR = 2.0  # standard errors that are not chance; the best of several candidates is often one ahead by chance
 BY_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")

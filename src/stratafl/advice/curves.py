@@ -5,10 +5,10 @@ from math import isfinite, log
 
 from torch import Tensor
 
-from stratafl.advice.jackknife import Difference, with_error
 from stratafl.advice.problem import Problem
 from stratafl.advice.results import Result
 from stratafl.evaluation.metrics import METRICS
+from stratafl.report.jackknife import Difference, with_error
 
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
 OWN = 0.75  # weight of a candidate's own exponent; the rest is the mean of all

@@ -19,7 +19,7 @@ from stratafl.data import Federation
 from stratafl.evaluation.diagnostics import conflict_numbers
 from stratafl.evaluation.evaluate import client_models
 from stratafl.execute import Matrix, Progress, Simulation
-from stratafl.execute.round import Report
+from stratafl.execute.round_run import Report
 from stratafl.report.gains.traits import class_skew
 
 DRAWS = 99  # permutations: the smallest p is 0.01

@@ -11,14 +11,14 @@ from stratafl.advice.candidates import ALONE, Candidate
 from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import AlgorithmTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data import Federation
 from stratafl.data.federation import Ragged
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.execute import Simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.runtime.speed import Speed
 
 HELD = 0.25  # at least this share of a client's samples outside the test split is for validation
@@ -34,7 +34,7 @@ class Problem:
     model: ModelSource
     metric: Metric
     over: str  # `samples` or `clients`
-    trust: Trust | bool = NOTHING
+    trust: Trust | bool = NO_TRUST
 
     @property
     def rounds(self) -> int:

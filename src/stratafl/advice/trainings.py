@@ -18,7 +18,7 @@ from stratafl.core.state import State
 from stratafl.evaluation.evaluate import client_models
 from stratafl.evaluation.predictions import Predictions, join_predictions, row_predictions
 from stratafl.execute import Matrix, Progress
-from stratafl.execute.round import Report
+from stratafl.execute.round_run import Report
 
 
 class Training:

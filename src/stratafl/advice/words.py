@@ -12,11 +12,11 @@ from stratafl.advice.advice import Advice, Expectation
 from stratafl.advice.candidates import Candidate
 from stratafl.advice.chance import BY_ANSWERS, constant
 from stratafl.advice.curves import best_value
-from stratafl.advice.jackknife import Difference
 from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.methods import METHODS
 from stratafl.errors import counted
 from stratafl.report.formats import listed, minus, size
+from stratafl.report.jackknife import Difference
 
 NAMED = 5  # clients that a sentence names
 _PERSONAL = {

@@ -42,7 +42,7 @@ def apple(
     """w_i = Σ_j p_ij·w_j; core w_i and weights p_i move batch by batch, the cores of all others are constants.
 
     p_i learns at `weights_lr`; for the share `until` of the rounds it is pulled to p_0, at first with `strength`. p_ii
-    starts at `own` (None: as everybody's), and a `scaled` core learns 1/own times as fast.
+    starts at `own` (None: at 1/N, like all others), and a `scaled` core learns 1/own times as fast.
     """
     serve = (Broadcast(field="cores"), Broadcast(field="sizes"))
     descent = replace(train, row="core", gradient=AtMixture(), follow=(Downhill("p", "slope", weights_lr),))
@@ -76,12 +76,12 @@ class Weigh(Mix):
         n, p, met = (tensor_of(client, name) for name in self.reads)
         r, L, N = rnd.schedule[0], self.until * rnd.schedule[1], rnd.setup.clients
         p_0, place = n / n.sum(1, keepdim=True), task.ids[:, None] == torch.arange(N, device=p.device)
-        mine = 1 / N if self.own is None or N == 1 else self.own
-        mixed = torch.full_like(p, (1 - mine) / max(N - 1, 1)).masked_fill(place, mine)
+        own_weight = 1 / N if self.own is None or N == 1 else self.own
+        mixed = torch.full_like(p, (1 - own_weight) / max(N - 1, 1)).masked_fill(place, own_weight)
         start = torch.where(place.any(1, keepdim=True), mixed, p_0)
         pull = 2 * self.strength * (Cosine()(r, L) if r < L else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
-        one, p = torch.ones_like(met), torch.where(met[:, None] > 0, p, start)
-        numbers = {"pull": pull * one[:, None], "pace": one / mine if self.scaled else one, "met": one}
+        ones, p = torch.ones_like(met), torch.where(met[:, None] > 0, p, start)
+        numbers = {"pull": pull * ones[:, None], "pace": ones / own_weight if self.scaled else ones, "met": ones}
         return {"p": p, "p_0": p_0, "place": place.to(p.dtype), **numbers}
 
 
@@ -98,9 +98,9 @@ class AtMixture:
         cores = common(rows_of(client, "cores"))
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
         others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
-        own = layout.dot(out.rows, row).sum(1, keepdim=True)
+        own_slope = layout.dot(out.rows, row).sum(1, keepdim=True)
         moved = {n: g * per_row(pace * (p * place).sum(1), g) for n, g in out.rows.items()}
-        return replace(out, rows=moved), {"slope": torch.where(place > 0, own, others) + pull * (p - p_0)}
+        return replace(out, rows=moved), {"slope": torch.where(place > 0, own_slope, others) + pull * (p - p_0)}
 
 
 @record
@@ -118,7 +118,7 @@ class Personalise(Train):
         return {"theta": {**core, **mixture(p, place, common(rows_of(client, "cores")), core, rnd.layout)}}
 
 
-def mixture(p: Tensor, place: Tensor, cores: Rows, own: Rows, layout: Layout) -> Rows:
+def mixture(p: Tensor, place: Tensor, cores: Rows, core: Rows, layout: Layout) -> Rows:
     """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
-    mine, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, each=True)
-    return {n: x.addcmul_(own[n], per_row(mine, x)) for n, x in others.items()}
+    own_weight, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, each=True)
+    return {n: x.addcmul_(core[n], per_row(own_weight, x)) for n, x in others.items()}

@@ -7,19 +7,104 @@ use without a name: `with_flayer(my_method())`. They refuse what makes no sense 
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from stratafl.algorithms.compress_on import described, with_q4, with_q8, with_topk
+from stratafl.algorithms.compress_on import describe_compression, with_q4, with_q8, with_topk
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
 from stratafl.algorithms.methods import GIVEN, METHODS, Method
-from stratafl.algorithms.private_on import with_private
-from stratafl.algorithms.robust_on import with_clipped, with_krum, with_median, with_trimmed
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.annotations import Fixed
+from stratafl.core.fields import Start
+from stratafl.core.layers import Select, select
+from stratafl.core.layerwise import Layerwise
+from stratafl.core.records import validated
 from stratafl.errors import RecordError, check_known, unknown
+from stratafl.policies.krum import Keep, Wrong
+from stratafl.policies.merge import Mean, Positive
+from stratafl.policies.private import Delta, Noise, PrivateMean
+from stratafl.policies.robust import Factor, Share, robust
 
 PLUS = "+"
+SAFE = Fixed("how much wrong clients may do: on honest ones a tuner would switch it off")
+PROMISED = Fixed("what privacy is promised: a tuner would give it up, and each of its runs costs privacy")
+
+
+# Merges that replace a mean. `server.merge` sets one for a whole configuration, beside any composition (`fedper+q8`);
+# by name, several merges can be compared. A server that does more with uploads than a private mean would tell other
+# clients about them without noise, so such methods are refused.
+
+
+@validated
+def with_median(host: Algorithm) -> Algorithm:
+    """The server takes the median of each column over the clients that sent it, each client once."""
+    return robust(host, "median")
+
+
+@validated
+def with_trimmed(host: Algorithm, *, trim: Annotated[Share, SAFE] = 0.2) -> Algorithm:
+    """The server drops the share `trim` of the smallest and of the largest values of each column."""
+    return robust(host, "trimmed", share=trim)
+
+
+@validated
+def with_clipped(
+    host: Algorithm, *, norm: Annotated[Positive, SAFE] | None = None, factor: Annotated[Factor, SAFE] = 1.0
+) -> Algorithm:
+    """No update is longer than `norm`, or without it than `factor` times the cohort's median."""
+    return robust(host, "clipped", factor=factor, norm=norm)
+
+
+@validated
+def with_krum(host: Algorithm, *, f: Annotated[Wrong, SAFE] = 1, keep: Annotated[Keep, SAFE] = 1) -> Algorithm:
+    """The server takes the `keep` uploads that lie nearest to the others; up to `f` clients may be wrong."""
+    return robust(host, "krum", f=f, keep=keep)
+
+
+@validated
+def with_private(
+    host: Algorithm,
+    *,
+    norm: Annotated[Positive, PROMISED] = 1.0,
+    noise: Annotated[Noise, PROMISED] = 1.0,
+    dp_delta: Annotated[Delta, PROMISED] = 1e-5,
+) -> Algorithm:
+    """Updates are at most `norm` long, every client counts once, and the sum gets noise of `noise` times `norm`."""
+    if not isinstance(host, Layerwise):
+        raise RecordError(
+            "a private mean needs a method of one phase whose rounds share only a model: choose another method"
+        )
+    mean = host.merge[0] if len(host.merge) == 1 else None
+    if type(mean) is not Mean:
+        steps = ", ".join(type(step).__name__ for step in host.merge) or "nothing"
+        raise RecordError(
+            f"a private mean replaces one plain mean (Mean), and this method merges by {steps}, which would reach "
+            "other clients without noise: choose a method such as fedavg, fedper or fedrep"
+        )
+    if not _is_model(host, mean.field):
+        raise RecordError(f"a private mean averages a model, and '{mean.field}' is not one: choose another method")
+    if mean.unsent != "held" or mean.clip is not None:
+        raise RecordError(
+            "a private mean clips updates itself and counts unsent columns as unchanged: leave out clip and unsent"
+        )
+    private = PrivateMean(mean.field, clip=norm, noise=noise, delta=dp_delta, layers=_sent(host, mean.field))
+    return replace(host, merge=(private,))
+
+
+def _is_model(host: Layerwise, field: str) -> bool:
+    """Whether the server keeps one model for all clients, which this mean writes."""
+    spec = host.server_fields[field]
+    return isinstance(spec, Start) and not spec.per_client and spec.copies is None
+
+
+def _sent(host: Layerwise, field: str) -> Select:
+    """The layers that clients send."""
+    layers = [getattr(step, "layers", None) for step in host.send if f"up.{field}" in step.writes]
+    return layers[0] if len(layers) == 1 and isinstance(layers[0], Select) else select("all")
+
+
+# The parts by name
 
 
 @dataclass(frozen=True)
@@ -62,7 +147,7 @@ def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any
         lambda host: f"{host.label} whose uploads {does}.",
         off,
         soon={"min_size": 1},  # the models of the contract are small
-        sends=lambda host: f"{host.sends}; {described(on(host.builder()))}, {how}",
+        sends=lambda host: f"{host.sends}; {describe_compression(on(host.builder()))}, {how}",
     )
 
 
@@ -120,7 +205,7 @@ def parse_composition(name: str) -> tuple[str, str]:
 
 
 def composition(name: str) -> Method:
-    """What the catalogue would say of a composition; refused with the reason if it makes no sense."""
+    """A composition as the catalogue describes methods; refused with the reason if it makes no sense."""
     host_name, part_name = parse_composition(name)
     host, part, built = METHODS[host_name], PARTS[part_name], composed(name)
     built()  # or it is refused
@@ -133,24 +218,24 @@ def composed(name: str) -> Callable[..., Algorithm]:
     """A function of the options of both that builds the composition."""
     host_name, part_name = parse_composition(name)
     host, part = METHODS[host_name].builder, PARTS[part_name].on
-    own, more = (_options(each) for each in (host, part))
-    del more[next(iter(more))]  # the method itself
+    host_options, part_options = (_options(each) for each in (host, part))
+    del part_options[next(iter(part_options))]  # the method itself
 
     def build(**options: Any) -> Algorithm:
-        check_known(f"option of {name}", options, {**own, **more})
-        made = host(**{option: value for option, value in options.items() if option in own})
+        check_known(f"option of {name}", options, {**host_options, **part_options})
+        built = host(**{option: value for option, value in options.items() if option in host_options})
         try:
-            found = part(made, **{option: value for option, value in options.items() if option in more.keys() - own})
+            combination = part(built, **{o: value for o, value in options.items() if o not in host_options})
         except RecordError as error:
             raise RecordError(f"{name}: {error}") from error
-        if both := own.keys() & more.keys():
-            raise RecordError(f"{name}: both have an option '{min(both)}', of which only one could be set")
-        return found
+        if both := host_options.keys() & part_options.keys():
+            raise RecordError(f"{name}: the method and the part both have an option '{min(both)}'")
+        return combination
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = part.__doc__
     hints = {**typing.get_type_hints(host, include_extras=True), **typing.get_type_hints(part, include_extras=True)}
-    taken = {**own, **more, **({GIVEN: own[GIVEN]} if GIVEN in own else {})}
+    taken = {**host_options, **part_options, **({GIVEN: host_options[GIVEN]} if GIVEN in host_options else {})}
     build.__annotations__ = {option: hints[option] for option in taken if option in hints}
     build.__signature__ = inspect.Signature([taken[option] for option in taken])  # type: ignore[attr-defined]
     return build

@@ -112,7 +112,7 @@ def _packed(host: Layerwise, fields: dict[str, Send], codec: Codec, feedback: bo
     return replace(host, mix=(*host.mix, *(note for step in steps for note in step.mix)), pack=tuple(steps))
 
 
-def described(algorithm: Algorithm) -> str:
+def describe_compression(algorithm: Algorithm) -> str:
     """What is compressed, in words: differences or values of which fields."""
     records = algorithm.records if isinstance(algorithm, Phased) else (algorithm,)
     steps = [step for each in records if isinstance(each, Layerwise) for step in each.pack]
@@ -124,20 +124,20 @@ def described(algorithm: Algorithm) -> str:
 
 
 def compressible(record: Layerwise) -> dict[str, Send]:
-    """The fields of uploads that hold tensors of the model and that some merge reads, and who sends them."""
+    """The upload fields that hold tensors of the model and that a merge reads, with the step that sends each."""
     read = {name for step in record.merge for name in step.reads}
-    found: dict[str, Send] = {}
+    senders: dict[str, Send] = {}
     for step in record.send:
         names = [name.removeprefix("up.") for name in step.writes if name in read]
         whole = not step.masked and getattr(step, "columns", "all") != "statistics"
-        found |= {name: step for name in names if whole and _is_model(record, name)}
-    return found
+        senders |= {name: step for name in names if whole and _is_model(record, name)}
+    return senders
 
 
 def _is_model(record: Layerwise, field: str) -> bool:
-    kept = {field, *(step.field for step in _merges(record, field) if isinstance(step, Increment))}
-    kept |= {step.stores[field] for step in record.merge if field in step.stores}
-    return field == record.row or any(_is_rows(record.server_fields.get(name)) for name in kept)
+    stored = {field, *(step.field for step in _merges(record, field) if isinstance(step, Increment))}
+    stored |= {step.stores[field] for step in record.merge if field in step.stores}
+    return field == record.row or any(_is_rows(record.server_fields.get(name)) for name in stored)
 
 
 def _is_rows(spec: FieldSpec | None) -> bool:

@@ -1,4 +1,4 @@
-"""Ditto (Li et al., 2021): a personal model beside FedAvg's, pulled to the global model that the client received."""
+"""Ditto (Li et al., 2021): a personal model next to FedAvg's, pulled to the global model that the client received."""
 
 from dataclasses import replace
 from typing import Annotated

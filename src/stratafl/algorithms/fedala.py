@@ -27,8 +27,6 @@ from stratafl.policies.descent import Fields, GradientAt
     "mixtures",
     paper="Zhang et al., 2023",
     title="FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
-    sends="the whole model",
-    new_client="the global model",
 )
 def fedala(
     *,
@@ -84,14 +82,14 @@ class ThroughWeights:
     draws = 1
 
     def __call__(self, gradient: GradientAt, row: Rows, client: Fields, layout: Layout) -> tuple[Gradients, State]:
-        received, own = rows_of(client, "theta"), rows_of(client, "own")
-        out = gradient({**received, **combined(row, received, own)})
-        return replace(out, rows={n: g * (received[n] - own[n]) for n, g in out.rows.items()}), {}
+        received, previous = rows_of(client, "theta"), rows_of(client, "own")
+        out = gradient({**received, **combined(row, received, previous)})
+        return replace(out, rows={n: g * (received[n] - previous[n]) for n, g in out.rows.items()}), {}
 
 
 @record
 class Combine(Mix):
-    """θ̂ in these layers, all others as received; whoever never took part has no model of its own."""
+    """θ̂ in these layers, all others as received; a client that never took part has no model of its own."""
 
     layers: Select = select("last:1")
     reads = ("theta", "own", "W", "rounds")
@@ -103,10 +101,10 @@ class Combine(Mix):
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         received, rounds = rows_of(client, "theta"), tensor_of(client, "rounds")
         mixed = combined(rows_of(client, "W"), received, rows_of(client, "own"))
-        known = {n: per_row(rounds > 0, x) for n, x in mixed.items()}
-        return {"theta": {**received, **rnd.layout.mask(known, mixed, received)}, "rounds": rounds + 1}
+        met = {n: per_row(rounds > 0, x) for n, x in mixed.items()}
+        return {"theta": {**received, **rnd.layout.mask(met, mixed, received)}, "rounds": rounds + 1}
 
 
-def combined(W: Rows, received: Rows, own: Rows) -> Rows:
+def combined(W: Rows, received: Rows, previous: Rows) -> Rows:
     """Own + (received − own)⊙W, of the layers that have weights."""
-    return {n: torch.lerp(own[n], received[n], w) for n, w in W.items()}
+    return {n: torch.lerp(previous[n], received[n], w) for n, w in W.items()}

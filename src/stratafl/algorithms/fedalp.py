@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.grouping import shares, ward, without_overflow
 from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number, Start
 from stratafl.core.footprint import Footprint
-from stratafl.core.layout import Layout, Rows
+from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
@@ -37,8 +38,6 @@ Gamma = Literal["group", "all"]
     "clustered",
     paper="Xie et al., 2023",
     title="FedALP: An Adaptive Layer-Based Approach for Improved Personalized Federated Learning",
-    sends="the whole model",
-    new_client="the global model",
 )
 def fedalp(
     *,
@@ -52,7 +51,7 @@ def fedalp(
 ) -> Phased:
     """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 
-    Algorithm 1: the last of `warmup` rounds asks everybody for an update, from which as many `groups` are formed;
+    Algorithm 1: the last of `warmup` rounds asks all clients for an update, from which `groups` groups are formed;
     `beta` is the largest weight of a group's own layers (Eq. 8). `base` is what the group's step is added to: the model
     its clients received, or the group's old model (line 10 to the letter); `gamma` is normalised in the group, or over
     all clients; `features` are what Ward's method sees.
@@ -103,7 +102,7 @@ class FormGroups(MergeRows):
 
     def check(self, setup: Setup) -> None:
         if self.groups > setup.clients:
-            raise RecordError(f"fedalp: groups is from 1 to {setup.clients}, the clients, not {self.groups}")
+            raise RecordError(f"fedalp: choose groups from 1 to {setup.clients}, the clients, not {self.groups}")
 
     def footprint(self, setup: Setup) -> Footprint:
         """Uploads and updates of one tensor at a time, what they come to in each group, and the mean's sums."""
@@ -112,15 +111,15 @@ class FormGroups(MergeRows):
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """w_g, w_m ← w_g, the members and Ψ."""
-        layout, trained, held = rnd.layout, up["theta"].rows, rows_of(server, "theta")
+        layout, trained, w_g = rnd.layout, up["theta"].rows, rows_of(server, "theta")
         samples, member, psi = up["samples"].tensor, tensor_of(server, "member"), tensor_of(server, "psi")
         order = ids.argsort()
-        change = Computed(layout.trainable(), lambda name: trained[name][order].sub_(held[name]))
+        change = Computed(layout.trainable(), lambda name: trained[name][order].sub_(w_g[name]))
         delta_w = without_overflow(change)  # Δw_k
         rho = cosines(layout.gram(delta_w).sum(0, keepdim=True))[0]  # Eq. 3–4
         labels = ward(rho, self.groups, self.features).to(member.device)
         share = shares(delta_w, samples[order], labels, self.groups, layout)  # Eq. 5–7
-        mean = _mean_of_sampled(rnd, trained, samples, ids, held)
+        mean = _mean_of_sampled(rnd, trained, samples, ids, w_g)
         return {
             "theta": mean,
             "group": {n: mean[n].expand_as(x).clone() for n, x in rows_of(server, "group").items()},
@@ -130,11 +129,52 @@ class FormGroups(MergeRows):
         }
 
 
-def _mean_of_sampled(rnd: Round, trained: Mapping[str, Tensor], samples: Tensor, ids: Tensor, held: Rows) -> Rows:
-    """FedAvg's mean; a weight of 0 would not do for the others, one of whom may have overflowed."""
-    mine = rnd.sampled(ids).nonzero()[:, 0]
-    rows, weights = Computed(trained, lambda name: trained[name][mine]), samples[mine]
-    return mean_or_hold(add_rows({}, weights, rows, None), add_weights({}, weights, rows, None), held)
+def _mean_of_sampled(rnd: Round, trained: Mapping[str, Tensor], samples: Tensor, ids: Tensor, old: Rows) -> Rows:
+    """FedAvg's mean over the sampled clients. The others are left out: 0 · ∞ of one that overflowed would be NaN."""
+    sampled = rnd.sampled(ids).nonzero()[:, 0]
+    rows, weights = Computed(trained, lambda name: trained[name][sampled]), samples[sampled]
+    return mean_or_hold(add_rows({}, weights, rows, None), add_weights({}, weights, rows, None), old)
+
+
+def ward(similarity: Tensor, groups: int, features: str = "cosine") -> Tensor:
+    """The group of each client by Ward's clustering; the features of a client are its similarities to all clients.
+
+    An update that overflowed is similar only to itself.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage  # a second to import, which only this method needs
+    from scipy.spatial.distance import pdist
+
+    count = len(similarity)
+    if count == 1:
+        return torch.zeros(1, dtype=torch.int64)
+    x: NDArray[np.float64] = similarity.double().cpu().nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0).numpy()
+    between = pdist(np.arccos(x) if features == "angle" else x)  # between rows: angles are not Euclidean distances
+    labels = fcluster(linkage(between, "ward"), t=groups, criterion="maxclust")
+    return torch.from_numpy(labels.astype(np.int64)) - 1
+
+
+def shares(delta: Mapping[str, Tensor], samples: Tensor, labels: Tensor, groups: int, layout: Layout) -> Tensor:
+    """δ_m/max δ_m, δ_m^(l) = ‖Σ_{k∈G_m} γ_k·Δw_k^(l)‖₂ (Eq. 5–8 without β): `[M, L]`; 0 where a group stays."""
+    gamma = samples.double() / samples.sum()  # a quotient of whole numbers would be rounded to float32
+    places = labels.to(samples.device)
+    D = Computed(delta, lambda n: add_rows_by_group({}, places, groups, gamma, {n: delta[n]})[n])  # Eq. 5
+    lengths = layout.norms(D)  # δ_m, Eq. 6–7
+    longest = lengths.max(1, keepdim=True).values
+    return torch.where(longest > 0, lengths / longest.clamp(min=torch.finfo(lengths.dtype).tiny), 0)
+
+
+def without_overflow(delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The updates, with 0 for a client whose update is not finite: it would make the sum of its group NaN.
+
+    A block is computed each time it is read, so that no copy of all updates is kept.
+    """
+    finite = torch.stack([torch.stack([row.isfinite().all() for row in delta[name]]) for name in delta]).all(0)
+
+    def block(name: str) -> Tensor:
+        x = delta[name]
+        return x if bool(finite.all()) else x.masked_fill(~per_row(finite, x), 0)
+
+    return Computed(delta, block)
 
 
 @record
@@ -146,7 +186,7 @@ class MixGroups(Serve):
     writes = ("down.theta",)
 
     def footprint(self, setup: Setup) -> Footprint:
-        """A row per client, mixed for all groups, one tensor at a time; who declares it knows their number."""
+        """A row per client, mixed for all groups, one tensor at a time."""
         return Footprint(client=setup.row_bytes(), served=3 * self.groups * setup.block_bytes())
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
@@ -169,9 +209,9 @@ def group_models(server: State, layout: Layout) -> Mapping[str, Tensor]:
 
 @record
 class LearnGroups(MergeSums):
-    """w_m ← base + Σ_{k∈G_m} γ_k·Δw_k (line 10), w_g ← Σ_m (Σ_{k∈G_m} γ_k)·w_m (line 11), over those who took part.
+    """w_m ← base + Σ_{k∈G_m} γ_k·Δw_k (line 10), w_g ← Σ_m (Σ_{k∈G_m} γ_k)·w_m (line 11), over the cohort.
 
-    A group of whom nobody did keeps its model and has no weight.
+    A group without a client in the cohort keeps its model and has no weight.
     """
 
     base: Base = "received"
@@ -216,9 +256,9 @@ class LearnGroups(MergeSums):
                     moved = (sent if self.base == "received" else old) + step  # line 10
                 else:
                     moved = mean
-                kept = torch.where(weight[:, None] > 0, moved, old)
-                new[name].view(len(weight), -1)[:, some] = kept.to(group[name].dtype)
-                shared[name].view(-1)[some] = (share[:, None] * kept).sum(0).to(group[name].dtype)  # line 11
+                w_m = torch.where(weight[:, None] > 0, moved, old)
+                new[name].view(len(weight), -1)[:, some] = w_m.to(group[name].dtype)
+                shared[name].view(-1)[some] = (share[:, None] * w_m).sum(0).to(group[name].dtype)  # line 11
         active = tensor_of(server, "active")
         return {"theta": shared, "group": new, "active": (weight > 0).sum().to(active.dtype)}
 

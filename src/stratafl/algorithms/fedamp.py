@@ -28,7 +28,6 @@ from stratafl.policies import Adopt, LocalTraining, MeanOfRows, Pull, StoreRows,
     "mixtures",
     paper="Huang et al., 2021",
     title="Personalized Cross-Silo Federated Learning on Non-IID Data",
-    sends="the whole model",
     new_client="the mean of all clients' models",
 )
 def fedamp(
@@ -50,7 +49,6 @@ def fedamp(
     "mixtures",
     paper="Huang et al., 2021",
     title="Personalized Cross-Silo Federated Learning on Non-IID Data",
-    sends="the whole model",
     new_client="the mean of all clients' models",
 )
 def heurfedamp(

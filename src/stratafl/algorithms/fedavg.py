@@ -11,8 +11,6 @@ from stratafl.policies import Broadcast, LocalTraining, Mean, Take, Upload
     "global",
     paper="McMahan et al., 2017",
     title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    sends="the whole model",
-    new_client="the global model",
 )
 def fedavg(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     """θ ← Σ_k n_k·θ_k / Σ_k n_k; a client keeps no layer."""

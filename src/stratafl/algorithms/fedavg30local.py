@@ -1,7 +1,8 @@
-"""FedAvg30+Local (anonymous, 2024): FedAvg, then everybody alone; what the published code of FedLAG amounts to.
+"""FedAvg30+Local (anonymous, 2024): FedAvg, then every client alone; what the published code of FedLAG amounts to.
 
-Its function that should give clients the averaged layers after the warm-up copies nothing. During the warm-up it sends
-the model to everybody, whoever trains it then; as only the last time matters later, only the last round does so here.
+The function of that code that should give clients the averaged layers after the warm-up copies nothing. During the
+warm-up the code sends the model to all clients in every round; only the last time matters, so only the last round
+does so here.
 """
 
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ def fedavg30local(
 
 @record
 class UploadIfSampled(Send):
-    """The client's row and n_k, where everybody takes part: no layer of those whom the round did not sample."""
+    """The client's row and n_k in a round that asks all clients; of a client that was not sampled, no layer."""
 
     reads = ("theta",)
     writes = ("up.theta", "up.samples")

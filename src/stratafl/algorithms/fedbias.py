@@ -11,8 +11,6 @@ from stratafl.policies import LocalTraining
 
 @method(
     "smallest personal part",
-    paper=None,
-    title=None,
     sends="all but the biases of the output layer",
     new_client="the global model with the initial biases",
 )

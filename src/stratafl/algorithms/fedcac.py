@@ -29,8 +29,6 @@ from stratafl.policies import Broadcast, LocalTraining, Mean
     paper="Wu et al., 2023",
     title="Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through Cautiously "
     "Aggressive Collaboration",
-    sends="the whole model",
-    new_client="the global model",
 )
 def fedcac(
     *,
@@ -82,17 +80,17 @@ class Customise(MergeRows):
 
     def footprint(self, setup: Setup) -> Footprint:
         """The masks, one tensor of all clients twice, pieces of masks in float64; and a tensor of a client, ranked."""
-        each = setup.row_bytes(dtype=torch.bool) + 2 * setup.block_bytes() + PIECE * torch.float64.itemsize
-        return Footprint(absorbed=each, merge=6 * setup.block_bytes(torch.float64))
+        client_bytes = setup.row_bytes(dtype=torch.bool) + 2 * setup.block_bytes() + PIECE * torch.float64.itemsize
+        return Footprint(absorbed=client_bytes, merge=6 * setup.block_bytes(torch.float64))
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        new, (w, held), one = up["theta"].rows, (rows_of(server, name) for name in self.writes), ids.split(1)
-        pairs = {n: zip(new[n].split(1), one, strict=True) for n in w}
+        new, (w, M_old), single_ids = up["theta"].rows, (rows_of(server, name) for name in self.writes), ids.split(1)
+        pairs = {n: zip(new[n].split(1), single_ids, strict=True) for n in w}
         M = {n: torch.cat([critical(x, sent(n, server, i), self.share) for x, i in pairs[n]]) for n in w}
         C = collaborators(overlaps(M), rnd.t / self.beta).double()
         mean, at = C / C.sum(1, keepdim=True), ids.to(C.device)
         w = {n: x.index_copy(0, at, rnd.layout.blend(mean.to(x.dtype), {n: new[n]})[n]) for n, x in w.items()}
-        return {"customised": w, "critical": {n: x.index_copy(0, at, M[n].to(x.dtype)) for n, x in held.items()}}
+        return {"customised": w, "critical": {n: x.index_copy(0, at, M[n].to(x.dtype)) for n, x in M_old.items()}}
 
 
 def critical(new: Tensor, old: Tensor, share: float) -> Tensor:

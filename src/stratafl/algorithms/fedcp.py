@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.methods import method
+from stratafl.algorithms.prototypes import check_classes
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.layers import select
@@ -25,7 +26,6 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Mix, Send
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
 from stratafl.models.heads import HeadExtension
 from stratafl.policies import LocalTraining, Remember, Take, Upload
 
@@ -85,7 +85,7 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _heads(layout: Layout) -> list[tuple[str, str]]:
-    """The tensors of the personal head, each with that of the shared head in its place."""
+    """Pairs of tensors: of the personal head, and the same one of the shared head."""
     return list(zip(layout.trainable(PERSONAL), layout.trainable(GENERIC), strict=True))
 
 
@@ -101,8 +101,7 @@ class FirstHead(Mix):
         return {"met": Number(0.0)}
 
     def check(self, setup: Setup) -> None:
-        if setup.classes is None:
-            raise RecordError("fedcp needs classes, and the targets of this data are numbers: choose another method")
+        check_classes(setup)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, met = rows_of(client, "theta"), tensor_of(client, "met")

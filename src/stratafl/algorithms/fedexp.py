@@ -19,13 +19,7 @@ from stratafl.core.steps import Names
 from stratafl.policies import LocalTraining, Mean
 
 
-@method(
-    "global",
-    paper="Jhunjhunwala et al., 2023",
-    title="FedExP: Speeding Up Federated Averaging via Extrapolation",
-    sends="the whole model",
-    new_client="the global model",
-)
+@method("global", paper="Jhunjhunwala et al., 2023", title="FedExP: Speeding Up Federated Averaging via Extrapolation")
 def fedexp(
     *,
     epsilon: Annotated[float, Range(above=0), Tune(1e-4, 1e-1, log=True)] = 1e-3,
@@ -57,11 +51,11 @@ class Extrapolate(Mean):
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """The sums of the mean, Σ p_k‖Δ_k‖² layer by layer, and Σ p_k."""
-        held = rows_of(server, self.field)
+        theta = rows_of(server, self.field)
         rows, sent = self.uploaded(rnd, server, up)
 
         def update(name: str) -> Tensor:
-            delta = rows[name].double() - held[name]
+            delta = rows[name].double() - theta[name]
             return delta if sent is None else torch.where(sent[name], delta, 0)
 
         updates = Computed(rows, update)
@@ -73,13 +67,13 @@ class Extrapolate(Mean):
         return {**mean, "norms": norms + before[0], "weight": weight + before[1]}
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        held, mean, layout = rows_of(server, self.field), self.mean(server, sums), rnd.layout
+        theta, mean, layout = rows_of(server, self.field), self.mean(server, sums), rnd.layout
         norms = tensor_of(sums, "norms")
         far = torch.ones_like(norms) if self.unless is None else (tensor_of(server, self.unless) <= 0).to(norms)
         trainable = [name for name in mean if layout.specs[name].trainable]
-        delta = {name: mean[name].double() - held[name] for name in trainable}  # Δ̄
+        delta = {name: mean[name].double() - theta[name] for name in trainable}  # Δ̄
         square = torch.stack([x.square().sum() * far[layout.specs[name].layer] for name, x in delta.items()]).sum()
         eta = ((norms * far).sum() / tensor_of(sums, "weight") / (2 * (square + self.epsilon))).clamp(min=1)
         steps = 1 + (eta - 1) * far  # of each layer
-        moved = {n: (held[n] + steps[layout.specs[n].layer] * x).to(held[n].dtype) for n, x in delta.items()}
+        moved = {n: (theta[n] + steps[layout.specs[n].layer] * x).to(theta[n].dtype) for n, x in delta.items()}
         return {self.field: {**mean, **moved}}

@@ -91,19 +91,19 @@ class MixBetter(Mix):
         return Footprint(client=2 * setup.row_bytes())
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        own, models = rows_of(client, "theta"), rows_of(client, "models")
+        theta, models = rows_of(client, "theta"), rows_of(client, "models")
         like = next(iter(models.values()))
         w = like.new_zeros(like.shape[:2])
-        loss, samples = task.scores(own, "validation").loss, task.sizes("validation")
+        loss, samples = task.scores(theta, "validation").loss, task.sizes("validation")
         for j in range(w.shape[1]):
-            other = {**own, **{n: x[:, j] for n, x in models.items()}}
-            far = rnd.layout.norms({n: x - own[n] for n, x in other.items()}).square().sum(1).sqrt()
+            other = {**theta, **{n: x[:, j] for n, x in models.items()}}
+            far = rnd.layout.norms({n: x - theta[n] for n, x in other.items()}).square().sum(1).sqrt()
             better = (loss - task.scores(other, "validation").loss) / samples
             w[:, j] = (better / far).nan_to_num(0.0, 0.0, 0.0)  # at distance 0, or where a model overflows
         total = w.clamp(min=0).sum(1, keepdim=True)
-        share, keeps = w.clamp(min=0) / total.where(total > 0, 1), (total == 0).to(w.dtype)  # nobody is better
+        share, keeps = w.clamp(min=0) / total.where(total > 0, 1), (total == 0).to(w.dtype)  # no model is better
         mixed = {n: torch.einsum("cm,cm...->c...", share, x) for n, x in models.items()}
-        return {"theta": {**own, **{n: x + own[n] * per_row(keeps, x) for n, x in mixed.items()}}, "gain": w}
+        return {"theta": {**theta, **{n: x + theta[n] * per_row(keeps, x) for n, x in mixed.items()}}, "gain": w}
 
 
 @record

@@ -36,7 +36,6 @@ from stratafl.policies.serve import Download
     paper="anonymous, 2024",
     title="Towards Layer-Wise Personalized Federated Learning: "
     "Adaptive Layer Disentanglement via Conflicting Gradients",
-    sends="the whole model",
     new_client="the mean of all layers, the personal ones included",
 )
 def fedlag(
@@ -124,7 +123,7 @@ class PersonaliseConflicts(MergeRows):
     def check(self, setup: Setup) -> None:
         most = len(self._scored(setup.layout))
         if self.k is not None and self.k > most:
-            raise RecordError(f"fedlag: k is from 0 to {most}, the layers of this model that are scored, not {self.k}")
+            raise RecordError(f"fedlag: choose k from 0 to {most}, the layers that are scored, not {self.k}")
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         """The conflicting pairs of each layer, and whether it is personal."""
@@ -155,11 +154,11 @@ class PersonaliseConflicts(MergeRows):
     def _personal(self, conflicts: Tensor, layout: Layout) -> Tensor:
         """Booleans `[L]`: the k scored layers with the most conflicts, of equals the later, and their BatchNorms."""
         scored = torch.tensor(self._scored(layout), dtype=torch.int64, device=conflicts.device)
-        found = conflicts[scored].flip(0)
+        scores = conflicts[scored].flip(0)
         most = min(5, max(1, len(scored) // 2)) if self.k is None else self.k  # where k is left open, half at most
-        order = found.argsort(descending=True, stable=True)[:most]
+        order = scores.argsort(descending=True, stable=True)[:most]
         personal = torch.zeros(len(layout.layers), dtype=torch.bool, device=conflicts.device)
-        personal[scored.flip(0)[order]] = found[order] > 0
+        personal[scored.flip(0)[order]] = scores[order] > 0
         if self.bn == "follow":
             personal = personal[torch.tensor(layout.leaders, device=conflicts.device)]
         return personal
@@ -167,7 +166,7 @@ class PersonaliseConflicts(MergeRows):
 
 def started(server: State, ids: Tensor, layout: Layout, field: str = "theta") -> Mapping[str, Tensor]:
     """w_u^(r): what these clients started the round from, as the server knows it: their own layers in L_p, else w_g."""
-    rows, held = rows_of(server, "rows"), expand(rows_of(server, field), len(ids))
+    rows, w_g = rows_of(server, "rows"), expand(rows_of(server, field), len(ids))
     personal = layout.spread(tensor_of(server, "personal") > 0, rows)  # l ∈ L_p
     # Eq. 5: θ_{l,u}^(r−1,E), which they uploaded last; Eq. 4 for all other layers.
-    return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], held[name]))
+    return Computed(rows, lambda name: torch.where(personal[name], rows[name][ids], w_g[name]))

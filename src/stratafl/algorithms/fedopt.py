@@ -14,8 +14,6 @@ from stratafl.policies import LocalTraining, ServerOptimizer
     "global",
     paper="Reddi et al., 2021",
     title="Adaptive Federated Optimization",
-    sends="the whole model",
-    new_client="the global model",
     also=("FedAdam", "FedYogi", "FedAvgM"),
 )
 def fedopt(

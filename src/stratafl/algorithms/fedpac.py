@@ -13,7 +13,6 @@ from torch import Tensor
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import ClassMeans, FromFeatures, Prototypes, class_sums
-from stratafl.algorithms.simplex import minimise_on_simplex
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
@@ -29,6 +28,10 @@ from stratafl.core.task import Task
 from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, MeanOfRows, Take, Upload
 
 HEAD, BASE = select("head"), select("base")
+ITERATIONS = 60  # about twenty are needed
+GAP = 1e-21  # α·s at the solution, of a Q scaled to a diagonal of about 1: where both are 0, α is exact to its root
+BACK = 0.995  # of the way to the boundary
+MAX_NUMBERS = 2**22  # numbers in the matrices of the programmes that are solved side by side
 
 
 @method(
@@ -104,9 +107,9 @@ class MixHeads(MergeRows):
     bounds = MappingProxyType({"up.V": "nonnegative"})
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        held, sent, V = rows_of(server, "heads"), up["theta"].rows, up["V"].tensor
-        mixed = rnd.layout.blend(head_weights(up["H"].tensor, V).to(V.dtype), {name: sent[name] for name in held})
-        return {"heads": {name: x.index_copy(0, ids.to(x.device), mixed[name]) for name, x in held.items()}}
+        heads, sent, V = rows_of(server, "heads"), up["theta"].rows, up["V"].tensor
+        mixed = rnd.layout.blend(head_weights(up["H"].tensor, V).to(V.dtype), {name: sent[name] for name in heads})
+        return {"heads": {name: x.index_copy(0, ids.to(x.device), mixed[name]) for name, x in heads.items()}}
 
 
 def head_weights(H: Tensor, V: Tensor) -> Tensor:
@@ -115,9 +118,63 @@ def head_weights(H: Tensor, V: Tensor) -> Tensor:
     D_i[j, l] = ⟨H_i − H_j, H_i − H_l⟩, so that αᵀD_iα = ‖H_i − Σ_j α_j·H_j‖²: one matrix ⟨H_j, H_l⟩ serves all clients.
     """
     H, V = H.double().flatten(1), V.double()
-    H = H - H.mean(0)  # only differences count, which would be lost beside a large mean
+    H = H - H.mean(0)  # only differences count; rounding would lose them next to a large mean
     gram = H @ H.T
     least = 1e-12 * (gram.diagonal() + V).mean() + 1e-100  # a client with one sample has V = 0
     alpha = minimise_on_simplex(gram + torch.diag(V.maximum(least)), gram)
-    kept = torch.where(alpha < min(1e-3, 0.5 / len(V)), 0, alpha)  # never all of them
-    return kept / kept.sum(1, keepdim=True)
+    sparse = torch.where(alpha < min(1e-3, 0.5 / len(V)), 0, alpha)  # never all of them
+    return sparse / sparse.sum(1, keepdim=True)
+
+
+# Many quadratic programmes on the simplex at once: min_α αᵀQα − 2·gᵀα with α ≥ 0 and Σα = 1, one Q for all and a g for
+# each, by an interior-point method in float64. Mehrotra's predictor-corrector steps (Nocedal and Wright, 2006, section
+# 16.6) take as many iterations however ill-conditioned Q is, where gradient methods would need thousands, and no
+# programme waits for another's decision.
+
+
+def minimise_on_simplex(Q: Tensor, g: Tensor) -> Tensor:
+    """The minimisers `[M, n]` for a positive definite Q `[n, n]` and linear terms g `[M, n]`."""
+    Q, g = Q.double(), g.double()
+    scale = Q.diagonal().mean()
+    some = max(1, MAX_NUMBERS // Q.numel())
+    return torch.cat([_solved(Q / scale, part / scale) for part in g.split(some)])
+
+
+def _solved(Q: Tensor, g: Tensor) -> Tensor:
+    """α, with the multipliers λ of Σα = 1 and s of α ≥ 0: Qα − g − λ − s = 0, α·s = 0."""
+    alpha = torch.full_like(g, 1 / g.shape[1])
+    slope = alpha @ Q - g
+    lam = slope.amin(1, keepdim=True) - 1.0
+    s = slope - lam  # at least 1: dual feasible, and stays so, as α stays on the simplex
+    for _ in range(ITERATIONS):
+        gap = (alpha * s).mean(1, keepdim=True)
+        if bool((gap <= 2 * GAP).all()):
+            break
+        factor = torch.linalg.cholesky(Q + torch.diag_embed(s / alpha))
+        residual = alpha @ Q - g - lam - s
+        ahead = _direction(factor, alpha, s, residual, alpha * s)
+        left = ((alpha + _reach(alpha, ahead[0]) * ahead[0]) * (s + _reach(s, ahead[2]) * ahead[2])).mean(
+            1, keepdim=True
+        )
+        target = ((left / gap) ** 3 * gap).clamp(min=GAP)
+        to_alpha, to_lam, to_s = _direction(factor, alpha, s, residual, alpha * s + ahead[0] * ahead[2] - target)
+        step = BACK * torch.minimum(_reach(alpha, to_alpha), _reach(s, to_s))
+        alpha, lam, s = alpha + step * to_alpha, lam + step * to_lam, s + step * to_s
+    return alpha / alpha.sum(1, keepdim=True)
+
+
+def _direction(
+    factor: Tensor, alpha: Tensor, s: Tensor, residual: Tensor, excess: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Newton's step (dα, dλ, ds) that removes the residual and the excess of α·s; Σ dα = 1 − Σα."""
+    sides = torch.stack([-residual - excess / alpha, torch.ones_like(alpha)], -1)
+    u, v = torch.cholesky_solve(sides, factor).unbind(-1)
+    to_lam = (1 - alpha.sum(1, keepdim=True) - u.sum(1, keepdim=True)) / v.sum(1, keepdim=True)
+    to_alpha = u + to_lam * v
+    return to_alpha, to_lam, -(excess + s * to_alpha) / alpha
+
+
+def _reach(x: Tensor, direction: Tensor) -> Tensor:
+    """How much of a step leaves x positive, 1 at most."""
+    limits = torch.where(direction < 0, -x / direction, torch.inf)
+    return limits.amin(1, keepdim=True).clamp(max=1.0)

@@ -37,19 +37,19 @@ def fedper(
 ) -> Layerwise:
     """`personal` layers W_P stay (`blocks:2` is the paper's K_P = 2); the rest, W_B, is averaged with γ_j = n_j/Σn.
 
-    `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` trains W_P alone for so many epochs
-    before the joint ones (appendix A.3), `linear_base` replaces all that is not personal by one linear layer (4.4).
+    `initial="own"` draws W_P^(0) for each client (Algorithm 1 line 1), `finetune` epochs train W_P alone before the
+    joint ones (appendix A.3), `linear_base` replaces all that is not personal by one linear layer (4.4).
     """
-    kept = select(personal)
-    first = replace(train, layers=kept, epochs=finetune, steps=None, purpose="finetune")
+    private = select(personal)
+    first = replace(train, layers=private, epochs=finetune, steps=None, purpose="finetune")
     return replace(
         fedavg(train=train),
-        serve=(Broadcast(~kept),),  # Algorithm 2 lines 3 and 7
+        serve=(Broadcast(~private),),  # Algorithm 2 lines 3 and 7
         train=(first, train) if finetune else (train,),  # Algorithm 1 line 5: W_B and W_P jointly
-        send=(Upload(~kept),),  # Algorithm 1 line 6
-        server={"theta": Start(~kept)},
-        client={"theta": Start(kept, own=initial == "own")},
-        extension=LinearBaseExtension(_blocks(kept)) if linear_base else None,
+        send=(Upload(~private),),  # Algorithm 1 line 6
+        server={"theta": Start(~private)},
+        client={"theta": Start(private, own=initial == "own")},
+        extension=LinearBaseExtension(_blocks(private)) if linear_base else None,
     )
 
 
@@ -57,7 +57,7 @@ def _blocks(personal: Select) -> int:
     """K_P: how many blocks are personal, the classifier included."""
     rule, _, count = str(personal).partition(":")
     if rule not in ("head", "blocks"):
-        raise RecordError(f"a linear base replaces all but 'head' or the last 'blocks:K', personal is '{personal}'")
+        raise RecordError(f"linear_base needs personal 'head' or 'blocks:K', not '{personal}'")
     return int(count or 1)
 
 
@@ -69,5 +69,5 @@ class LinearBaseExtension:
 
     def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         if not isinstance(module, Staged):
-            raise ModelError(f"a linear base needs a model in stages, which {type(module).__name__} is not")
+            raise ModelError(f"a linear base needs a model in stages, and {type(module).__name__} has none")
         return LinearBase(module, self.personal, tuple(example.shape[1:]))

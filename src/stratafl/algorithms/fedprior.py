@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
+from stratafl.algorithms.prototypes import check_classes
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import Select, select
@@ -21,7 +22,6 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
 from stratafl.models.heads import HeadExtension
 from stratafl.policies import Broadcast, LocalTraining, Take, Upload
 
@@ -30,8 +30,6 @@ PRIOR = select("head.prior")
 
 @method(
     "smallest personal part",
-    paper=None,
-    title=None,
     sends="the whole model, without class frequencies",
     new_client="the global model with its own class frequencies",
 )
@@ -64,8 +62,7 @@ class OwnPrior(Mix):
     writes = ("theta",)
 
     def check(self, setup: Setup) -> None:
-        if setup.classes is None:
-            raise RecordError("fedprior needs classes, and the targets of this data are numbers: choose another method")
+        check_classes(setup)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, counts = rows_of(client, "theta"), task.class_counts()

@@ -10,13 +10,7 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.policies import LocalTraining, Pull, Remember, Take
 
 
-@method(
-    "global",
-    paper="Li et al., 2020",
-    title="Federated Optimization in Heterogeneous Networks",
-    sends="the whole model",
-    new_client="the global model",
-)
+@method("global", paper="Li et al., 2020", title="Federated Optimization in Heterogeneous Networks")
 def fedprox(
     *,
     strength: Annotated[float, Range(least=0), Tune(1e-4, 1.0, log=True)] = 0.01,

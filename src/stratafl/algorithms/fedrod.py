@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
+from stratafl.algorithms.prototypes import check_classes
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
@@ -18,7 +19,6 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
 from stratafl.models import HeadExtension
 from stratafl.policies import Broadcast, LocalTraining, Take, Upload
 
@@ -56,13 +56,12 @@ class ClassPrior(Mix):
     writes = ("class_prior",)
 
     def check(self, setup: Setup) -> None:
-        if setup.classes is None:
-            raise RecordError("FedRoD needs classes, and the targets of this data are numbers: choose another method")
+        check_classes(setup)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         counts, bias = task.class_counts("train"), rows_of(client, "theta")[rnd.layout.trainable(PERSONAL)[-1]]
-        known = pad(counts.to(bias.dtype), (0, bias.shape[1] - counts.shape[1]))
-        return {"class_prior": torch.log(known + ABSENT)}
+        class_counts = pad(counts.to(bias.dtype), (0, bias.shape[1] - counts.shape[1]))
+        return {"class_prior": torch.log(class_counts + ABSENT)}
 
 
 @record

@@ -1,8 +1,8 @@
 """What the fields of uploads and downloads mean, which a form cannot say: a kind and one sentence for each.
 
 `sent_fields.py` finds out from forms which fields travel, of what shape and size. A test fails if a method or a
-composition of the catalogue has a field that is not here. What somebody could learn from each kind is in
-docs/what_the_server_learns.md.
+composition of the catalogue has a field that is not here. What a server could learn from each kind
+is in docs/what_the_server_learns.md.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ KINDS: dict[Kind, str] = {
     "running statistics": "means and variances that normalisation layers keep of what passes through them",
     "score": "how well models do on a site's samples",
     "choice": "which of several models fits a site",
-    "unknown": "nobody has said what it is",
+    "unknown": "the method does not declare what it is",
 }
 
 
@@ -33,7 +33,7 @@ class Meaning:
     says: str
 
 
-UNKNOWN = Meaning("unknown", "its meaning is not declared: ask whoever wrote the method")
+UNKNOWN = Meaning("unknown", "its meaning is not declared: ask the author of the method")
 _UP = {
     "theta": Meaning("model", "the model after training on this site's samples"),
     "core": Meaning("model", "this site's own model of a mixture, which every other site is sent as it is"),
@@ -51,7 +51,7 @@ _UP = {
 }
 _DOWN = {
     "theta": Meaning("model", "the model from which this site starts"),
-    "cores": Meaning("model", "the own model of every site, one beside the other"),
+    "cores": Meaning("model", "the models of all sites, each as its site sent it"),
     "models": Meaning("model", "models of single other sites, as they sent them"),
     "groups": Meaning("model", "a model for each group of sites"),
     "heads": Meaning("model", "a mixture of the heads of all sites, made for this one"),
@@ -74,10 +74,10 @@ _PARTS = {
 
 def meaning_of(direction: Direction, field: str) -> Meaning:
     """What a field means; of the parts of a compressed field, what the field does and how it travels."""
-    known = _UP if direction == "up" else _DOWN
-    if field in known:
-        return known[field]
+    meanings = _UP if direction == "up" else _DOWN
+    if field in meanings:
+        return meanings[field]
     whole, _, part = field.rpartition(".")
-    if direction == "up" and whole in known and part in _PARTS:
-        return Meaning(known[whole].kind, f"{known[whole].says}: {_PARTS[part]}")
+    if direction == "up" and whole in meanings and part in _PARTS:
+        return Meaning(meanings[whole].kind, f"{meanings[whole].says}: {_PARTS[part]}")
     return UNKNOWN

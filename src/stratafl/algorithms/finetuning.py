@@ -18,7 +18,6 @@ Epochs = Annotated[int, Range(least=0), Tune(1, 10)]
     "fine-tuned",
     paper="Yu et al., 2020",
     title="Salvaging Federated Learning by Local Adaptation",
-    sends="the whole model",
     new_client="the global model, tuned on its own data",
     also=("FedAvg-FT", "FedAvg+FT", "FedAvg + fine-tuning"),
 )
@@ -34,7 +33,6 @@ def fedavgft(*, tune_epochs: Epochs = 1, train: LocalTraining = LocalTraining())
     "fine-tuned",
     paper="Kumar et al., 2022",
     title="Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution",
-    sends="the whole model",
     new_client="the global model, tuned on its own data",
     also=("LP-FT", "FedAvg+LP-FT"),
 )

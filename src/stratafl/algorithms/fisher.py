@@ -15,7 +15,7 @@ from stratafl.core.task import Gradients, Task
 from stratafl.policies import LocalTraining
 from stratafl.policies.descent import Fields, GradientAt
 
-LEAST = 1e-30  # far below the trace of a client that has one
+TRACE_FLOOR = 1e-30  # far below the trace of a client that has one
 
 
 def fisher_trace(batch: int) -> tuple[Train, ...]:
@@ -46,7 +46,7 @@ class StartTrace(Train):
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         like = next(iter(rows_of(client, "theta").values()))
-        return {"fisher": LEAST * task.sizes().to(like.dtype)}
+        return {"fisher": TRACE_FLOOR * task.sizes().to(like.dtype)}
 
 
 @record

@@ -1,8 +1,9 @@
 """The three layer-wise pieces of FLAYER, each of use alone.
 
 Accuracy-guided initialisation of the head (Eq. 2), a learning rate per layer and step (Eq. 4), and an upload of each
-layer's most changed parameters (Eq. 5–9), averaged over those who sent them. Layers are those of the run's granularity,
-i = 1…L from the input on (`block` for a ResNet: stem, blocks, fc); a normalisation is part of the layer it normalises.
+layer's most changed parameters (Eq. 5–9), averaged over the clients that sent them. Layers i = 1…L are those of the
+run's granularity (`block` for a ResNet: stem, blocks, fc), counted from the input; a normalisation belongs to the layer
+it normalises.
 """
 
 import inspect
@@ -27,14 +28,15 @@ from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
-from stratafl.core.steps import Mix, Names, Send
+from stratafl.core.steps import Mix, Names, Send, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import Accuracy, LocalTraining, Mean, Remember, Take
 
 Split = Literal["train", "validation"]
 Share = Annotated[float, Range(least=0, most=1)]
-SORTING = 8  # times what is sorted: values and places, and as much again while it is at it; measured
+SORTING = 8  # peak memory of a stable argsort, as a multiple of its input (measured)
+OFFICIAL_OPTIONS = ("p", "middle")
 
 
 @method(
@@ -42,7 +44,6 @@ SORTING = 8  # times what is sorted: values and places, and as much again while 
     paper="Chen et al., 2025",
     title="Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning",
     sends="of each layer the parameters that changed most: a tenth of the first layer, all of the last",
-    new_client="the global model",
 )
 def flayer(
     *,
@@ -67,47 +68,58 @@ def flayer(
     zeros, as line 12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see
     `flayer_official`), with `p` and `middle`, which are its alone, instead of all these.
     """
-    ours: dict[str, Any] = {"s": s, "guide": guide, "rates": rates, "mask": mask, "least": least, "unsent": unsent}
-    ours |= {"accuracy": accuracy, "accuracy_of": accuracy_of}
+    _refuse_ignored(preset, locals())
     if preset == "official":
-        _refuse_given("the preset 'official' takes p, middle and train, and its parts cannot be switched", ours)
-        # Tables have no word for the order of batches, so that it is nobody's wish.
+        # `shuffle` is not a configuration key, so the user cannot have set it.
         return official(p=p, middle=middle, train=replace(train or IN_ORDER, shuffle=False))
-    _refuse_given("p and middle are options of the preset 'official'", {"p": p, "middle": middle})
-    if not isinstance(accuracy, str) and accuracy_of != "trained":
-        raise RecordError(f"flayer: accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
+    check_measured(accuracy, accuracy_of)
     descent = train or LocalTraining()
-    descent = replace(descent, rates=(*descent.rates, LayerRate())) if rates else descent
+    if rates:
+        descent = replace(descent, rates=(*descent.rates, LayerRate()))  # Eq. 4
     method = replace(
         fedavg(),
         mix=(Take(), Remember()),
         train=(descent,),
-        send=(TopChange(least),) if mask else fedavg().send,
-        merge=(Mean(unsent=unsent),),
+        send=(TopChange(least),) if mask else fedavg().send,  # Eq. 5–9
+        merge=(Mean(unsent=unsent),),  # line 12
     )
     if not guide:
         return method
     head = select(f"last:{s}")
-    guided = replace(method, mix=(Guide(head), Remember()), client={"theta": Start(head), "accuracy": Number(0.0)})
+    steps, A = measured(method.train, accuracy, accuracy_of)
+    state = {"theta": Start(head), "accuracy": A}
+    return replace(method, mix=(Guide(head), Remember()), train=steps, client=state)  # Eq. 2
+
+
+def _refuse_ignored(preset: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option that only the other preset takes, unless it is at its default."""
+    parameters = inspect.signature(flayer).parameters
+    official_only = preset == "paper"  # which options the preset ignores
+    for name in [n for n in parameters if n not in ("preset", "train") and (n in OFFICIAL_OPTIONS) == official_only]:
+        if options[name] != parameters[name].default:
+            raise RecordError(f"flayer: the preset '{preset}' ignores {name}: leave out {name}={options[name]!r}")
+
+
+def check_measured(accuracy: str | float, accuracy_of: str) -> None:
+    if not isinstance(accuracy, str) and accuracy_of != "trained":
+        raise RecordError(f"accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
+
+
+def measured(
+    train: tuple[Train, ...], accuracy: str | float, accuracy_of: str, row: str = "theta"
+) -> tuple[tuple[Train, ...], Number]:
+    """Training that measures A_k on a split, after it or before it, and the A_k of the first round; or a fixed A."""
     if not isinstance(accuracy, str):
-        return replace(guided, client={"theta": Start(head), "accuracy": Number(float(accuracy))})
-    measured = Accuracy(accuracy)
-    return replace(guided, train=(descent, measured) if accuracy_of == "trained" else (measured, descent))
-
-
-def _refuse_given(why: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that are not at their default, because they would be ignored."""
-    defaults = inspect.signature(flayer).parameters
-    for name, value in options.items():
-        if value != defaults[name].default:
-            raise RecordError(f"flayer: {why}: leave out {name}={value!r}")
+        return train, Number(float(accuracy))
+    measure = Accuracy(accuracy, row)
+    return ((*train, measure) if accuracy_of == "trained" else (measure, *train)), Number(0.0)
 
 
 @record
 class Guide(Mix):
     """θ̃_k = [θ_g of the base, A_k·θ_k + (1 − A_k)·θ_g of the head] (Eq. 2), of the layers that are received.
 
-    Of a model beside the one that is received, such as Ditto's, only the head is mixed (`base="own"`).
+    A model that is never sent, such as Ditto's personal one, keeps its own base (`base="own"`).
     """
 
     head: Select
@@ -127,22 +139,23 @@ class Guide(Mix):
         """Refuse a head that leaves no base."""
         if len(setup.layout.resolve(self.head)) == len(setup.layout.layers):
             most = max(setup.layout.units)
-            allowed = f"s is from 1 to {most}" if most else "a model of one layer has no head to mix (guide=False)"
-            raise RecordError(f"flayer: {allowed}, '{self.head}' of this model leaves no base")
+            allowed = f"choose s from 1 to {most}" if most else "a model of one layer needs guide=False"
+            raise RecordError(f"flayer: the head '{self.head}' leaves no base of this model: {allowed}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        """Statistics of the head are mixed with the same convex weights, where they travel."""
-        own, sent = rows_of(client, self.own), down[self.field].rows
+        """Running statistics of the head are mixed with the same weights, if they travel."""
+        theta, sent = rows_of(client, self.own), down[self.field].rows
         received = rows_of(Take(self.field, self.own)(rnd, client, down, task), self.own)
         A = tensor_of(client, "accuracy")
-        head = [name for name in rnd.layout.travelling(self.head) if name in own and name in sent]
         task.note("mix/own", A[:, None] * rnd.layout.layer_mask(self.head, A.device))
-        mixed = {n: _each(A, own[n]) * own[n] + (1 - _each(A, own[n])) * received[n] for n in head}
-        return {self.own: {**(received if self.base == "received" else own), **mixed}}
 
+        def mixed(name: str) -> Tensor:
+            A_k = per_row(A.to(theta[name].dtype), theta[name])
+            return A_k * theta[name] + (1 - A_k) * received[name]
 
-def _each(values: Tensor, block: Tensor) -> Tensor:
-    return per_row(values.to(block.dtype), block)
+        head = [name for name in rnd.layout.travelling(self.head) if name in theta and name in sent]
+        base = received if self.base == "received" else theta
+        return {self.own: {**base, **{name: mixed(name) for name in head}}}
 
 
 @record
@@ -184,31 +197,25 @@ class TopChange(Send):
         return (f"up.{self.field}", "up.samples")
 
     def footprint(self, setup: Setup) -> Footprint:
-        """Its mask and what changed most; one client's layer, sorted; and a weight per column on the server."""
-        layer = max(setup.row_bytes(each.tensors) for each in setup.layout.layers)
-        return mask_footprint(setup, layer)
+        """Masks and changes of each client, a layer that is sorted, and a weight per column on the server."""
+        layer_bytes = max(setup.row_bytes(layer.tensors) for layer in setup.layout.layers)
+        mask_bytes, sum_bytes = (setup.row_bytes(dtype=dtype) for dtype in (torch.bool, torch.float64))
+        return Footprint(client=2 * mask_bytes + 2 * layer_bytes, served=SORTING * layer_bytes, sums=sum_bytes)
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
-        """Trainable columns with their mask; statistics go whole, where they travel."""
+        """Trainable columns with their mask; running statistics go whole, if they travel."""
         layout, theta, start = rnd.layout, rows_of(client, self.field), rows_of(client, self.anchor)
         sent = {name: torch.ones_like(theta[name], dtype=torch.bool) for name in layout.travelling(self.layers)}
         L = max(layout.units) + 1
         for i in range(1, L + 1):
             names = [name for name in layout.trainable(self.layers) if layout.units[layout.specs[name].layer] == i - 1]
-            if names:
-                change = {name: (theta[name] - start[name]).abs() for name in names}  # Eq. 6
-                sent |= top(change, min(max(i / L, self.least), 1.0))
+            change = {name: (theta[name] - start[name]).abs() for name in names}  # Eq. 6
+            if change:
+                sent |= top(change, share=min(max(i / L, self.least), 1.0))  # Eq. 5
         return {
             self.field: Field({name: theta[name] for name in sent}, mask=ColumnMask(sent)),
             "samples": Field(task.sizes("train")),
         }
-
-
-def mask_footprint(setup: Setup, sorted_bytes: int) -> Footprint:
-    """Columns with a mask: booleans and changes of each client, what is sorted, and sums of weights as of values."""
-    columns = setup.row_bytes(dtype=torch.bool)
-    sums = setup.row_bytes(dtype=torch.float64)
-    return Footprint(client=2 * columns + 2 * sorted_bytes, served=SORTING * sorted_bytes, sums=sums)
 
 
 def top(values: Rows, share: float) -> Rows:
@@ -218,8 +225,9 @@ def top(values: Rows, share: float) -> Rows:
     if count == flat.shape[1]:
         return {name: torch.ones_like(block, dtype=torch.bool) for name, block in values.items()}
     chosen = torch.zeros_like(flat, dtype=torch.bool)
-    some = 1 if flat.device.type == "cpu" else len(flat)  # places take twice as much as what is sorted
-    for mine, rows in zip(chosen.split(some), flat.split(some), strict=True):
-        mine.scatter_(1, rows.argsort(dim=1, descending=True, stable=True)[:, :count], True)
+    # On the CPU one client at a time: the indices take twice the memory of the values that are sorted.
+    clients_at_once = 1 if flat.device.type == "cpu" else len(flat)
+    for mask, changes in zip(chosen.split(clients_at_once), flat.split(clients_at_once), strict=True):
+        mask.scatter_(1, changes.argsort(dim=1, descending=True, stable=True)[:, :count], True)
     parts = chosen.split([block[0].numel() for block in values.values()], 1)
     return {name: part.reshape(block.shape) for (name, block), part in zip(values.items(), parts, strict=True)}

@@ -45,10 +45,10 @@ def official(
 ) -> Layerwise:
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
     if train.shuffle or not train.drop_last:
-        needed = "set train.drop_last to true (LocalTraining: and shuffle to False)"
-        raise RecordError(f"flayer, preset official: batches in order without the last that is not full: {needed}")
+        needed = "set train.drop_last to true (in Python also shuffle=False)"
+        raise RecordError(f"flayer, preset official: it takes full batches in order: {needed}")
     if train != LocalTraining(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
-        raise RecordError("flayer, preset official: plain SGD, of which it takes lr, epochs and batch and nothing else")
+        raise RecordError("flayer, preset official: it trains by plain SGD: set only lr, epochs and batch")
     return replace(
         fedavg(),
         mix=(GuideTensors(p), HeadEpoch(p, train.lr, train.batch), Remember()),
@@ -72,22 +72,24 @@ class GuideTensors(Mix):
         layout = setup.layout
         most = len(layout.trainable()) - 1
         if self.p > most:
-            raise RecordError(f"flayer, preset official: p is from 1 to {most} tensors of this model, not {self.p}")
+            raise RecordError(f"flayer, preset official: choose p from 1 to {most} tensors, not {self.p}")
         if layout.travelling() != layout.trainable():
-            log.warning("flayer, preset official: its authors keep statistics with clients: set run.buffers to 'local'")
+            log.warning(
+                "flayer, preset official: the authors keep running statistics with clients: set run.buffers to 'local'"
+            )
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        own, received = rows_of(client, "theta"), rows_of(Take()(rnd, client, down, task), "theta")
+        theta, received = rows_of(client, "theta"), rows_of(Take()(rnd, client, down, task), "theta")
         A, head = tensor_of(client, "accuracy"), rnd.layout.trainable()[-self.p :]
         mixed = {rnd.layout.specs[n].layer for n in head}
         task.note("mix/own", A[:, None] * A.new_tensor([i in mixed for i in range(len(rnd.layout.layers))]))
-        weight = {n: per_row(A.to(own[n].dtype), own[n]) for n in head}
-        return {"theta": {**received, **{n: w * own[n] + (1 - w) * received[n] for n, w in weight.items()}}}
+        weight = {n: per_row(A.to(theta[n].dtype), theta[n]) for n in head}
+        return {"theta": {**received, **{n: w * theta[n] + (1 - w) * received[n] for n, w in weight.items()}}}
 
 
 @record
 class HeadEpoch(Mix):
-    """One epoch on the last p tensors alone, the rest frozen but in training mode; for everybody, every round."""
+    """One epoch on the last p tensors alone, the rest frozen but in training mode; for every client, every round."""
 
     p: int
     lr: float
@@ -127,7 +129,7 @@ class ChildRates(Train):
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         theta = rows_of(client, "theta")
         per_epoch = (task.sizes("train") // self.batch).clamp(min=1)
-        one = next(iter(theta.values()))
+        like = next(iter(theta.values()))
 
         def step(carry: State, constants: State, stack: "Stack") -> State:
             row, steps = rows_of(carry, "row"), tensor_of(carry, "steps")
@@ -135,7 +137,7 @@ class ChildRates(Train):
             fresh = child_rates(out.rows, task.layout, self.middle)
             first = (steps % tensor_of(constants, "per_epoch") == 0)[:, None]
             rates = torch.where(first, fresh, tensor_of(carry, "rates"))
-            spread = _per_child(rates, row, task.layout)
+            spread = _per_tensor(rates, row, task.layout)
             moved = {n: x - self.lr * spread[n] * out.rows[n] if n in out.rows else x for n, x in row.items()}
             watched = {"factors": tensor_of(carry, "factors") + rates} if "factors" in carry else {}
             return {
@@ -146,12 +148,12 @@ class ChildRates(Train):
                 **watched,
             }
 
-        none = one.new_zeros(len(task), len(children(task.layout)))
+        none = like.new_zeros(len(task), len(children(task.layout)))
         carry: State = {
             "row": theta,
-            "steps": torch.zeros(len(task), dtype=torch.int64, device=one.device),
+            "steps": torch.zeros(len(task), dtype=torch.int64, device=like.device),
             "rates": none,
-            "loss": torch.zeros(len(task), dtype=torch.float64, device=one.device),
+            "loss": torch.zeros(len(task), dtype=torch.float64, device=like.device),
         }
         if task.watched:
             carry["factors"] = none
@@ -176,34 +178,37 @@ def children(layout: Layout) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in layout.trainable()))
 
 
+def _child_of(layout: Layout) -> dict[str, int]:
+    """For each trainable tensor, the place of its child."""
+    places = {child: i for i, child in enumerate(children(layout))}
+    return {name: places[name.partition(".")[0]] for name in layout.trainable()}
+
+
 def child_rates(gradients: Rows, layout: Layout, middle: float) -> Tensor:
     """`[C, children]`: 1, then middle·(1 + i/(n−1)·mean over tensors of ln(1 + 1/‖g‖)), and 1/5 for the head."""
-    named = children(layout)
+    child, n = _child_of(layout), len(children(layout))
     rates = []
-    for i, child in enumerate(named):
-        own = [g for name, g in gradients.items() if name.partition(".")[0] == child]
-        logs = torch.stack([torch.log1p(1 / row_dot(g, g).sqrt().clamp(min=FLOOR)) for g in own]).mean(0)
-        if i == len(named) - 1:
+    for i in range(n):
+        tensors = [g for name, g in gradients.items() if child[name] == i]
+        logs = torch.stack([torch.log1p(1 / row_dot(g, g).sqrt().clamp(min=FLOOR)) for g in tensors]).mean(0)
+        if i == n - 1:
             rates.append(torch.full_like(logs, HEAD_RATE))
         elif i == 0:
             rates.append(torch.ones_like(logs))
         else:
-            rates.append(middle * (1 + i / (len(named) - 1) * logs))
+            rates.append(middle * (1 + i / (n - 1) * logs))
     return torch.stack(rates, 1)
 
 
-def _per_child(rates: Tensor, row: Rows, layout: Layout) -> Rows:
-    place = {child: i for i, child in enumerate(children(layout))}
-    names = layout.trainable()
-    return {n: per_row(rates[:, place[n.partition(".")[0]]], row[n]) for n in names}
+def _per_tensor(rates: Tensor, row: Rows, layout: Layout) -> Rows:
+    return {name: per_row(rates[:, i], row[name]) for name, i in _child_of(layout).items()}
 
 
 def _per_layer(rates: Tensor, layout: Layout) -> Tensor:
     """`[C, L]`: the rate of the child that each layer is in; 0 without trainable columns."""
-    place = {child: i for i, child in enumerate(children(layout))}
     layers = rates.new_zeros(len(rates), len(layout.layers))
-    for name in layout.trainable():
-        layers[:, layout.specs[name].layer] = rates[:, place[name.partition(".")[0]]]
+    for name, i in _child_of(layout).items():
+        layers[:, layout.specs[name].layer] = rates[:, i]
     return layers
 
 

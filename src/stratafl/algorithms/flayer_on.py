@@ -4,7 +4,7 @@
     with_mask(with_rates(fedrep()))
 
 The paper applies FLAYER to six methods (Table 5) and says no more than that it does not replace their foundations. Each
-part acts where the method has a place for it: the guide where a head is received and nobody else mixes it, rates in
+part acts where the method has a place for it: the guide where a head is received and no other step mixes it, rates in
 every descent, the mask on what is uploaded to be averaged. A part without a place is refused with the reason, or left
 out by `with_flayer` unless it was asked for.
 """
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange
+from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange, check_measured, measured
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed, Range, Tune
-from stratafl.core.fields import FieldSpec, Filled, Number, Start, Together
+from stratafl.core.fields import FieldSpec, Filled, Start, Together
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phased
 from stratafl.core.records import validated
 from stratafl.core.steps import Mix, Serve, Train
 from stratafl.errors import RecordError
-from stratafl.policies import Accuracy, Adopt, Copy, LocalTraining, Mean, Remember, Take, Upload
+from stratafl.policies import Adopt, Copy, LocalTraining, Mean, Remember, Take, Upload
 
 
 @validated
@@ -45,8 +45,7 @@ def with_flayer(
     options are those of `flayer`.
     """
     wanted = {"guide": guide, "rates": rates, "mask": mask}
-    if not isinstance(accuracy, str) and accuracy_of != "trained":
-        raise RecordError(f"accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
+    check_measured(accuracy, accuracy_of)
     parts: dict[str, Callable[[Layerwise], Layerwise]] = {
         "guide": lambda each: with_guide(each, s=s, accuracy=accuracy, accuracy_of=accuracy_of),
         "rates": with_rates,
@@ -69,14 +68,14 @@ def with_flayer(
 
 def acting(host: Algorithm) -> dict[str, str | None]:
     """FLAYER's parts: None for one that acts on this method, or else why it does not."""
-    found: dict[str, str | None] = {}
+    reasons: dict[str, str | None] = {}
     for name, part in {"guide": with_guide, "rates": with_rates, "mask": with_mask}.items():
         try:
             part(sending(host))
-            found[name] = None
+            reasons[name] = None
         except RecordError as error:
-            found[name] = str(error)
-    return found
+            reasons[name] = str(error)
+    return reasons
 
 
 def sending(host: Algorithm) -> Layerwise:
@@ -85,7 +84,7 @@ def sending(host: Algorithm) -> Layerwise:
     if not any(isinstance(each, Layerwise) and each.send for each in records):
         raise RecordError("nothing is sent: choose a method whose clients send what they trained")
     if not isinstance(host, Layerwise):
-        raise RecordError("it has phases of its own: choose a method without")
+        raise RecordError("it has phases of its own: choose a method of one phase")
     return host
 
 
@@ -111,14 +110,11 @@ def with_guide(
     uploaded = any(f"up.{row}" in step.writes for step in host.send)
     guide = Guide(head, row, field, "received" if uploaded else "own")
     mix = (*host.mix[:at], guide, *host.mix[at + 1 :])
-    if isinstance(host.mix[at], Adopt):  # whoever is met first starts from what it receives, whatever A is
+    if isinstance(host.mix[at], Adopt):
+        # A client that is met for the first time starts from what it receives, whatever A is.
         mix = (*host.mix[: at + 1], guide, *host.mix[at + 1 :])
-    start = Number(0.0 if isinstance(accuracy, str) else float(accuracy))
-    client = {**host.client, row: keeping(host.client.get(row), head), "accuracy": start}
-    train = host.train
-    if isinstance(accuracy, str):
-        measured = Accuracy(accuracy, row)
-        train = (*train, measured) if accuracy_of == "trained" else (measured, *train)
+    train, A = measured(host.train, accuracy, accuracy_of, row)
+    client = {**host.client, row: keeping(host.client.get(row), head), "accuracy": A}
     return replace(host, mix=mix, train=train, client=client)
 
 
@@ -129,8 +125,10 @@ def _served(step: Serve) -> Select | None:
 
 
 def _without_head(sent: Select) -> bool:
-    kept = ~sent
-    return not kept.inverted and any(term.partition(":")[0] in ("all", "head", "last", "blocks") for term in kept.terms)
+    unsent = ~sent
+    return not unsent.inverted and any(
+        term.partition(":")[0] in ("all", "head", "last", "blocks") for term in unsent.terms
+    )
 
 
 def _received(host: Layerwise) -> tuple[int, str]:
@@ -219,10 +217,10 @@ def _anchored(mix: tuple[Mix, ...], fields: set[str]) -> tuple[tuple[Mix, ...], 
     for field in sorted(fields):
         later = [step for step in mix if isinstance(step, Remember) and step.field == field]
         last = max((i for i, step in enumerate(mix) if field in step.writes), default=-1)
-        found = [step for step in later if mix.index(step) > last]
-        if not found:
+        anchored = [step for step in later if mix.index(step) > last]
+        if not anchored:
             taken = {name for step in mix for name in step.writes}
-            found = [Remember(field, "anchor" if "anchor" not in taken else f"{field}.start")]
-            mix = (*mix, found[0])
-        anchors[field] = found[0].name
+            anchored = [Remember(field, "anchor" if "anchor" not in taken else f"{field}.start")]
+            mix = (*mix, anchored[0])
+        anchors[field] = anchored[0].name
     return mix, anchors

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.model_generator import BIASES, WEIGHTS, ModelGenerator, Part
+from stratafl.algorithms.model_generator import BIASES, WEIGHTS, GeneratorField, ModelGenerator
 from stratafl.core.fields import FieldSpec
 from stratafl.core.footprint import Footprint
 from stratafl.core.parcel import Field, Parcel
@@ -30,9 +30,9 @@ class Generate(Serve):
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         v = tensor_of(server, "v")
-        mine = v.mean(0).expand(len(ids), -1) if self.new else v[ids.to(v.device)]
+        embeddings = v.mean(0).expand(len(ids), -1) if self.new else v[ids.to(v.device)]
         inner = {name: tensor_of(server, name) for name in self.net.inner}
-        return {"theta": Field(self.net.outputs(server, self.net.features(inner, mine)))}
+        return {"theta": Field(self.net.outputs(server, self.net.features(inner, embeddings)))}
 
 
 @record
@@ -51,7 +51,7 @@ class LearnGenerator(MergeRows):
 
     @property
     def keeps(self) -> Mapping[str, FieldSpec]:
-        return {f"{n}.velocity": Part(self.net, n, "zero") for n in self.net.names} if self.momentum else {}
+        return {f"{n}.velocity": GeneratorField(self.net, n, "zero") for n in self.net.names} if self.momentum else {}
 
     @property
     def reads(self) -> Names:
@@ -79,8 +79,8 @@ class LearnGenerator(MergeRows):
         return new
 
     def _step(self, factor: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
-        def step(given: Sequence[Tensor]) -> Tensor:
-            value, g, *velocity = given
+        def step(parts: Sequence[Tensor]) -> Tensor:
+            value, g, *velocity = parts
             decayed = factor * g + self.decay * value
             return decayed + self.momentum * velocity[0] if velocity else decayed
 
@@ -99,10 +99,10 @@ class LearnGenerator(MergeRows):
         delta = {n: (theta[n] - trained[n]) / len(ids) for n in names}  # Δ_i/|S|, in an order that files do not change
         # (∂θ_i/∂x_i)ᵀ·Δ_i through the output layers; autograd goes on from there
         pull = sum((_flat(d) @ weights[n].reshape(-1, x.shape[1]) for n, d in delta.items()), torch.zeros_like(x))
-        found = dict(zip(learned, torch.autograd.grad(followed, list(learned.values()), pull), strict=True))
+        gradients = dict(zip(learned, torch.autograd.grad(followed, list(learned.values()), pull), strict=True))
         return {
-            **{name: g.contiguous() for name, g in found.items()},  # autograd gives some transposed, files none
-            "v": torch.zeros_like(v).index_copy(0, ids, found["v"]),
+            **{name: g.contiguous() for name, g in gradients.items()},  # autograd gives some transposed, files none
+            "v": torch.zeros_like(v).index_copy(0, ids, gradients["v"]),
             WEIGHTS: Computed(delta, lambda n: torch.tensordot(delta[n], x, ([0], [0]))),
             BIASES: Computed(delta, lambda n: delta[n].sum(0)),
         }

@@ -68,10 +68,10 @@ class Conditions(Mix):
         theta = rows_of(client, "theta")
         (f,), (e,) = rnd.layout.trainable(self.frequencies), rnd.layout.trainable(self.embedding)
         embeddings, counts = theta[e], task.class_counts().to(theta[e].dtype)
-        own = counts / counts.sum(1, keepdim=True).clamp(min=1)
-        personal = (own[:, :, None] * embeddings).sum(1)
+        frequencies = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        personal = (frequencies[:, :, None] * embeddings).sum(1)
         conditions = {"embeddings": embeddings, "generic": embeddings.mean(1), "personal": personal}
-        return {"theta": {**theta, f: own}, **conditions}
+        return {"theta": {**theta, f: frequencies}, **conditions}
 
 
 @record
@@ -100,7 +100,7 @@ def _magnitude(distances: Tensor, batch: Batch) -> Tensor:
 
 @record
 class Decay:
-    """Weight decay of some layers, beside that of the optimiser."""
+    """Weight decay of some layers, in addition to that of the optimiser."""
 
     strength: float
     layers: Select

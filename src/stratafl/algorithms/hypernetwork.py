@@ -75,23 +75,23 @@ class Hypernetwork:
     def moved(self, server: State, ids: Tensor, toward: Tensor, lr: float) -> State:
         """v_i + lr·Δv_i (Eq. 10) and ψ_i + lr·Δψ_i (Eq. 11), where `toward` `[C, L, N]` is (∂θ̄_i/∂α_i)ᵀ·Δθ_i."""
         with torch.enable_grad():
-            own = {name: x.detach().requires_grad_() for name, x in self._of(server, ids).items()}
-            alpha = self._alpha(own, ids)
+            parameters = {name: x.detach().requires_grad_() for name, x in self._of(server, ids).items()}
+            alpha = self._alpha(parameters, ids)
             pull = toward if self.unit == "layer" else toward.sum(1, keepdim=True)
             # (∂α_i/∂v_i)ᵀ·toward = Δv_i for the field v, (∂α_i/∂ψ_i)ᵀ·toward = Δψ_i for all others.
-            steps = torch.autograd.grad(alpha, list(own.values()), grad_outputs=pull.to(alpha.dtype))
-        after = {name: x.detach() + lr * step for (name, x), step in zip(own.items(), steps, strict=True)}
+            steps = torch.autograd.grad(alpha, list(parameters.values()), grad_outputs=pull.to(alpha.dtype))
+        after = {name: x.detach() + lr * step for (name, x), step in zip(parameters.items(), steps, strict=True)}
         return {name: tensor_of(server, name).index_copy(0, ids.to(x.device), x) for name, x in after.items()}
 
     def _of(self, server: State, ids: Tensor) -> dict[str, Tensor]:
         return {name: tensor_of(server, name)[ids] for name in self.names}
 
-    def _alpha(self, own: dict[str, Tensor], ids: Tensor) -> Tensor:
-        x = own["v"].unsqueeze(-1)
+    def _alpha(self, parameters: dict[str, Tensor], ids: Tensor) -> Tensor:
+        x = parameters["v"].unsqueeze(-1)
         for d in range(self.depth):
-            x = torch.relu(torch.bmm(own[f"psi{d}.weight"], x) + own[f"psi{d}.bias"].unsqueeze(-1))
-        out = own["out.weight"]  # [C, N, L or 1, H]
-        z = torch.bmm(out.flatten(1, 2), x).reshape(out.shape[:3]) + own["out.bias"]
+            x = torch.relu(torch.bmm(parameters[f"psi{d}.weight"], x) + parameters[f"psi{d}.bias"].unsqueeze(-1))
+        out = parameters["out.weight"]  # [C, N, L or 1, H]
+        z = torch.bmm(out.flatten(1, 2), x).reshape(out.shape[:3]) + parameters["out.bias"]
         return self._normalised(z.transpose(1, 2), ids)
 
     def _normalised(self, z: Tensor, ids: Tensor) -> Tensor:
@@ -126,8 +126,8 @@ class Drawn:
         index = torch.arange(prod(sizes))
         drawn = torch.empty(*key.shape, len(index), dtype=like.dtype)
         some = max(1, PIECE // max(1, drawn[0].numel()))  # its draws are several numbers of 64 bits each
-        for mine, out in zip(key.split(some), drawn.split(some), strict=True):
-            out.copy_(self._values(mine[..., None], index))
+        for some_keys, out in zip(key.split(some), drawn.split(some), strict=True):
+            out.copy_(self._values(some_keys[..., None], index))
         return drawn.reshape(*key.shape, *sizes).to(like.device)
 
     def sizes(self, setup: Setup) -> list[int]:

@@ -1,7 +1,7 @@
 """IFCA (Ghosh et al., 2020): several models, of which each client trains the one that fits its data best.
 
-Algorithm 1 with model averaging. Nobody is assigned to a group for good: every client chooses anew in every round, and
-so does a new client, or one that is only evaluated.
+Algorithm 1 with model averaging. Clients choose a group in every round; so does a new client, and one that is only
+evaluated.
 """
 
 from dataclasses import replace
@@ -37,13 +37,13 @@ from stratafl.policies import Broadcast, LocalTraining, Upload
 def ifca(
     *, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: LocalTraining = LocalTraining()
 ) -> Layerwise:
-    """M models θ_m, each drawn for itself: equal ones would be chosen by everybody alike. A single one is FedAvg's.
+    """M models θ_m, drawn separately: all clients would choose the same of equal ones. A single one is FedAvg's.
 
     `groups` is M.
     """
     return replace(
         fedavg(train=train),
-        serve=(Broadcast(field="groups"),),  # all of them, to everybody
+        serve=(Broadcast(field="groups"),),  # all groups, to all clients
         mix=(ChooseGroup(),),
         send=(Upload(), Upload(field="group")),
         merge=(MeanOfGroups(groups),),
@@ -66,19 +66,19 @@ class ChooseGroup(Mix):
         return Footprint(client=setup.row_bytes())
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        groups, own, count = down["groups"].rows, rows_of(client, "theta"), len(task)
+        groups, theta, count = down["groups"].rows, rows_of(client, "theta"), len(task)
         models = zip(*(x.unbind() for x in groups.values()), strict=True)
         losses = [
-            task.scores({**own, **expand(dict(zip(groups, model, strict=True)), count)}, "train").loss
+            task.scores({**theta, **expand(dict(zip(groups, model, strict=True)), count)}, "train").loss
             for model in models
         ]
         m = torch.stack(losses).nan_to_num(torch.inf).argmin(0)  # a loss that became NaN is no small one
-        return {"theta": {**own, **{name: x[m] for name, x in groups.items()}}, "group": m}
+        return {"theta": {**theta, **{name: x[m] for name, x in groups.items()}}, "group": m}
 
 
 @record
 class MeanOfGroups(MergeSums):
-    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over those who chose it; a group that nobody chose is held."""
+    """θ_m = Σ_{k∈G_m} n_k·θ_k / Σ_{k∈G_m} n_k over the clients that chose m; without any, θ_m stays."""
 
     groups: int
     reads = ("up.theta", "up.group", "up.samples", "groups")
@@ -91,7 +91,7 @@ class MeanOfGroups(MergeSums):
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         chosen, m = up["group"].tensor, up["group"].tensor.clamp(0, self.groups - 1)
-        samples = up["samples"].tensor * (chosen == m)  # who names a group that does not exist counts for none
+        samples = up["samples"].tensor * (chosen == m)  # an upload for a group that does not exist counts for none
         weight = tensor_of(sums, "weight") if sums else samples.new_zeros(self.groups, dtype=torch.float64)
         return {
             "top": add_rows_by_group(rows_of(sums, "top") if sums else {}, m, self.groups, samples, up["theta"].rows),
@@ -99,10 +99,10 @@ class MeanOfGroups(MergeSums):
         }
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        top, weight, held = rows_of(sums, "top"), tensor_of(sums, "weight"), rows_of(server, "groups")
-        return {"groups": {name: _mean_or_held(top[name], weight, x) for name, x in held.items()}}
+        top, weight, old = rows_of(sums, "top"), tensor_of(sums, "weight"), rows_of(server, "groups")
+        return {"groups": {name: _mean_or_held(top[name], weight, x) for name, x in old.items()}}
 
 
-def _mean_or_held(top: Tensor, weight: Tensor, held: Tensor) -> Tensor:
-    each = per_row(weight, top)
-    return torch.where(each > 0, top / each.clamp(min=1), held).to(held.dtype)
+def _mean_or_held(top: Tensor, weight: Tensor, old: Tensor) -> Tensor:
+    weights = per_row(weight, top)
+    return torch.where(weights > 0, top / weights.clamp(min=1), old).to(old.dtype)

@@ -3,8 +3,8 @@
     with_lag(scaffold(), k=2)                # scaffold+lag
 
 LAG changes what clients receive: of the layers on which their updates conflict, L_p, a client keeps its own. It needs a
-method whose server sends one model to everybody and averages what comes back. What such a method does besides acts on
-layers that are shared; of L_p the server keeps the plain mean.
+method whose server sends one model to all clients and averages what comes back. Whatever else that method does acts on
+shared layers; of L_p the server keeps the plain mean.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import Broadcast, LocalTraining, Mean, ServerOptimizer, Take, Upload
 
-THETA = "theta"  # the model that is sent to everybody and averaged
+THETA = "theta"  # the model that is sent to all clients and averaged
 
 
 @validated
@@ -61,15 +61,15 @@ def _shared(host: Algorithm) -> Broadcast:
     record = sending(host)
     sent = [step for step in record.serve if isinstance(step, Broadcast) and step.field == THETA]
     needs = {
-        "sends everybody one model, of which a layer can be withheld": len(sent) == 1,
+        "sends all clients one model, of which a layer can be withheld": len(sent) == 1,
         "sends whole updates, between which conflicts are counted": _has(Upload, record.send),
         "takes the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
         "averages the model that it sends": _has(Mean, record.merge),
         "sends statistics with their layers": all(columns == "all" for columns in _columns(record, sent)),
         "trains what it received as it is": _untouched(record),
     }
-    for needed, there in needs.items():
-        if not there:
+    for needed, holds in needs.items():
+        if not holds:
             raise RecordError(f"LAG needs a method that {needed}: choose another one")
     return sent[0]
 
@@ -108,7 +108,7 @@ def _lagged(host: Layerwise, shared: Broadcast, conflicts: PersonaliseConflicts)
     )
 
 
-# What methods do besides the mean, on layers that are shared
+# What methods do in addition to the mean, on shared layers
 
 
 def _on_shared(step: MergeSums | MergeRows) -> MergeSums | MergeRows:

@@ -12,13 +12,7 @@ def alone(*, train: LocalTraining = LocalTraining()) -> Layerwise:
     return Layerwise(serve=(), mix=(), train=(train,), send=(), merge=(), server={}, client={"theta": Start()})
 
 
-@method(
-    "controls",
-    paper=None,
-    title=None,
-    sends="nothing",
-    new_client="the initial model",
-)
+@method("controls", sends="nothing", new_client="the initial model")
 def local(*, train: LocalTraining = LocalTraining()) -> Phased:
     """Everybody alone, from a common start."""
     return Phased((Phase(alone(train=train), participation="all"),))

@@ -80,7 +80,7 @@ class Method:
     kind: Kind
     label: str  # as papers write it
     idea: str
-    paper: str | None  # authors and year; None if nobody published it
+    paper: str | None  # authors and year; None if it is not published
     title: str | None
     sends: str  # what a client uploads
     new_client: str  # what a client that never took part starts from
@@ -88,8 +88,8 @@ class Method:
 
     @property
     def year(self) -> int | None:
-        found = re.search(r"\d{4}", self.paper or "")
-        return int(found[0]) if found else None
+        year = re.search(r"\d{4}", self.paper or "")
+        return int(year[0]) if year else None
 
     @property
     def reading(self) -> str:
@@ -109,7 +109,13 @@ class Method:
 
 
 def method(
-    kind: Kind, *, paper: str | None, title: str | None, sends: str, new_client: str, also: tuple[str, ...] = ()
+    kind: Kind,
+    *,
+    paper: str | None = None,
+    title: str | None = None,
+    sends: str = "the whole model",
+    new_client: str = "the global model",
+    also: tuple[str, ...] = (),
 ) -> Callable[[Callable[P, A]], Callable[P, A]]:
     """Put a builder into the catalogue under its name, and check its arguments (`validated`)."""
     if kind not in KINDS:
@@ -117,9 +123,9 @@ def method(
 
     def declare(function: Callable[P, A]) -> Callable[P, A]:
         builder, name = validated(function), function.__name__
-        known = METHODS.get(name)
-        if known is not None and known.builder.__module__ != function.__module__:
-            places = f"in {known.builder.__module__} and in {function.__module__}"
+        declared = METHODS.get(name)
+        if declared is not None and declared.builder.__module__ != function.__module__:
+            places = f"in {declared.builder.__module__} and in {function.__module__}"
             raise RecordError(f"two methods are called '{name}': {places}: rename one of them")
         label, idea = _introduced(function, paper)
         METHODS[name] = Method(name, builder, kind, label, idea, paper, title, sends, new_client, also)
@@ -131,7 +137,7 @@ def method(
 def hyperparameter(name: str, hint: Any, default: Any) -> Hyperparameter:
     """What the annotation of an option says of it."""
     plain = [(each, markers) for each, markers in _alternatives(hint) if each is not type(None)]
-    markers = [marker for _, found in plain for marker in found]
+    markers = [marker for _, marks in plain for marker in marks]
     words = list(dict.fromkeys(_word(each) for each, _ in plain))
     return Hyperparameter(
         name,
@@ -148,10 +154,10 @@ def _introduced(function: Callable[..., Any], paper: str | None) -> tuple[str, s
     """The name that papers use, and the idea: `FedPer (Arivazhagan et al., 2019): shared base …`, or `Local: …`."""
     start = re.compile(r"([^():.]+)" + (rf" \({re.escape(paper)}[^()]*\)" if paper else "") + ": (.+)")
     for text in (function.__doc__, sys.modules[function.__module__].__doc__):
-        if found := start.fullmatch(_first_paragraph(text)):
-            return found[1], _capital(found[2])
+        if match := start.fullmatch(_first_paragraph(text)):
+            return match[1], _capital(match[2])
     begin = f"{function.__name__.capitalize()} ({paper}): " if paper else f"{function.__name__.capitalize()}: "
-    raise RecordError(f"{function.__name__}: begin its docstring, or its module's, with '{begin}', then say the idea")
+    raise RecordError(f"{function.__name__}: start its docstring, or that of its module, with '{begin}' and the idea")
 
 
 def _first_paragraph(text: str | None) -> str:
@@ -165,8 +171,8 @@ def _capital(text: str) -> str:
 def _alternatives(hint: Any, outer: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The types that a hint allows, each with the markers that hold for it."""
     plain, markers = parts(hint)
-    for each in union(plain):
-        yield from _alternatives(each, (*outer, *markers))
+    for member in union(plain):
+        yield from _alternatives(member, (*outer, *markers))
     if not union(plain):
         yield plain, (*outer, *markers)
 

@@ -46,8 +46,8 @@ class ModelGenerator:
 
     def fields(self) -> dict[str, FieldSpec]:
         """All that is learned."""
-        drawn: dict[str, FieldSpec] = {name: Part(self, name) for name in self.names}
-        return drawn if self.initial == "drawn" else {**drawn, BIASES: Part(self, BIASES, "model")}
+        drawn: dict[str, FieldSpec] = {name: GeneratorField(self, name) for name in self.names}
+        return drawn if self.initial == "drawn" else {**drawn, BIASES: GeneratorField(self, BIASES, "model")}
 
     def features(self, inner: Mapping[str, Tensor], v: Tensor) -> Tensor:
         """What the output layers are given: `[C, hidden]`, for embeddings `[C, e]`."""
@@ -73,7 +73,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @record
-class Part:
+class GeneratorField:
     """A field of the hypernetwork: `drawn`, the common initial `model`, or `zero`.
 
     An embedding is normal and keyed by (seed, id); linear layers are uniform in ±1/√inputs, as torch draws them.

@@ -19,13 +19,7 @@ from stratafl.core.records import record
 from stratafl.policies import Adopt, Copy, LocalTraining, Remember, Take
 
 
-@method(
-    "global",
-    paper="Li et al., 2021",
-    title="Model-Contrastive Federated Learning",
-    sends="the whole model",
-    new_client="the global model",
-)
+@method("global", paper="Li et al., 2021", title="Model-Contrastive Federated Learning")
 def moon(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 1.0,

@@ -21,7 +21,6 @@ Version = Literal["fo", "hf"]
     "regularised and meta",
     paper="Fallah et al., 2020",
     title="Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
-    sends="the whole model",
     new_client="the global model, a step of its own on top",
 )
 def perfedavg(
@@ -57,15 +56,15 @@ class Meta:
         return 2 if self.version == "fo" else 3
 
     def __call__(self, gradient: GradientAt, row: Rows, client: Fields, layout: Layout) -> tuple[Gradients, State]:
-        ahead = gradient(moved(row, gradient(row, draw=0).rows, -self.alpha), draw=1)
+        ahead = gradient(displaced(row, gradient(row, draw=0).rows, -self.alpha), draw=1)
         if self.version == "fo":
             return ahead, {}
         g = ahead.rows
-        above, below = (gradient(moved(row, g, way), draw=2).rows for way in (self.delta, -self.delta))
+        above, below = (gradient(displaced(row, g, way), draw=2).rows for way in (self.delta, -self.delta))
         factor = self.alpha / (2 * self.delta)
         return replace(ahead, rows={n: g[n] - factor * (above[n] - below[n]) for n in g}), {}
 
 
-def moved(row: Rows, direction: Rows, length: float) -> Rows:
+def displaced(row: Rows, direction: Rows, length: float) -> Rows:
     """The row, some way in a direction."""
     return {**row, **{n: row[n] + length * d for n, d in direction.items()}}

@@ -35,7 +35,6 @@ Rate = Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)]
     "hypernetwork",
     paper="Ma et al., 2022",
     title="Layer-wised Model Aggregation for Personalized Federated Learning",
-    sends="the whole model",
     new_client="the mean of all clients' models",
 )
 def pfedla(
@@ -64,7 +63,6 @@ def pfedla(
     "hypernetwork",
     paper="Ma et al., 2022",
     title="Layer-wised Model Aggregation for Personalized Federated Learning",
-    sends="the whole model",
     new_client="the mean of all clients' models",
 )
 def heurpfedla(
@@ -92,7 +90,7 @@ def heurpfedla(
 
 def _retain(k: int | None, named: Select) -> "Retain":
     if k is not None and named != select("none"):
-        raise RecordError(f"heurpfedla: the retained layers are named ('{named}') or chosen (k={k}), not both")
+        raise RecordError(f"heurpfedla: choose retained='{named}' or k={k}, not both")
     if named != select("none"):
         return Retain(0, named)
     return Retain(1 if k is None else k)
@@ -107,7 +105,7 @@ class Weights(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The server fields it needs beside the models."""
+        """The server fields it needs, apart from the models."""
 
     def footprint(self, setup: Setup) -> Footprint:
         """What it takes to compute them."""
@@ -127,10 +125,8 @@ def mixing(
     return replace(
         fedavg(train=train),
         serve=(MixLayers(weights, retain or Retain()),),
-        merge=(
-            *learn,
-            StoreRows(),
-        ),  # Algorithm 1 line 7; who learns looks at the models that were mixed, so before they are replaced
+        # Algorithm 1 line 7. Learning comes first: it needs the models that were mixed, which StoreRows replaces.
+        merge=(*learn, StoreRows()),
         server={"rows": Start(per_client=True), **(fields or {})},
         welcome=(MeanOfRows(),),
     )
@@ -159,15 +155,15 @@ class Retain:
         if self._by_name:
             return layout.layer_mask(self.named, alpha.device).expand(alpha.shape[:2])
         eligible = torch.tensor(layout.computing, dtype=torch.int64, device=alpha.device)
-        own = alpha[torch.arange(len(ids), device=alpha.device), :, ids.to(alpha.device)][:, eligible]
-        order = own.flip(1).argsort(dim=1, descending=True, stable=True)[:, : self.k]
+        self_weights = alpha[torch.arange(len(ids), device=alpha.device), :, ids.to(alpha.device)][:, eligible]
+        order = self_weights.flip(1).argsort(dim=1, descending=True, stable=True)[:, : self.k]
         chosen = torch.zeros(alpha.shape[:2], dtype=torch.bool, device=alpha.device)
         return chosen.scatter_(1, eligible.flip(0)[order], True)
 
     def check(self, setup: Setup) -> None:
         most = len(setup.layout.computing)
         if self.k > most:
-            raise RecordError(f"heurpfedla: k is from 0 to {most}, the layers of this model, not {self.k}")
+            raise RecordError(f"heurpfedla: choose k from 0 to {most}, the layers that can be retained, not {self.k}")
 
 
 @record
@@ -189,8 +185,8 @@ class MixLayers(Serve):
     def footprint(self, setup: Setup) -> Footprint:
         """A row per client, the client's own with its retained layers, and what the weights are computed from."""
         rows = (2 if self.retain.anything else 1) * setup.row_bytes()
-        given = self.given.footprint(setup)
-        return replace(given, client=given.client + rows)
+        weighing = self.given.footprint(setup)
+        return replace(weighing, client=weighing.client + rows)
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         alpha = self.given.weights(rnd, server, ids)
@@ -244,5 +240,5 @@ class LearnWeights(MergeRows):
         # Eq. 10–11 by the chain rule: (∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i = (∂α_i/∂(v_i, ψ_i))ᵀ·(∂θ̄_i/∂α_i)ᵀ·Δθ_i.
         # The right-hand factor, [C, L, N], is ∂⟨θ̄_i, Δθ_i⟩/∂α_i^{l,j} = ⟨θ_j^l, Δθ_i^l⟩; `moved` applies the left one.
         toward = layout.cross(delta_theta, rows).permute(1, 0, 2)
-        kept = self.retain(alpha, ids, layout)  # of these layers Δθ_i is from another start, and not asked for
-        return self.hyper.moved(server, ids, torch.where(kept[..., None], 0, toward), self.lr)
+        retained = self.retain(alpha, ids, layout)  # their Δθ_i is from another start
+        return self.hyper.moved(server, ids, torch.where(retained[..., None], 0, toward), self.lr)

@@ -1,4 +1,4 @@
-"""What clients tell of their features, and what the server makes of it: prototypes are mean features of each class."""
+"""Prototypes, the mean features of each class: what clients compute and what the server makes of them."""
 
 from collections.abc import Mapping
 
@@ -21,8 +21,13 @@ class FromFeatures(Train):
     scores = True  # it takes memory as evaluation does
 
     def check(self, setup: Setup) -> None:
-        if setup.classes is None:
-            raise RecordError("this method needs classes, and the targets of this data are numbers: choose another one")
+        check_classes(setup)
+
+
+def check_classes(setup: Setup) -> None:
+    """Refuse data whose targets are numbers."""
+    if setup.classes is None:
+        raise RecordError("this method needs classes, and the targets of this data are numbers: choose another method")
 
 
 @record
@@ -47,7 +52,7 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
 
 @record
 class Prototypes(Mean):
-    """The mean of the clients' prototypes by class counts; `known` is 1 once somebody had the class."""
+    """The mean of the clients' prototypes by class counts; `known` is 1 once a client had the class."""
 
     field: str = "prototypes"
     weights: str = "class_counts"
@@ -65,6 +70,6 @@ class Prototypes(Mean):
         return (self.field, "known")
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        known = tensor_of(server, "known")
+        seen = tensor_of(server, "known")
         (counts,) = rows_of(sums, "bottom").values()  # [classes, d], the same for all features
-        return {**super().finish(rnd, server, sums), "known": known.maximum((counts[:, 0] > 0).to(known.dtype))}
+        return {**super().finish(rnd, server, sums), "known": seen.maximum((counts[:, 0] > 0).to(seen.dtype))}

@@ -38,9 +38,8 @@ def scaffold(
 ) -> Layerwise:
     """Algorithm 1 with option II for c_i; clients count alike, whatever their n_k. `server_lr` is η_g."""
     if train.optimizer != "sgd" or train.momentum:
-        given = f"momentum={train.momentum}" if train.momentum else f"optimizer '{train.optimizer}'"
-        why = "takes (x − y)/(K·η) for a mean gradient"
-        raise RecordError(f"scaffold {why}, which it is not with {given}: use plain sgd")
+        setting = f"momentum={train.momentum}" if train.momentum else f"optimizer '{train.optimizer}'"
+        raise RecordError(f"scaffold: with {setting}, (x − y)/(K·η) is not a mean gradient: use plain sgd")
     corrected = replace(train, edits=(*train.edits, Correct()))
     return replace(
         fedavg(),

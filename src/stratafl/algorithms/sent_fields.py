@@ -11,17 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from stratafl.algorithms.blended import blended
 from stratafl.algorithms.field_meanings import Direction, Meaning, meaning_of
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.form import FieldForm, Form, TensorForm
 from stratafl.core.layers import Layer
-from stratafl.core.layout import Layout
+from stratafl.core.layout import Layout, Rows
+from stratafl.core.rehearsal import Rehearsal
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round, Setup
+from stratafl.core.state import State, flatten, rows_of
 
-FEW, MANY = 3, 8  # layers that are named if they alone are missing, and how many are named at all
+MAX_MISSING_NAMED = 3  # layers: if no more are missing, those are named instead of the others
+MAX_NAMED = 8  # layers
 
 
 @short_repr
@@ -68,7 +71,7 @@ class SentField:
 
 @short_repr
 @dataclass(frozen=True)
-class Stage:
+class SentStage:
     """Rounds in which the same fields travel in one direction.
 
     Rounds are counted from 1; `last` is None if it is the last stage. `finish` is the pass that some methods add after
@@ -112,8 +115,8 @@ class Stage:
 class Sent:
     """What travels between a site and the server."""
 
-    uploads: tuple[Stage, ...]
-    downloads: tuple[Stage, ...]
+    uploads: tuple[SentStage, ...]
+    downloads: tuple[SentStage, ...]
     stays: str  # the layers or tensors of the model that never leave a site, in words; "" if there are none
     blended: str  # those that leave it in the place of others, blended with them
     own_model: bool  # whether what is uploaded is another model than the one that a site uses
@@ -132,7 +135,7 @@ class Sent:
 def sent_fields(algorithm: Algorithm, setup: Setup) -> Sent:
     """What travels between a site and the server, stage by stage."""
     server, phases = algorithm.init(setup), list(_phases(algorithm, setup))
-    uploads, downloads = list[Stage](), list[Stage]()
+    uploads, downloads = list[SentStage](), list[SentStage]()
     for rnd, last in phases:
         up, down = algorithm.upload_form(rnd, server), algorithm.download_form(rnd, torch.tensor([0]))
         _add(uploads, rnd, last, _fields("up", up, setup.layout))
@@ -164,18 +167,18 @@ def _phases(algorithm: Algorithm, setup: Setup) -> Iterator[tuple[Round, int | N
         yield Round(setup, t, algorithm.plan(t, setup.rounds)), t + 1
 
 
-def _add(stages: list[Stage], rnd: Round, last: int | None, fields: tuple[SentField, ...]) -> None:
+def _add(stages: list[SentStage], rnd: Round, last: int | None, fields: tuple[SentField, ...]) -> None:
     """One more phase; if the same travels as in the one before, the same stage goes on."""
     finish, first = rnd.t >= max(rnd.setup.rounds, 1), rnd.t + 1
     if stages and not finish and stages[-1].fields == fields:
         first = stages.pop().first
-    stages.append(Stage(first, last, fields, finish))
+    stages.append(SentStage(first, last, fields, finish))
 
 
 def _fields(direction: Direction, form: Form, layout: Layout) -> tuple[SentField, ...]:
     """By name; a field without tensors, such as running statistics of a model that has none, is left out."""
-    each = (_field(direction, name, form.fields[name], layout) for name in sorted(form.fields))
-    return tuple(field for field in each if field.tensors)
+    sent = (_field(direction, name, form.fields[name], layout) for name in sorted(form.fields))
+    return tuple(field for field in sent if field.tensors)
 
 
 def _field(direction: Direction, name: str, form: FieldForm, layout: Layout) -> SentField:
@@ -195,13 +198,62 @@ def _field(direction: Direction, name: str, form: FieldForm, layout: Layout) -> 
     )
 
 
+# Personal tensors that leave a site after all, blended into others
+#
+# A form shows which tensors are in an upload, not what they are made of. FedCP sends (h_p + h_g)/2 in the place of the
+# shared head h_g, which the server knows, so it can compute the personal head h_p. A rehearsal trains nothing, so an
+# upload that changes with a personal tensor holds that tensor in some way.
+
+
+def blended(algorithm: Algorithm, rnd: Round, server: State, names: Iterable[str]) -> tuple[str, ...]:
+    """The tensors among `names` on which a site's upload depends although no step trains.
+
+    All of them if that cannot be found out: then none is shown to stay.
+    """
+    personal = list(names)
+    try:
+        client, task = _received(algorithm, rnd, server)
+        row = rows_of(client, algorithm.row)
+
+        def changes(changed: Iterable[str]) -> bool:
+            """Whether the upload changes with these tensors."""
+            other = {**row, **{name: row[name] + _noise(row[name]) for name in changed}}
+            return not _same(usual, _upload(algorithm, rnd, {**client, algorithm.row: other}, task))
+
+        usual = _upload(algorithm, rnd, client, task)
+        tensors = [name for name in personal if name in row]
+        return tuple(name for name in tensors if changes([name])) if tensors and changes(tensors) else ()
+    except Exception:  # a method that says its form itself need not bear a rehearsal
+        return tuple(personal)
+
+
+def _noise(like: Tensor) -> Tensor:
+    """The same each time; a constant would go unnoticed where only differences are sent."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
+
+
+def _received(algorithm: Algorithm, rnd: Round, server: State) -> tuple[State, Rehearsal]:
+    ids, task = torch.tensor([0]), Rehearsal(rnd)
+    parcel = algorithm.download(rnd, server, ids)
+    return algorithm.receive(rnd, algorithm.enrol(rnd.setup, ids), parcel, task), task
+
+
+def _upload(algorithm: Algorithm, rnd: Round, client: State, task: Rehearsal) -> Rows:
+    upload = algorithm.work(rnd, client, task).upload
+    return flatten({name: field.value for name, field in upload.poisoned(rnd.layout).items()})
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(x.nan_to_num(0), b[name].nan_to_num(0)) for name, x in a.items())
+
+
 # Layers in words
 
 
 def layers_of(names: Iterable[str], layout: Layout) -> str:
     """Which layers these tensors make up; of a layer that is there in part, what is there."""
-    held = set(names)
-    trained, running = held & set(layout.trainable()), held - set(layout.trainable())
+    tensors = set(names)
+    trained, running = tensors & set(layout.trainable()), tensors - set(layout.trainable())
     if not running and _bare(trained, layout):
         every = {name for layer in layout.layers if trained & set(layer.tensors) for name in layer.tensors}
         return f"{_layers(every, layout)}{', ' if len(every) < len(layout.specs) else ' '}without running statistics"
@@ -209,35 +261,35 @@ def layers_of(names: Iterable[str], layout: Layout) -> str:
         every = {name for name in layout.specs if name not in layout.trainable()}
         layers = [layer.name for layer in layout.layers if running & set(layer.tensors)]
         return "running statistics" if running == every else f"running statistics of {_joined(layers)}"
-    return _layers(held, layout)
+    return _layers(tensors, layout)
 
 
 def _bare(trained: set[str], layout: Layout) -> bool:
     """Whether these are all trained tensors of some layers, of which at least one has running statistics."""
-    mine = [layer.tensors for layer in layout.layers if trained & set(layer.tensors)]
-    missing = [name for tensors in mine for name in tensors if name not in trained]
+    touched = [layer.tensors for layer in layout.layers if trained & set(layer.tensors)]
+    missing = [name for tensors in touched for name in tensors if name not in trained]
     return bool(missing) and not any(layout.specs[name].trainable for name in missing)
 
 
-def _layers(held: set[str], layout: Layout) -> str:
-    whole = [layer.name for layer in layout.layers if held.issuperset(layer.tensors)]
-    missing = [layer.name for layer in layout.layers if held.isdisjoint(layer.tensors)]
+def _layers(tensors: set[str], layout: Layout) -> str:
+    whole = [layer.name for layer in layout.layers if tensors.issuperset(layer.tensors)]
+    missing = [layer.name for layer in layout.layers if tensors.isdisjoint(layer.tensors)]
     if len(whole) == len(layout.layers):
         return "all layers"
-    if len(whole) + len(missing) == len(layout.layers) and len(missing) <= FEW < len(whole):
+    if len(whole) + len(missing) == len(layout.layers) and len(missing) <= MAX_MISSING_NAMED < len(whole):
         return f"all layers but {', '.join(missing)}"
-    return _joined([word for layer in layout.layers for word in _words(layer, held, layout)])
+    return _joined([word for layer in layout.layers for word in _words(layer, tensors, layout)])
 
 
-def _words(layer: Layer, held: set[str], layout: Layout) -> list[str]:
-    mine = [name for name in layer.tensors if name in held]
-    if mine == list(layer.tensors):
+def _words(layer: Layer, tensors: set[str], layout: Layout) -> list[str]:
+    present = [name for name in layer.tensors if name in tensors]
+    if present == list(layer.tensors):
         return [layer.name]
-    if mine and not any(layout.specs[name].trainable for name in mine):
+    if present and not any(layout.specs[name].trainable for name in present):
         return [f"running statistics of {layer.name}"]
-    return mine
+    return present
 
 
 def _joined(words: list[str]) -> str:
-    more = f" and {len(words) - MANY + 1} more" if len(words) > MANY else ""
-    return ", ".join(words[: MANY - 1] if more else words) + more
+    more = f" and {len(words) - MAX_NAMED + 1} more" if len(words) > MAX_NAMED else ""
+    return ", ".join(words[: MAX_NAMED - 1] if more else words) + more

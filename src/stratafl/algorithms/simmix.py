@@ -29,7 +29,6 @@ Sharpness = Annotated[float, Range(least=0), Tune(0.5, 50.0, log=True)]
     "controls",
     paper="Ma et al., 2022",
     title="Layer-wised Model Aggregation for Personalized Federated Learning",
-    sends="the whole model",
     new_client="the mean of all clients' models",
 )
 def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: LocalTraining = LocalTraining()) -> Layerwise:
@@ -45,7 +44,7 @@ def simmix(*, unit: Unit = "layer", sharpness: Sharpness = 5.0, train: LocalTrai
 class Similarity:
     """α_i^{l,j} = softmax_j(sharpness·cos(u_i^l, u_j^l)), where u_j = θ_j − θ^(0) on trainable columns.
 
-    A client that has learned nothing yet is at cosine 0 to everybody, itself included: its weights are equal.
+    A client that has learned nothing yet is at cosine 0 to all clients, itself included: its weights are equal.
     """
 
     unit: Unit = "layer"
@@ -53,15 +52,15 @@ class Similarity:
     names = ()
 
     def footprint(self, setup: Setup) -> Footprint:
-        """What everybody has learned, one tensor at a time."""
+        """What all clients have learned, one tensor at a time."""
         block = setup.block_bytes()
         return Footprint(client=2 * block, served=setup.clients * block)
 
     def weights(self, rnd: Round, server: State, ids: Tensor) -> Tensor:
         rows, start, layout = rows_of(server, "rows"), rnd.setup.start, rnd.layout
         u = Computed(layout.trainable(), lambda name: rows[name] - start[name])
-        mine = Computed(u, lambda name: rows[name][ids] - start[name])
-        products, squares = layout.cross(mine, u), layout.dot(u, u).T
+        u_i = Computed(u, lambda name: rows[name][ids] - start[name])
+        products, squares = layout.cross(u_i, u), layout.dot(u, u).T
         if self.unit == "model":
             products, squares = (x.sum(0, keepdim=True).expand_as(x) for x in (products, squares))
         norms = squares.sqrt()

@@ -1,6 +1,7 @@
 """Special cases: for each algorithm, settings in which it must equal a simpler one (a degenerate law)."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stratafl.algorithms.apple import apple
 from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
@@ -35,7 +36,7 @@ from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
 from stratafl.algorithms.methods import METHODS
-from stratafl.algorithms.model_generator import BIASES, Part
+from stratafl.algorithms.model_generator import BIASES, GeneratorField
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg
 from stratafl.algorithms.pfedhn import pfedhn, pfedhnpc
@@ -59,7 +60,7 @@ class SpecialCase:
     simple: Algorithm
     batchnorm: bool = True
     full_participation_only: bool = False
-    clients: int | None = None  # only so many clients
+    clients: int | None = None  # the number of clients, if the case needs one
     on: str = "all"  # the layers whose tensors are compared
 
 
@@ -70,11 +71,14 @@ def _extended(record: Layerwise, like: Layerwise) -> Layerwise:
 
 def _without_inputs(record: Layerwise) -> Layerwise:
     """A method whose hypernetwork has output biases alone: all else is 0, and stays 0."""
-    zero = {name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, Part)}
+    zero = {
+        name: replace(part, start="zero") for name, part in record.server.items() if isinstance(part, GeneratorField)
+    }
     return replace(record, server={**zero, BIASES: record.server[BIASES]})
 
 
 BASE = select("base")
+with_all = partial(SpecialCase, full_participation_only=True)
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ONE_STEP = LocalTraining(steps=1)
 ALL_SAMPLES = LocalTraining(batch=100)
@@ -84,22 +88,16 @@ SIXTH = replace(  # of the learning rate on each of six clients, and six times t
 )
 SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "ditto": (
-        SpecialCase(
-            "Ditto without a pull is Local",
-            ditto(strength=0.0),
-            local(train=LocalTraining(purpose="personal")),
-            full_participation_only=True,
-        ),
+        with_all("Ditto without a pull is Local", ditto(strength=0.0), local(train=LocalTraining(purpose="personal"))),
         SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
     ),
     "apple": (
         SpecialCase("with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
-        SpecialCase(
+        with_all(
             "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
             apple(weights_lr=0.0, own=None),
             SIXTH,
             batchnorm=False,
-            full_participation_only=True,
         ),
     ),
     "fedala": (
@@ -107,11 +105,11 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
     "fedavg30local": (
-        SpecialCase("without a warm-up it is Local", fedavg30local(warmup=0), local(), full_participation_only=True),
+        with_all("without a warm-up it is Local", fedavg30local(warmup=0), local()),
         SpecialCase("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
     ),
     "fedamp": (
-        SpecialCase("FedAMP without a pull is Local", fedamp(strength=0.0), local(), full_participation_only=True),
+        with_all("FedAMP without a pull is Local", fedamp(strength=0.0), local()),
         SpecialCase(
             "FedAMP that sees no difference is HeurFedAMP that looks at none",
             fedamp(sigma=1e14),
@@ -120,17 +118,16 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedcac": (
         SpecialCase("FedCAC without critical parameters is FedAvg", fedcac(share=0.0), fedavg()),
-        SpecialCase(
+        with_all(
             "FedCAC in which all parameters are critical is FedAvg with uniform weights",
             fedcac(share=1.0),
             UNIFORM,
             batchnorm=False,
-            full_participation_only=True,
         ),
     ),
     "fedfomo": (
         SpecialCase("with one client, FedFomo is Local", fedfomo(), local(), clients=1),
-        SpecialCase("FedFomo that sends no models is Local", fedfomo(models=0), local(), full_participation_only=True),
+        with_all("FedFomo that sends no models is Local", fedfomo(models=0), local()),
     ),
     "fedlag": (SpecialCase("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
     "flayer": (
@@ -146,10 +143,12 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
     "heurfedamp": (
+        with_all("HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local()),
         SpecialCase(
-            "HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local(), full_participation_only=True
+            "HeurFedAMP with all weight on a client's own model is FedAMP without attention",
+            heurfedamp(own=1.0),
+            fedamp(alpha=0.0),
         ),
-        SpecialCase("HeurFedAMP that looks at nobody is FedAMP that does so", heurfedamp(own=1.0), fedamp(alpha=0.0)),
     ),
     "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
     "ifca": (SpecialCase("IFCA with one group is FedAvg", ifca(groups=1), fedavg()),),
@@ -163,28 +162,17 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "pfedhnpc": (
         SpecialCase("pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn()),
-        SpecialCase(
-            "pFedHN-PC with every layer personal is Local",
-            pfedhnpc(personal="all"),
-            local(),
-            full_participation_only=True,
-        ),
+        with_all("pFedHN-PC with every layer personal is Local", pfedhnpc(personal="all"), local()),
     ),
     "pfedla": (
-        SpecialCase(
+        with_all(
             "pFedLA with fixed uniform weights is FedAvg with uniform weights",
             pfedla(initial="uniform", hyper_lr=0.0),
             UNIFORM,
-            full_participation_only=True,
         ),
     ),
     "simmix": (
-        SpecialCase(
-            "similarity that does not count is FedAvg with uniform weights",
-            simmix(sharpness=0.0),
-            UNIFORM,
-            full_participation_only=True,
-        ),
+        with_all("similarity that does not count is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM),
     ),
     "fedas": (
         SpecialCase(
@@ -243,9 +231,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
     "fedper": (
         SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),
-        SpecialCase(
-            "FedPer with every layer personal is Local", fedper(personal="all"), local(), full_participation_only=True
-        ),
+        with_all("FedPer with every layer personal is Local", fedper(personal="all"), local()),
         SpecialCase("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
     ),
     "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
@@ -268,9 +254,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "lgfedavg": (
         SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
-        SpecialCase(
-            "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local(), full_participation_only=True
-        ),
+        with_all("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local()),
     ),
     "moon": (SpecialCase("MOON without contrast is FedAvg", moon(strength=0.0), fedavg()),),
     "perfedavg": (
@@ -290,18 +274,13 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "scaffold": (
         SpecialCase("with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1),
-        SpecialCase(
+        with_all(
             "SCAFFOLD of one step a round is FedAvg with uniform weights",
             scaffold(train=ONE_STEP),
             replace(UNIFORM, train=(ONE_STEP,)),
-            full_participation_only=True,
         ),
     ),
-    "local": (
-        SpecialCase(
-            "Local is FedPer that shares nothing", local(), fedper(personal="all"), full_participation_only=True
-        ),
-    ),
+    "local": (with_all("Local is FedPer that shares nothing", local(), fedper(personal="all")),),
 }
 
 
@@ -310,12 +289,17 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     if not is_composition(name):
         return SPECIAL_CASES.get(name, ())
     host, part = parse_composition(name)
-    made, off = composed(name), PARTS[part].off
+    build, off = composed(name), PARTS[part].off
     if off is None:
         return ()
-    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", made(**off), METHODS[host].builder())
+    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", build(**off), METHODS[host].builder())
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:
         return (without,)
-    own = METHODS[paper]
-    return (without, SpecialCase(f"'{name}' is {own.label}", made(**PARTS[part].soon), own.builder(**PARTS[part].soon)))
+    paper_method = METHODS[paper]
+    return (
+        without,
+        SpecialCase(
+            f"'{name}' is {paper_method.label}", build(**PARTS[part].soon), paper_method.builder(**PARTS[part].soon)
+        ),
+    )

@@ -2,13 +2,13 @@
 
 from textwrap import wrap
 
-from stratafl.algorithms.sent_fields import Sent, SentField, Stage, sent_fields
+from stratafl.algorithms.sent_fields import Sent, SentField, SentStage, sent_fields
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.round import Setup
 from stratafl.errors import counted
 
 WIDTH = 100
-LEAST = 30  # letters of a line that descriptions have in any case
+MIN_TEXT_WIDTH = 30  # letters of a line that descriptions have in any case
 _GAP = "  "
 MASKS = {"layers": "some layers left out", "columns": "of each tensor a part, and which"}
 
@@ -31,7 +31,7 @@ def what_stays(sent: Sent) -> str:
     if sent.stays == "all layers":
         return "samples, labels and the model"
     parts = [f"of the model {sent.stays}"] if sent.stays else []
-    parts += ["the model that it uses, which is another one"] if sent.own_model else []
+    parts += ["the model that it uses, which is never sent"] if sent.own_model else []
     return "; ".join(["samples and labels", *parts])
 
 
@@ -45,20 +45,20 @@ def described(field: SentField) -> str:
     return f"{field.meaning.says} ({'; '.join(parts)})" if parts else field.meaning.says
 
 
-def size(part: SentField | Stage) -> str:
+def size(part: SentField | SentStage) -> str:
     """Its bytes, and whether there may be fewer."""
     return f"{'' if part.exact else 'at most '}{counted(part.bytes, 'byte')}"
 
 
-def _stage_lines(stage: Stage, width: int) -> list[str]:
+def _stage_lines(stage: SentStage, width: int) -> list[str]:
     if not stage.fields:
         return [f"leaves this site, {stage.rounds}: nothing"]
     rows = [(field.name, size(field), f"{field.meaning.kind}: {described(field)}") for field in stage.fields]
     rows.append(("in all", size(stage), "and a header of names and shapes"))
     names, sizes = (max(len(row[column]) for row in rows) for column in (0, 1))
-    found = [f"leaves this site, {stage.rounds}:"]
+    lines = [f"leaves this site, {stage.rounds}:"]
     for name, taken, text in rows:
         begin = f"{_GAP}{name:<{names}}{_GAP}{taken:>{sizes}}{_GAP}"
-        first, *more = wrap(text, max(width - len(begin), LEAST))
-        found += [begin + first, *(" " * len(begin) + line for line in more)]
-    return found
+        first, *more = wrap(text, max(width - len(begin), MIN_TEXT_WIDTH))
+        lines += [begin + first, *(" " * len(begin) + line for line in more)]
+    return lines

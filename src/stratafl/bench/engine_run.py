@@ -20,7 +20,7 @@ from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import InOneProcess, Matrix, simulation
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import device_memory
-from stratafl.execute.round import Watch, unwatched
+from stratafl.execute.round_run import Watch, unwatched
 from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine
 from stratafl.runtime.build import EngineName

@@ -15,7 +15,6 @@ from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
 MAX_ERROR_LETTERS = 4000  # letters of an error, whatever it names
-# `list`, `run` … are modules of this package: here they are not the functions of these names.
 
 
 def command() -> NoReturn:
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         from stratafl.cli.app import UsageProblem, app
     except ModuleNotFoundError as error:
-        return _fail(f"the command needs '{error.name}', which is not installed: pip install {error.name}")
+        return _fail(f"the command needs '{error.name}', which is not installed: run pip install {error.name}")
     try:
         result = app([*arguments], standalone_mode=False, prog_name="strata")
     except TrustError as error:

@@ -44,7 +44,7 @@ def give_advice(
             advice = advise(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
         except KeyboardInterrupt:
             progress.stop()
-            console.print("stopped before there was an answer: nothing was written")
+            console.print("stopped before an answer was found: nothing was written")
             return INTERRUPTED
         progress.stop()
         release_warnings()

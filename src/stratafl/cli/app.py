@@ -71,7 +71,7 @@ def compare(
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
     vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
-    tuned: Annotated[Path | None, option("--tuned DIR", "With what a tuning chose.")] = None,
+    tuned: Annotated[Path | None, option("--tuned DIR", "Use the settings that a tuning chose.")] = None,
     jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
@@ -90,7 +90,7 @@ def tune(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
-    seeds: Annotated[int, option("--seeds N", "Fresh seeds of what is chosen.")] = 3,
+    seeds: Annotated[int, option("--seeds N", "Fresh seeds for the chosen settings.")] = 3,
     only: Annotated[str, option("--only NAMES", "Tune these alone, such as train.lr.", show_default=False)] = "",
     grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.")] = None,
     eta: Annotated[int, option("--eta N", "One of N trials goes on; 1: all run to the end.")] = 2,
@@ -100,9 +100,9 @@ def tune(
     jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
-    """Tune several methods alike on validation data, then run what is chosen on fresh seeds.
+    """Tune several methods alike on validation data, then run the chosen settings on fresh seeds.
 
-    Test data is not scored before the choice is made.
+    Test data is scored only after the choice.
     """
     from stratafl.cli.tune_command import start_tuning
     from stratafl.tuning import TuningPlan
@@ -112,11 +112,13 @@ def tune(
     return start_tuning(options, algorithms, plan, seeds, jobs)
 
 
-@app.command(epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]")
-def advise(
+@app.command(
+    "advise", epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]"
+)
+def advise_(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
-    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you have in mind.")] = None,
+    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you plan.")] = None,
     config: Config = None,
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
@@ -127,15 +129,15 @@ def advise(
     device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
     trust: Trust = False,
 ) -> int:
-    """Say whether to federate, with which method, who gains and what it costs; validation data only."""
+    """Advise whether to federate, with which method, who gains and at what cost, from validation data alone."""
     from stratafl.cli.advise_command import give_advice
 
     typed = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
     return give_advice(config, typed, out, budget, caution, trust)
 
 
-@app.command(epilog="Example: [bold]strata resume runs/first[/]")
-def resume(
+@app.command("resume", epilog="Example: [bold]strata resume runs/first[/]")
+def resume_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
     jobs: Jobs = None,
     trust: Trust = False,
@@ -185,8 +187,10 @@ def reproduce(
     return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
-@app.command(epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]")
-def check(
+@app.command(
+    "check", epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]"
+)
+def check_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
     settings: Annotated[list[str] | None, option("--set -s OPTION=VALUE", "An option of the method.")] = None,
     quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,

@@ -28,7 +28,7 @@ from stratafl.cli.run_command import (
 from stratafl.cli.tune_command import resume_tuning, take_tuning
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import names_code, paths_in
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import BusyError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
@@ -69,7 +69,7 @@ def start_comparison(
         return drive_comparison(comparison, jobs)
 
 
-def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust = NOTHING) -> int:
+def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST) -> int:
     """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them

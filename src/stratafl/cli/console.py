@@ -65,7 +65,7 @@ def titled_table(
 
 
 def fitting_columns(widths: Mapping[str, int], spare: Sequence[str], width: int) -> list[str]:
-    """The columns of a table that fit into so many letters: those in `spare` are left out, in their order."""
+    """The columns that fit into `width` letters. Those in `spare` are left out, the first one first."""
     fitting = dict(widths)
     for column in spare:
         if sum(each + 3 for each in fitting.values()) + 1 <= width:  # with a space on both sides and a line

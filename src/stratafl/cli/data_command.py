@@ -27,7 +27,7 @@ from stratafl.errors import RunError, counted
 from stratafl.files import check_new, write_atomically
 
 ROWS = 40  # of clients; more are summed up in one
-_CLASSES_OF_CLIENT, _CLASSES, _COLUMNS = 6, 20, 8  # at most so many are named one by one
+_CLASSES_OF_CLIENT, _CLASSES, _COLUMNS = 6, 20, 8  # limits of what is listed by name
 _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
 
 
@@ -160,7 +160,7 @@ def _warnings(federation: Federation) -> list[str]:
 
 
 def _target(federation: Federation) -> str:
-    """What is predicted, and the setting that changes it."""
+    """The target, and the setting that changes it."""
     if federation.classes is None:
         regression = f"a regression: labels are numbers from {_range(federation.y)}"
         return f"{regression} (data.targets = 'classes' makes them classes)"

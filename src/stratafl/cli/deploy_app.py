@@ -19,14 +19,14 @@ def host(
     address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.")] = "127.0.0.1:9443",
     register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.")] = None,
     local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.", min=1)] = None,
-    forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start anew.")] = None,
+    forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start over.")] = None,
     unregister: Annotated[list[str] | None, option("--unregister NAME", "Take back the key of a site.")] = None,
     metrics: Annotated[Path | None, option("--metrics FILE.prom", "Write metrics for Prometheus.")] = None,
     trust: Trust = False,
 ) -> int:
     """Host a federation of real sites on Flower, and watch it.
 
-    Stopped or killed, it goes on where it was.
+    If it is stopped or killed, the same command continues.
     """
     from stratafl.deploy.processes import require_flower
 
@@ -36,8 +36,8 @@ def host(
     return host_federation(config, out, address, register or [], local, forget or [], unregister or [], metrics, trust)
 
 
-@deployment.command(epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
-def join(
+@deployment.command("join", epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
+def join_(
     invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="The file that the host gave you.")],
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
@@ -47,7 +47,7 @@ def join(
 ) -> int:
     """Take part in a federation with this site's own samples.
 
-    You are shown what leaves the site, and asked.
+    You see what leaves the site, and are asked first.
     """
     from stratafl.deploy.processes import require_flower
 
@@ -65,7 +65,7 @@ def audit(
 ) -> None:
     """Check a host's audit log, and print it.
 
-    Who was asked, who sent what, what was absorbed; also while it hosts.
+    Shows which site was asked, what it sent and what was absorbed. Works while the host runs.
     """
     from stratafl.cli.host_command import print_audit
 
@@ -79,7 +79,7 @@ def predict(
     out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Predict new samples by the model that a site ended with."""
+    """Predict new samples with a site's final model."""
     from stratafl.cli.site_command import print_predictions
 
     print_predictions(folder, data, out, trust)
@@ -91,7 +91,7 @@ def export(
     out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
     trust: Trust = False,
 ) -> None:
-    """Write the model that a site ended with, as ONNX or safetensors."""
+    """Write a site's final model as ONNX or safetensors."""
     from stratafl.cli.site_command import export_site_model
 
     export_site_model(folder, out, trust)

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ from stratafl.deploy.host import Host
 from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
-from stratafl.deploy.site_processes import SiteProcesses
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError, counted, unknown
 from stratafl.files import private_folder
 from stratafl.runs.loggers import check_loggers
 
-SERVER_APP, CLIENT_APP = "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app"
+SERVER_APP = "stratafl.deploy.server_app:app"
 LOOK = 0.5  # seconds between two looks
-STARTS, WITHIN = 5, 600.0  # a ServerApp that is killed more often in so many seconds is given up
+STARTS, WITHIN = 5, 600.0  # starts of the ServerApp within this many seconds, after which the host gives up
 AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
@@ -56,7 +56,7 @@ def host_federation(
         prepared = prepare_host(folder, file, place)
         for site in forget:
             forget_site(folder, site, trust=trust)
-            print_note(f"site '{site}' is forgotten: it starts anew, without what was personal", console)
+            print_note(f"site '{site}' is forgotten: it starts over, without its personal layers", console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
         place = HostAddress(place.host, flower.address.port)
@@ -69,29 +69,18 @@ def host_federation(
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invitation)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
         if not local:
-            print_note(f"give '{invitation}' to every site, and put the NAME.pub of each into '{prepared.keys}'")
+            print_note(
+                f"send '{invitation}' to every site, and put the file NAME.pub of each site into '{prepared.keys}'"
+            )
         return _Watch(prepared, flower, sites, trust, measured).until_it_ends()
 
 
-def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> list[SiteProcesses]:
+def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterator[SiteProcesses]:
     """Sites of a rehearsal, each in processes of its own."""
-    places = divided(prepared.file, prepared.path)
-    sites = []
-    for name, samples in places.items():
+    for name, samples in divided(prepared.file, prepared.path).items():
         folder = prepare_site(prepared.path / "sites" / name, invitation, name)
         flower.register(name, folder.key.public)
-        sites.append(
-            SiteProcesses(
-                folder.path,
-                name,
-                server=folder.server,
-                key=folder.key.key,
-                authority=folder.authority,
-                client_app=CLIENT_APP,
-                settings={"data": str(samples.absolute())},
-            )
-        )
-    return sites
+        yield SiteProcesses.of(folder, {"data": str(samples.absolute())})
 
 
 class _Watch:
@@ -131,13 +120,13 @@ class _Watch:
                 time.sleep(LOOK)
         self._console.print(_table(self._prepared, self._flower, read_status(self._prepared.path) or {}))
         if end is None:
-            self._console.print("stopping; absorbed rounds are saved: host again with the same command")
+            self._console.print("stopping; absorbed rounds are saved. Run the same command to continue.")
             return INTERRUPTED
         result_console().print(end)
         return 0
 
     def _look(self, live: Live) -> str | None:
-        """One look at everything; what is said at the end, if it has come."""
+        """Check everything once; the final message if the run has ended."""
         try:
             return self._seen(live)
         except OutageError:  # a SuperLink that is busy, or starts again at the next look
@@ -169,12 +158,12 @@ class _Watch:
         for site, path in self._prepared.waiting_keys(self._flower.registered).items():
             try:
                 self._flower.register(site, path)
-                events.append(f"site '{site}' may come in")
+                events.append(f"site '{site}' is registered")
             except OutageError:
                 raise
             except DeployError as error:
                 if self._refused.get(site) != str(error):
-                    events.append(f"'{path.name}' is not taken: {error}")
+                    events.append(f"'{path.name}' cannot be registered: {error}")
                 self._refused[site] = str(error)
         return events
 
@@ -202,7 +191,7 @@ class _Watch:
             return f"finished: {status['rounds']} rounds{rest}; '{self._prepared.path}'"
         if status.get("state") == "failed":
             raise DeployError(f"the federation stopped: {status.get('reason') or state.reason or state.end}")
-        print_note(f"{state.reason or 'the ServerApp is gone'}; it starts again where it was", self._console)
+        print_note(f"{state.reason or 'the ServerApp has ended'}; it starts again and continues", self._console)
         self._run = self._start()
         return None
 
@@ -249,7 +238,7 @@ def _number(value: float | None, places: int) -> str:
 
 
 def print_audit(folder: Path, site: str | None, as_json: bool) -> None:
-    """Print the log; an error says what is wrong with it."""
+    """Print the log, or raise an error that names its first bad line."""
     lines = checked_log(folder)
     sites = sorted({line["site"] for line in lines if line.get("site")})
     if site is not None and site not in sites:
@@ -265,4 +254,6 @@ def print_audit(folder: Path, site: str | None, as_json: bool) -> None:
         about |= {"reason": line.get("reason") or ", ".join(line.get("absorbed", ()))}
         table.add_row(*(str(about.get(column, "")) for column in AUDIT_COLUMNS))
     result_console().print(table)
-    note_console().print(f"{counted(len(lines), 'line')}, whole: none was changed, cut out or put in", markup=False)
+    note_console().print(
+        f"{counted(len(lines), 'line')}, intact: no line was changed, removed or inserted", markup=False
+    )

@@ -13,15 +13,15 @@ from rich.text import Text
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PARTS, composition, is_composition
 from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
-from stratafl.algorithms.sent_fields import Sent, Stage
+from stratafl.algorithms.sent_fields import Sent, SentStage
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
 from stratafl.config.assemble import algorithm_of
+from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.sent import sent_of
 from stratafl.config.settings import parse_settings
 from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
@@ -57,15 +57,17 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
 
 def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]) -> None:
-    """Print everything; or what is called `name`, or what is listed under it, such as models.
+    """Print the catalogue, or the entries called `name`, or one section, such as models.
 
     `settings` say with which model, data and options a method's messages are shown.
     """
     method = _method(name)
     _check_settings(name, method, settings)
-    listed = catalogue() if name is None else _entry(method) if method is not None else _named(catalogue(), name)
-    if name in METHODS:  # other things may have the name of a method
-        listed = {**_named(catalogue(), str(name)), **listed}
+    if method is not None:
+        others = _named(catalogue(), str(name)) if name in METHODS else {}  # that have the name of a method
+        listed = {**others, "algorithms": [_method_entry(method)]}
+    else:
+        listed = catalogue() if name is None else _named(catalogue(), name)
     if as_json:
         print(json.dumps(_with_communication(listed, settings), indent=2))
         return
@@ -84,7 +86,7 @@ def _check_settings(name: str | None, method: Method | None, settings: Mapping[s
     """Refuse settings without a method, or of another one."""
     if settings and method is None:
         what = "name one, such as `strata list fedper`" if name is None else f"'{name}' is not a method"
-        raise RecordError(f"--model, --data and --set are for what a method sends: {what}")
+        raise RecordError(f"--model, --data and --set apply to the messages of a method: {what}")
     if method is not None and settings.get("algorithm.name", method.name) != method.name:
         raise RecordError(f"--set algorithm.name contradicts '{name}': leave it out")
 
@@ -96,10 +98,6 @@ def _method(name: str | None) -> Method | None:
     if is_composition(name):
         return composition(name)
     return next((each for each in METHODS.values() if each.is_called(name)), None)
-
-
-def _entry(method: Method) -> dict[str, list[dict[str, Any]]]:
-    return {"algorithms": [_method_entry(method)]}
 
 
 def _named(everything: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:
@@ -247,7 +245,7 @@ def _print_sent(console: Console, experiment: Experiment, settings: Mapping[str,
     console.print(f"never leaves a site: {what_stays(sent)}")
 
 
-def _print_stage(console: Console, title: str, stage: Stage) -> None:
+def _print_stage(console: Console, title: str, stage: SentStage) -> None:
     caption = f"{title}, {stage.rounds}: {size(stage) if stage.fields else 'nothing'}"
     if not stage.fields:
         console.print(Text(caption, "italic"))

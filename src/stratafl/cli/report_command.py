@@ -1,6 +1,6 @@
 """`strata report`: the ranking on the console, as CSV and as a picture, and everything as one HTML file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ def print_ranking(
     Returns what was read, for the report.
     """
     if target is not None and by is not None:
-        raise RunError("--target needs the metric of the runs, which every round has: leave out --metric")
+        raise RunError(
+            "--target uses the metric of the runs, so it cannot be combined with --metric: leave out one of them"
+        )
     if target is not None and not 0 < target < float("inf"):
         raise RunError(f"--target must be a score above 0, not {target}")
     check_new([csv, pairs, svg, clients])
@@ -76,19 +78,20 @@ def print_ranking(
     console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
     if target is not None:
         console.print(target_table(outcomes, target))
-    if csv is not None:
-        write_atomically(csv, to_csv(ranks).encode())
-        console.print(Text(f"table: {csv}"))
-    if clients is not None:
-        write_atomically(clients, clients_csv(ranks, study.gains).encode())
-        console.print(Text(f"clients: {clients}"))
-    if pairs is not None:
-        write_atomically(pairs, pairs_csv(study.pairs).encode())
-        console.print(Text(f"pairs: {pairs}"))
-    if svg is not None:
-        drawn = svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study))
-        write_atomically(svg, drawn.encode())
-        console.print(Text(f"picture: {svg}"))
+    files: list[tuple[str, Path | None, Callable[[], str]]] = [
+        ("table", csv, lambda: to_csv(ranks)),
+        ("clients", clients, lambda: clients_csv(ranks, study.gains)),
+        ("pairs", pairs, lambda: pairs_csv(study.pairs)),
+        (
+            "picture",
+            svg,
+            lambda: svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study)),
+        ),
+    ]
+    for title, path, text_of in files:
+        if path is not None:
+            write_atomically(path, text_of().encode())
+            console.print(Text(f"{title}: {path}"))
     return study
 
 
@@ -133,11 +136,11 @@ def _check_report_file(path: Path) -> None:
 def _no_choice_notes(no_choice: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
     """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
     shown = no_choice.shown
+    why = f"The order above may be chance. {no_choice.why}"
     if shown is None:
-        more = ["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else []
-        return [f"{no_choice.why}: the order above may be chance", *more]
+        return [why, *(["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else [])]
     again = [] if shown.at_chance else [how_to_rank(folders, metric)]
-    return [f"{no_choice.why}: the order above may be chance", *shown.sentences, *again]
+    return [why, *map(str, (*shown.findings, *again))]
 
 
 def _footnotes(study: Study) -> list[Text]:
@@ -147,10 +150,12 @@ def _footnotes(study: Study) -> list[Text]:
     folders = [str(outcome.folder) for outcome in outcomes if outcome.diverged]
     why = "the loss, or the upload of every client, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
-    nothing = "gives all samples of a client the same class: its answers show nothing"
+    nothing = "predicts one class for all samples of each client, so its accuracy is not informative"
     same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(sentence, style="yellow") for sentence in flag_sentences(outcomes)]
-    look = [Text(f"look at its data with: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
+    look = (
+        [Text(f"to inspect its data, run: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
+    )
     guards = [Text(sentence) for sentence in guard_sentences(ranks)]
     return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(study), style="dim")]
 
@@ -165,7 +170,7 @@ def pair_lines(study: Study) -> list[Text]:
     ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
     over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(pairs)}))
     about = f"in brackets: {unit}95 % intervals over {over}{many}"
-    return [*(Text(pair.short) for pair in with_first(pairs)), Text(about, style="dim")]
+    return [*(Text(pair.sentence) for pair in with_first(pairs)), Text(about, style="dim")]
 
 
 def _caption(study: Study) -> str:

@@ -82,7 +82,7 @@ def _reproduce(
         if reproduction.begun:
             write_report_if_possible([reproduction.folder, *reproduction.begun], reproduction.folder / REPORT)
         if stopped:
-            note_console().print("stopped: run the same command again to continue")
+            note_console().print("stopped. Run the same command to continue.")
             return INTERRUPTED
     refused = [why for reproduction in reproductions for why in reproduction.refused.values()]
     if refused and not any(reproduction.begun for reproduction in reproductions):

@@ -14,7 +14,7 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.report import MARK, Outcome, Rank, Spread, Study
 from stratafl.report.formats import NOTHING, score, spread
 from stratafl.report.gains import Gains
-from stratafl.report.gains.words import how_to_get, reading, shares, signed, unit, unpaired
+from stratafl.report.gains.gain_text import gain_unit, how_to_see_gains, reading, share_text, signed, unpaired
 from stratafl.report.ranking import has_column
 from stratafl.runs.summary import reached
 
@@ -127,11 +127,11 @@ def target_table(outcomes: Sequence[Outcome], target: float) -> Table:
 def gains_renderables(ranks: Sequence[Rank], gains: Sequence[Gains], width: int) -> list[Table | Text]:
     """The table and what to know about it; one line if `local` was not run; nothing for a single method."""
     if not gains:
-        return [Text(how, style="dim")] if (how := how_to_get(ranks)) else []
+        return [Text(str(how), style="dim") for how in how_to_see_gains(ranks)]
     comparable = [each for each in gains if each.clients]
     notes = [
-        *(Text(sentence, style="yellow") for sentence in unpaired(gains)),
-        *(Text(s, style="dim") for s in reading(gains)),
+        *(Text(str(note), style="yellow") for note in unpaired(gains)),
+        *(Text(str(note), style="dim") for note in reading(gains)),
     ]
     return [*([client_gains_table(comparable, width)] if comparable else []), *notes]
 
@@ -141,7 +141,9 @@ def client_gains_table(gains: Sequence[Gains], width: int) -> Table:
     widths = {title: max(map(cell_len, (title, *(row[title] for row in rows)))) for title in rows[0]}
     titles = fitting_columns(widths, GAINS_SPARE, width)
     against = ", ".join(dict.fromkeys(each.alone for each in gains))
-    table = titled_table(f"clients against {against}: {unit(gains[0].metric)}", titles, text=["method", "worst client"])
+    table = titled_table(
+        f"clients against {against}: {gain_unit(gains[0].metric)}", titles, text=["method", "worst client"]
+    )
     for row in rows:
         table.add_row(*(row[title] for title in titles))
     return table
@@ -151,6 +153,6 @@ def _row(gains: Gains) -> dict[str, str]:
     metric = gains.metric
     row = {"method": gains.label, "clients": str(len(gains.clients))}
     row |= {"mean": signed(gains.mean, metric), "median": signed(gains.median, metric)}
-    row |= {"better": _close(shares(gains.better, gains.surely_better, gains))}
-    row |= {"worse": _close(shares(gains.worse, gains.surely_worse, gains))}
+    row |= {"better": _close(share_text(gains.better, gains.surely_better, gains))}
+    row |= {"worse": _close(share_text(gains.worse, gains.surely_worse, gains))}
     return row | {"worst client": f"{gains.client_label(gains.worst)} {signed(gains.worst.difference, metric)}"}

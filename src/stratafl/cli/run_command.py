@@ -118,5 +118,5 @@ def resume_command(folder: Path, names_code: bool) -> str:
 
 def print_interrupted(folder: Path, names_code: bool) -> int:
     """Print how to continue; the exit code."""
-    note_console().print(f"saved; continue with: {resume_command(folder, names_code)}", markup=False)
+    note_console().print(f"saved. To continue, run: {resume_command(folder, names_code)}", markup=False)
     return INTERRUPTED

@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 
 from stratafl.cli.console import note_console, print_note, show_warnings
-from stratafl.cli.host_command import CLIENT_APP
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what_leaves_site
-from stratafl.deploy.folders import SiteFolder, prepare_site, read_invitation
+from stratafl.deploy.folders import prepare_site, read_invitation
 from stratafl.deploy.member import STATE
 from stratafl.deploy.site_model import check_prediction_file, final_model, member_in, predicted
 from stratafl.deploy.site_processes import SiteProcesses
@@ -29,7 +28,7 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
     place, folder = Path(data).absolute(), out or Path("sites") / site
     if not place.exists():
-        raise DeployError(f"there is no '{data}': give the file or folder with this site's samples")
+        raise DeployError(f"'{data}' does not exist: name the file or folder with this site's samples")
     server, _, file = read_invitation(invitation, site)
     console = note_console()
     with show_warnings(console) as release_warnings:
@@ -44,40 +43,31 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     if not agreed:
         keep_consent(folder, file, leaves)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
-    print_note(f"the host lets this site in when it has '{prepared.key.public}'; the other files stay here")
+    print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
     delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
-    with _site(prepared, place, trust) as running, interruptible(console, quiet=True) as interrupt:
+    with (
+        SiteProcesses.of(prepared, {"data": str(place), "trust": trust}) as running,
+        interruptible(console, quiet=True) as interrupt,
+    ):
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
             if not has_model and (has_model := delivered.exists()):
                 print_note(f"this site has its model: strata predict {folder} --data FILE", console)
             time.sleep(LOOK)
-        console.print("leaving; what is personal is kept: join again with the same command")
+        console.print("leaving; the personal state is kept. Run the same command to join again.")
     return INTERRUPTED
 
 
 def _ask(leaves: Sequence[str], who: str, yes: bool, console: Console) -> None:
     """Say what leaves the site; raises unless its owner agrees."""
     if not yes and not sys.stdin.isatty():
-        raise DeployError("nobody can be asked whether this site may join, because there is no terminal: add --yes")
+        raise DeployError("joining needs your consent, but there is no terminal to ask for it: add --yes")
     console.print(f"{who}:", markup=False)
     for line in leaves:
         console.print(f"  {line}", markup=False)
     if not yes and not typer.confirm("Join?", err=True):
-        raise DeployError("this site does not join: nothing was created and nothing was sent")
-
-
-def _site(prepared: SiteFolder, place: Path, trust: bool) -> SiteProcesses:
-    return SiteProcesses(
-        prepared.path,
-        prepared.name,
-        server=prepared.server,
-        key=prepared.key.key,
-        authority=prepared.authority,
-        client_app=CLIENT_APP,
-        settings={"data": str(place), "trust": trust},
-    )
+        raise DeployError("you did not agree, so this site does not join: nothing was created or sent")
 
 
 def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -> None:

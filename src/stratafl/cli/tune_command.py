@@ -15,7 +15,7 @@ from stratafl.cli.report_command import REPORT, pair_lines, ranked_study, write_
 from stratafl.cli.run_command import print_interrupted, resume_command, unused_run_folder
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import paths_in
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
 from stratafl.report import Study
@@ -43,7 +43,7 @@ def start_tuning(options: RunOptions, names: str, plan: TuningPlan, seeds: int, 
         return drive_tuning(tuning, jobs)
 
 
-def resume_tuning(folder: Path, jobs: int | None, trust: Trust = NOTHING) -> int:
+def resume_tuning(folder: Path, jobs: int | None, trust: Trust = NO_TRUST) -> int:
     with show_warnings(note_console()) as release_warnings:
         tuning = Tuning.open(folder, trust)
         release_warnings()
@@ -97,7 +97,7 @@ def plan_sentences(tuning: Tuning) -> list[str]:
     return [
         *sentences,
         f"trials {whose}: {' → '.join(course)}",
-        f"on validation data; then what is chosen runs on {fresh}",
+        f"trials use validation data; the chosen settings then run on {fresh}",
     ]
 
 

@@ -104,4 +104,4 @@ def _failure(code: int, lines: Sequence[str], again: str) -> str:
     if errors:
         return errors[-1]
     last = lines[-1] if lines else "it was killed"
-    return f"a process of the comparison ended with code {code}: {last}; continue with: {again}"
+    return f"a process of the comparison ended with code {code}: {last}. To continue, run: {again}"

@@ -1,4 +1,4 @@
-"""From settings to objects: tables of checked settings, named protocols, whose code may be imported, what is built.
+"""From settings to objects: tables of checked settings, named protocols, trust in imported code, and `assemble`.
 
-Imported by runs, reports, recipes and the command; algorithms and executors know nothing of it.
+Runs, reports, recipes and the command import it; algorithms and executors do not.
 """

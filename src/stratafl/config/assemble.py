@@ -15,7 +15,7 @@ from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import called, imported, parameters
 from stratafl.config.setting_tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.keys import Seeds
@@ -27,38 +27,38 @@ from stratafl.data.shared import shared_federation
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
-from stratafl.execute.build import ModelSource
+from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
 from stratafl.policies.robust import robust
 from stratafl.runtime.speed import Speed
 
-_HELD = (int, float, str, bool, list, Select)
+_STORABLE_TYPES = (int, float, str, bool, list, Select)
 log = logging.getLogger("stratafl")
 
 
-def builder_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+def builder_of(name: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes the method of this name: of the catalogue, composed, or at a path that is trusted."""
     if is_composition(name):
         return composed(name)
     return ALGORITHMS.get(name) or imported("algorithm", name, trust)
 
 
-def maker_of(name: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+def maker_of(name: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes the model of this name: of the catalogue, or at a path that is trusted."""
     return MODELS.get(name) or imported("model", name, trust)
 
 
-def algorithm_of(experiment: Experiment, trust: Trust | bool = NOTHING) -> Algorithm:
+def algorithm_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Algorithm:
     """The method with its options and the experiment's local descent."""
     table = experiment.algorithm
     builder = builder_of(table.name, trust)
     hints = _hints(builder)
     options = {key: checked(f"algorithm.{key}", hints.get(key, Any), value) for key, value in table.options.items()}
-    made = called(table.name, builder, options, {"train": experiment.train})
-    if not isinstance(made, Algorithm):
-        raise RecordError(f"'{table.name}' gives {type(made).__name__}, not an algorithm")
-    return _with_merge(made, experiment)
+    algorithm = called(table.name, builder, options, {"train": experiment.train})
+    if not isinstance(algorithm, Algorithm):
+        raise RecordError(f"'{table.name}' gives {type(algorithm).__name__}, not an algorithm")
+    return _with_merge(algorithm, experiment)
 
 
 OF_MERGE = {"share": "trimmed", "factor": "clipped", "norm": "clipped", "f": "krum", "keep": "krum"}
@@ -71,7 +71,7 @@ def _with_merge(algorithm: Algorithm, experiment: Experiment) -> Algorithm:
         if getattr(server, key) != getattr(usual, key) and server.merge != merge:
             raise RecordError(f"server.{key} has no effect with server.merge = '{server.merge}': it is for '{merge}'")
     if server.norm is not None and server.factor != usual.factor:
-        raise RecordError("server.factor has no effect beside server.norm, which is the largest norm: leave one out")
+        raise RecordError("server.factor has no effect with server.norm, which sets the largest norm: leave one out")
     if server.merge == "mean":
         return algorithm
     try:
@@ -87,7 +87,7 @@ def _hints(builder: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experiment:
+def completed(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Experiment:
     """The experiment with every option of its method, model and partition, at its default where none was given."""
     algorithm, model, data = experiment.algorithm, experiment.model, experiment.data
     builder, maker = builder_of(algorithm.name, trust), maker_of(model.name, trust)
@@ -100,16 +100,16 @@ def completed(experiment: Experiment, trust: Trust | bool = NOTHING) -> Experime
 
 
 def _completed(data: DataTable) -> DataTable:
-    held = {key: value for key, value in vars(partition_of(data)).items() if value is not None}
-    own = {key: held.pop(key) for key in tuple(held) if hasattr(data, key)}
-    return dataclasses.replace(data, **own, options=held)
+    options = {key: value for key, value in vars(partition_of(data)).items() if value is not None}
+    table_keys = {key: options.pop(key) for key in tuple(options) if hasattr(data, key)}
+    return dataclasses.replace(data, **table_keys, options=options)
 
 
 def defaults(maker: Callable[..., Any]) -> dict[str, Any]:
     """The defaults of a function's arguments that a configuration can hold."""
-    found = {name: p.default for name, p in parameters(maker).items() if p.default is not p.empty}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-    return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _HELD)}
+    values = {name: p.default for name, p in parameters(maker).items() if p.default is not p.empty}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: str(v) if isinstance(v, Select) else v for name, v in plain.items() if isinstance(v, _STORABLE_TYPES)}
 
 
 def seeds_of(experiment: Experiment) -> Seeds:
@@ -148,10 +148,10 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
-        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples anew"
+        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples again"
         _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
-            log.warning("data.test has no effect with '%s', which says what is for testing", samples.name)
+            log.warning("data.test has no effect with '%s', which has its own test samples", samples.name)
     elif data.partition == "auto" and samples.y.dtype.kind == "f":
         _refuse_set(data, dividing, samples.name, "the data has no classes and is divided evenly. Leave it out")
         log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
@@ -164,10 +164,10 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
 
 def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> None:
     """Raise if one of these keys is not at its default."""
-    given, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
+    settings, usual = to_settings(_completed(data)), to_settings(_completed(DataTable()))
     for key in keys:
-        if given.get(key) != usual.get(key):
-            raise DataError(f"data.{key} = {given[key]} has no effect with '{name}': {why}")
+        if settings.get(key) != usual.get(key):
+            raise DataError(f"data.{key} = {settings[key]} has no effect with '{name}': {why}")
 
 
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
@@ -177,20 +177,20 @@ def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> 
 
 def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
     """How the table says that samples are read."""
-    known = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
-    return Reading(**{key: getattr(data, key) for key in known}, seed=seed, limit=limit)
+    keys = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
+    return Reading(**{key: getattr(data, key) for key in keys}, seed=seed, limit=limit)
 
 
 def reading_limit(run: RunTable) -> MemoryLimit:
     """The run's memory limit, where it is one of RAM and not of a GPU."""
-    name = device_of("auto") if run.device == "auto" else run.device  # what is not here is refused elsewhere
+    name = device_of("auto") if run.device == "auto" else run.device  # a device that is missing is refused elsewhere
     return MemoryLimit(run.memory_limit if name == "cpu" else None)
 
 
 def model_of(
-    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NOTHING
+    table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NO_TRUST
 ) -> Callable[[], nn.Module]:
-    """A function that makes the model for samples of this shape and so many classes (or 1 output)."""
+    """A function that makes the model for samples of this shape and this number of classes (or 1 output)."""
     maker = maker_of(table.name, trust)
     offered = {"shape": shape, "classes": classes or 1}
 
@@ -204,12 +204,12 @@ def model_of(
 
 
 def simulation_of(
-    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NOTHING, begun: bool = False
+    experiment: Experiment, tuning: Mapping[str, Any] | None = None, trust: Trust | bool = NO_TRUST, begun: bool = False
 ) -> Simulation:
     """Everything put together, refusing what does not fit before anything is written.
 
-    `tuning` is what an earlier part of the same run found out about what is fast, see `Runtime.tuning`; `begun` says
-    that there is such a part.
+    `tuning` is what an earlier part of the same run measured about speed, see `Runtime.tuning`; `begun` says that
+    there is such a part.
     """
     tuning = tuning or {}
     algorithm = algorithm_of(experiment, trust)

@@ -9,18 +9,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from stratafl.config.assemble import algorithm_of, model_of, reading_limit, reading_of, samples_of, seeds_of
-from stratafl.config.experiment import Experiment, from_tables, read_toml, to_tables
+from stratafl.algorithms.sent_fields import Sent, sent_fields
+from stratafl.config.assemble import (
+    algorithm_of,
+    federation_to_run,
+    model_of,
+    reading_limit,
+    reading_of,
+    samples_of,
+    seeds_of,
+)
+from stratafl.config.experiment import Experiment, from_tables, read_as, to_tables
 from stratafl.config.migrations import migrate
 from stratafl.config.setting_tables import TABLES
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
 from stratafl.data.new_samples import NewSamples, new_samples
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import site_federation
-from stratafl.errors import RecordError, StrataError, shown
+from stratafl.errors import RecordError, shown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_exchange_name
 from stratafl.execute.roster import Roster
@@ -29,6 +38,7 @@ from stratafl.execute.site import Site
 from stratafl.execute.uploads import DEPLOYED
 from stratafl.runtime.speed import Speed
 
+ALL_PHASES_ROUNDS = 1000  # in so long a run, every phase of a method begins
 DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
 _Seconds = Range(above=0, most=31_536_000)
 
@@ -64,9 +74,7 @@ class DeployTable:
         if twice is not None:
             raise RecordError(f"two sites are called '{shown(twice)}': give every site a name of its own")
         if self.least > len(self.sites):
-            raise RecordError(
-                f"deploy.least is {self.least}, and there are {len(self.sites)} sites: choose at most that"
-            )
+            raise RecordError(f"deploy.least = {self.least}, but there are {len(self.sites)} sites: set it lower")
 
     def number(self, site: str) -> int:
         """The number of a site as a client; those that only predict come after the others."""
@@ -90,18 +98,14 @@ class FederationFile:
     def common(self) -> "FederationFile":
         """What host and sites must have alike: all but how patient the host is, which it may change."""
         usual: dict[str, Any] = {
-            each.name: each.default for each in dataclasses.fields(self.deploy) if each.name in OF_THE_HOST
+            field.name: field.default for field in dataclasses.fields(self.deploy) if field.name in OF_THE_HOST
         }
         return dataclasses.replace(self, deploy=dataclasses.replace(self.deploy, **usual))
 
 
 def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
     """The file of a federation: the tables of an experiment, and [deploy]."""
-    tables = read_toml(path, plain=plain)
-    try:
-        return federation_from(tables)
-    except StrataError as error:
-        raise type(error)(f"'{path}': {error}") from error
+    return read_as(path, federation_from, plain=plain)
 
 
 def federation_from(tables: Mapping[str, Any]) -> FederationFile:
@@ -112,7 +116,7 @@ def federation_from(tables: Mapping[str, Any]) -> FederationFile:
 
 
 def blueprint_of(
-    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NOTHING
+    experiment: Experiment, samples: SampleFormat, clients: int, trust: Trust | bool = NO_TRUST
 ) -> Blueprint:
     """What the members of a deployment agree on: a simulation of the experiment with such samples has the same."""
     run, model = experiment.run, experiment.model
@@ -172,3 +176,12 @@ def site_of(
     run = experiment.run
     speed = Speed(run.precision, run.graphs, run.compile, run.convolutions)
     return Site.of(blueprint, federation, client, device=run.device, speed=speed, widest=widest)
+
+
+def sent_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Sent:
+    """What a run of the experiment would send, for `strata list` and for the documents; nothing is run."""
+    rounds = max(experiment.run.rounds, ALL_PHASES_ROUNDS)
+    experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=rounds, device="cpu"))
+    federation = federation_to_run(experiment)
+    blueprint = blueprint_of(experiment, SampleFormat.of(federation), federation.clients, trust)
+    return sent_fields(blueprint.algorithm, blueprint.setup())

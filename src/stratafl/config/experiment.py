@@ -13,7 +13,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PLUS, is_composition
@@ -41,7 +41,8 @@ from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, u
 from stratafl.files import read_plain
 from stratafl.policies import LocalTraining
 
-LARGEST = 1 << 20  # bytes of a configuration
+T = TypeVar("T")
+MAX_CONFIG_BYTES = 1 << 20
 BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain"}}  # keys that came later, as runs had them before
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
 _PATHS = (*_CODE, "evaluate.metric")  # … without options
@@ -86,12 +87,12 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
             raise unknown("table", name, TABLES)
         if not isinstance(table, Mapping):
             raise RecordError(f"[{name}] must be a table of keys, not {said(table)}")
-    given = {name: tables.get(name, {}) for name in TABLES}
-    run = from_settings("run", RunTable, given["run"])
-    method = from_settings("algorithm", AlgorithmTable, given["algorithm"]).name
+    values = {name: tables.get(name, {}) for name in TABLES}
+    run = from_settings("run", RunTable, values["run"])
+    method = from_settings("algorithm", AlgorithmTable, values["algorithm"]).name
     usual = PROTOCOLS[run.protocol].tables(method)
     return Experiment(
-        **{name: from_settings(name, cls, {**usual.get(name, {}), **given[name]}) for name, cls in TABLES.items()}
+        **{name: from_settings(name, cls, {**usual.get(name, {}), **values[name]}) for name, cls in TABLES.items()}
     )
 
 
@@ -104,14 +105,14 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
     """The tables of a TOML file; a `plain` one is no link: a person's own file may be one, a run's may not."""
     try:
         if plain:
-            data = read_plain(path, LARGEST)
+            data = read_plain(path, MAX_CONFIG_BYTES)
         else:
             if path.exists() and not path.is_file():
                 raise RecordError(f"'{path}' is not a file: give a TOML file")
             with path.open("rb") as file:
-                data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise RecordError(f"'{path}' is too large: a configuration has at most {LARGEST:,} bytes")
+                data = file.read(MAX_CONFIG_BYTES + 1)
+        if len(data) > MAX_CONFIG_BYTES:
+            raise RecordError(f"'{path}' is too large: a configuration has at most {MAX_CONFIG_BYTES:,} bytes")
         return tomllib.loads(data.decode())
     except OSError as error:
         raise RecordError(f"cannot read '{path}': {error.strerror}") from error
@@ -121,23 +122,24 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
 
 def load_experiment(path: Path) -> Experiment:
     """The experiment in a TOML file, of this version or an older one."""
-    return _made(path, lambda tables: from_tables(migrate(tables)))
+    return read_as(path, lambda tables: from_tables(migrate(tables)))
 
 
 def load_stored(path: Path) -> Experiment:
     """The experiment that a run was made with."""
-    return _made(path, from_stored, plain=True)
+    return read_as(path, from_stored, plain=True)
 
 
 def from_stored(tables: Mapping[str, Any]) -> Experiment:
     """The experiment of tables that were written with a run: what they do not say is as it was then."""
     tables = migrate(tables)
     if not all(isinstance(tables.get(name, {}), Mapping) for name in BEFORE):
-        return from_tables(tables)  # which says what is wrong
+        return from_tables(tables)  # which raises the error
     return from_tables({**tables, **{name: {**then, **tables.get(name, {})} for name, then in BEFORE.items()}})
 
 
-def _made(path: Path, make: Callable[[Mapping[str, Any]], Experiment], *, plain: bool = False) -> Experiment:
+def read_as(path: Path, make: Callable[[Mapping[str, Any]], T], *, plain: bool = False) -> T:
+    """What `make` gives for the tables of a TOML file; its errors name the file."""
     tables = read_toml(path, plain=plain)
     try:
         return make(tables)
@@ -159,9 +161,8 @@ def with_values(experiment: Experiment, settings: Settings) -> Experiment:
         (name, _, key), value = path.partition("."), settings[path]
         table = "algorithm" if name in _method_names(tables["algorithm"].get("name")) else name
         if table in ALGORITHMS:
-            raise UnknownNameError(
-                f"{table}.{shown(key)} is an option of {table}, the method is {shown(tables['algorithm']['name'])}"
-            )
+            method = shown(tables["algorithm"]["name"])
+            raise UnknownNameError(f"{table}.{shown(key)} is an option of {table}, but the method is {method}")
         if table not in TABLES:
             raise unknown("table", table, TABLES)
         if path in _CODE and tables[table]["name"] != value:
@@ -190,9 +191,9 @@ def paths_in(settings: Settings) -> list[str]:
 def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
     """The table of the data for another partition, without the keys of the one before."""
     kind = PARTITIONS.get(str(partition), PARTITIONS["dirichlet"])
-    own = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
-    known = keys_of(DataTable)
-    return {key: v for key, v in table.items() if key in known and (key in own or key not in DIVIDING)}
+    options = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
+    keys = keys_of(DataTable)
+    return {key: v for key, v in table.items() if key in keys and (key in options or key not in DIVIDING)}
 
 
 def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:

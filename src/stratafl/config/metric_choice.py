@@ -9,17 +9,17 @@ import torch
 from stratafl.config.experiment import Experiment
 from stratafl.config.plugins import imported
 from stratafl.config.setting_tables import EvaluateTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import Federation
 from stratafl.errors import RecordError, shown
 from stratafl.evaluation.metrics import METRICS, Metric, named_metric, own_metric
 
-LARGEST = 0.6  # share of the largest class above which accuracy tells little
+UNEVEN_SHARE = 0.6  # share of the largest class above which accuracy tells little
 AUTO, PLAIN = "auto", "plain"
 log = logging.getLogger("stratafl")
 
 
-def metric_of(name: str, trust: Trust | bool = NOTHING) -> Metric:
+def metric_of(name: str, trust: Trust | bool = NO_TRUST) -> Metric:
     """The metric of this name: of the catalogue, `sensitivity@0.95`, or at a path that is trusted."""
     return own_metric(imported("metric", name, trust), name) if ":" in name else named_metric(name)
 
@@ -32,13 +32,13 @@ def stored_metric(evaluate: EvaluateTable, regression: bool) -> Metric:
     if ":" not in name:
         return named_metric(name)
 
-    def refuse(*given: object) -> object:
+    def refuse(*arguments: object) -> object:
         raise RecordError(f"metric '{shown(name)}' is code of its own: import it with metric_of(name, trust=True)")
 
     return replace(own_metric(refuse, name), larger_is_better=evaluate.better != "smaller")
 
 
-def with_metric(experiment: Experiment, federation: Federation, trust: Trust | bool = NOTHING) -> Experiment:
+def with_metric(experiment: Experiment, federation: Federation, trust: Trust | bool = NO_TRUST) -> Experiment:
     """The experiment with the metric, the average and the direction that are meant; a choice by the data is logged."""
     evaluate = experiment.evaluate
     metric = metric_for(evaluate, federation, trust)
@@ -54,26 +54,22 @@ def with_metric(experiment: Experiment, federation: Federation, trust: Trust | b
     return replace(experiment, evaluate=replace(evaluate, metric=metric.name, average=average, better=better))
 
 
-def metric_for(evaluate: EvaluateTable, federation: Federation, trust: Trust | bool = NOTHING) -> Metric:
+def metric_for(evaluate: EvaluateTable, federation: Federation, trust: Trust | bool = NO_TRUST) -> Metric:
     """The metric that these settings mean for this data; refused if it is for data of another kind."""
     name, regression = evaluate.metric, federation.classes is None
     if name in (AUTO, PLAIN):
-        uneven = name == AUTO and not regression and largest_share(federation)[1] > LARGEST
+        uneven = name == AUTO and not regression and largest_share(federation)[1] > UNEVEN_SHARE
         return METRICS["mse" if regression else "balanced_accuracy" if uneven else "accuracy"]
     metric = metric_of(name, trust)
     if metric.classes is not None and metric.classes == regression:
         fitting = ", ".join(each.name for each in METRICS.values() if each.classes != metric.classes)
-        there, needed = ("numbers", "classes") if regression else ("classes", "numbers")
-        raise RecordError(
-            f"evaluate.metric = '{name}' needs {needed}, and the targets of this data are {there}; "
-            f"choose one of: {fitting}"
-        )
+        actual, needed = ("numbers", "classes") if regression else ("classes", "numbers")
+        wrong = f"evaluate.metric = '{name}' needs {needed}, but the targets of this data are {actual}"
+        raise RecordError(f"{wrong}; choose one of: {fitting}")
     if evaluate.better != AUTO and ":" in name:
         return replace(metric, larger_is_better=evaluate.better == "larger")
     if evaluate.better != AUTO and (evaluate.better == "larger") != metric.larger_is_better:
-        raise RecordError(
-            f"evaluate.better = '{evaluate.better}' has no effect with '{name}': it is for your own metric"
-        )
+        raise RecordError(f"evaluate.better = '{evaluate.better}' has no effect with '{name}': leave it out")
     return metric
 
 

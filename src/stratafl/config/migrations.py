@@ -20,15 +20,15 @@ def with_format(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def migrate(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a configuration of this or an older format in today's words, without the number."""
-    found = tables.get("format", 1)
-    if type(found) is not int or found < 1:
-        raise RecordError(f"format must be a whole number from 1 to {FORMAT}, not {said(found)}")
-    if found > FORMAT:
-        newer = f"format {said(found)}; this one reads up to {FORMAT}"
+    number = tables.get("format", 1)
+    if type(number) is not int or number < 1:
+        raise RecordError(f"format must be a whole number from 1 to {FORMAT}, not {said(number)}")
+    if number > FORMAT:
+        newer = f"format {said(number)}; this one reads up to {FORMAT}"
         raise RecordError(f"this configuration is of a newer version of stratafl ({newer}): update stratafl")
-    made = {name: table for name, table in tables.items() if name != "format"}
+    migrated = {name: table for name, table in tables.items() if name != "format"}
     for (name, old), new in _RENAMED.items():
-        table = made.get(name)
+        table = migrated.get(name)
         if isinstance(table, Mapping) and old in table and new not in table:
-            made[name] = {new if key == old else key: value for key, value in table.items()}
-    return made
+            migrated[name] = {new if key == old else key: value for key, value in table.items()}
+    return migrated

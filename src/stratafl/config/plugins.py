@@ -10,17 +10,17 @@ from typing import Any
 
 from torch import nn
 
-from stratafl.config.trust import NOTHING, Trust, refuse_standard_library
+from stratafl.config.trust import NO_TRUST, Trust, refuse_standard_library
 from stratafl.core.algorithm import Algorithm
 from stratafl.errors import RecordError, StrataError, UnknownNameError, first_line, shown, unknown
 
 KINDS: dict[str, type[Any] | None] = {"model": nn.Module, "algorithm": Algorithm, "metric": None}  # None: a function
 
 
-def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..., Any]:
+def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes a model or an algorithm, or is a metric, at `package.module:name`; the current folder comes first.
 
-    A path that is not trusted is refused before anything is imported, and what is found must be of the right kind.
+    A path that is not trusted is refused before anything is imported. The object must be of the right kind.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
@@ -47,14 +47,14 @@ def imported(kind: str, path: str, trust: Trust | bool = NOTHING) -> Callable[..
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
-def _check_kind(kind: str, path: str, found: Any) -> None:
+def _check_kind(kind: str, path: str, target: Any) -> None:
     """Raise unless it is a class of its kind, or a function written in Python outside of the standard library."""
-    maker = found
+    maker = target
     while isinstance(maker, functools.partial):
         maker = maker.func
     wanted = KINDS[kind]
-    made = wanted is not None and isinstance(maker, type) and issubclass(maker, wanted)
-    if not made and not inspect.isfunction(maker):
+    is_subclass = wanted is not None and isinstance(maker, type) and issubclass(maker, wanted)
+    if not is_subclass and not inspect.isfunction(maker):
         what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
         allowed = "a function f(y_true, y_score)"
         if wanted is not None:
@@ -78,9 +78,9 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
     except StrataError:
         raise
     except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        shown_options = ", ".join(f"{name}={value!r}" for name, value in options.items())
         why = first_line(error, typed=True)
-        raise RecordError(f"{what} cannot be made with ({shown(given, 400)}): {why}") from error
+        raise RecordError(f"{what} cannot be made with ({shown(shown_options, 400)}): {why}") from error
 
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:
@@ -88,18 +88,18 @@ def accepted(maker: Callable[..., Any]) -> list[str] | None:
     if isinstance(maker, type) and getattr(maker, "__init__") is nn.Module.__init__:  # noqa: B009
         return []  # it says that it takes anything, and refuses everything
     try:
-        found = inspect.signature(maker).parameters.values()
+        signature = inspect.signature(maker).parameters.values()
     except ValueError:  # something built in, which does not say what it takes
         return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature):
         return None
-    return [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
 def parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
     """What a function takes by name; nothing if it does not say."""
     try:
-        found = inspect.signature(maker).parameters
+        signature = inspect.signature(maker).parameters
     except (ValueError, TypeError):
         return {}
-    return {name: p for name, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: p for name, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -1,6 +1,6 @@
-"""The tables of a configuration: what can be set, its default, what is allowed and what it means.
+"""The tables of a configuration: every setting with its default, its range and its meaning.
 
-`docs/settings.md` is made of these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
+`docs/settings.md` is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
 the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
 mean.
 """
@@ -32,12 +32,12 @@ from stratafl.policies.robust import Factor, Share
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision
 
-MANY = 10**9  # more rounds, clients or samples than anybody can mean
+MAX_COUNT = 10**9  # rounds, clients or samples: a larger number is a mistake
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some partitions have
 
-Some = Range(least=1, most=MANY)
-SomeOrNone = Range(least=0, most=MANY)
+Some = Range(least=1, most=MAX_COUNT)
+SomeOrNone = Range(least=0, most=MAX_COUNT)
 Seed = Range(least=0, most=WHOLE)
 Options = Mapping[str, Any]
 
@@ -97,7 +97,7 @@ class ServerTable:
     norm_limit: Annotated[
         float | None,
         Range(least=0),
-        "updates more than so many times as long as the cohort's median are left out of the round; 0: none;",
+        "updates longer than this multiple of the cohort's median are left out of the round; 0: none;",
         f"by default none in a simulation, {DEPLOYED:g} in a deployment",
     ] = None
 
@@ -129,23 +129,23 @@ class DataTable:
     targets: Annotated[
         str,
         Named(TARGETS),
-        "what is predicted of your own data; `auto`: classes where labels are names or whole numbers, else numbers;",
-        "`scaled`: numbers with mean 0 and deviation 1 over what is trained on",
+        "the kind of targets of your own data; `auto`: classes if labels are names or whole numbers, else numbers;",
+        "`scaled`: numbers with mean 0 and deviation 1 over the training samples",
     ] = "auto"
     normalise: Annotated[
         str,
         Named(NORMALISED),
         "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
-        "they are; a table of numbers by each column's mean and deviation over what is trained on; `auto`: `half` for",
+        "they are; a table of numbers by each column's mean and deviation over training samples; `auto`: `half` for",
         "images, else none",
     ] = "auto"
-    size: Annotated[int | None, Range(least=1, most=10_000), "images are resized to a square of so many pixels"] = None
-    vocabulary: Annotated[int | None, Range(least=4, most=MANY), "texts: so many tokens, the most frequent"] = None
-    owners: Annotated[int | None, Some, "only so many of those whose samples they are, drawn by the seed"] = None
-    fewest: Annotated[int | None, Some, "… of those with so many samples at least"] = None
-    most: Annotated[int | None, Some, "… and so many at most"] = None
+    size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
+    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: how many tokens to keep"] = None
+    owners: Annotated[int | None, Some, "how many owners of samples to take, drawn by the seed"] = None
+    fewest: Annotated[int | None, Some, "… among owners with at least this many samples"] = None
+    most: Annotated[int | None, Some, "… and at most this many"] = None
     clients: Annotated[int, Some, "how many clients share the data"] = 20
-    new_clients: Annotated[int, SomeOrNone, "the last so many clients never take part in training"] = 0
+    new_clients: Annotated[int, SomeOrNone, "how many clients, the last ones, never take part in training"] = 0
     partition: Annotated[
         str,
         Named(("auto", *PARTITIONS)),
@@ -200,7 +200,7 @@ class EvaluateTable:
     """When and on which clients, and which of all the numbers is the score of a run."""
 
     every: Annotated[int, Some, "rounds between evaluations; the last round always is"] = 1
-    clients: Annotated[int, SomeOrNone, "evaluate so many clients, always the same ones; 0: all"] = 0
+    clients: Annotated[int, SomeOrNone, "how many clients to evaluate, always the same ones; 0: all"] = 0
     metric: Annotated[
         str,
         MetricName(("auto", "plain", *METRICS), paths=True),
@@ -240,7 +240,7 @@ class StopTable:
     target: Annotated[
         float | None, Range(above=0, most=1e12), "stop when the metric reaches this on validation data, such as 0.9"
     ] = None
-    patience: Annotated[int | None, Some, "stop when so many evaluations have brought no more than `margin`"] = None
+    patience: Annotated[int | None, Some, "stop after this many evaluations without a gain above `margin`"] = None
     margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
 
 
@@ -265,15 +265,17 @@ def partition_of(data: DataTable) -> Partition:
     partition = PARTITIONS["dirichlet" if data.partition == "auto" else data.partition]
     hints = typing.get_type_hints(partition.__init__, include_extras=True)
     hints.pop("return", None)
-    own = {key: getattr(data, key) for key in keys_of(DataTable)}
+    table_values = {key: getattr(data, key) for key in keys_of(DataTable)}
     for key in data.options:
         if key not in hints:
-            raise unknown("key of [data]", key, [*own, *(name for name in hints if name not in own)])
-    given = {key: value for key, value in own.items() if key in hints and value is not None} | {**data.options}
-    return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in given.items()})
+            raise unknown("key of [data]", key, [*table_values, *(name for name in hints if name not in table_values)])
+    options = {key: value for key, value in table_values.items() if key in hints and value is not None} | {
+        **data.options
+    }
+    return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in options.items()})
 
 
 def without_effect(data: DataTable) -> list[str]:
     """Keys that are set, but that only other partitions have."""
-    own, usual = vars(partition_of(data)), DataTable()
-    return [key for key in DIVIDING if key not in own and getattr(data, key) != getattr(usual, key)]
+    partition_options, usual = vars(partition_of(data)), DataTable()
+    return [key for key in DIVIDING if key not in partition_options and getattr(data, key) != getattr(usual, key)]

@@ -1,6 +1,6 @@
 """Settings as a person types them, `table.key=value`, and as they are documented.
 
-What is typed is parsed once, here; everywhere else settings are mappings of `table.key` to values.
+Typed settings are parsed once, here; everywhere else settings are mappings of `table.key` to values.
 """
 
 import tomllib
@@ -20,30 +20,30 @@ Settings = Mapping[str, Any]  # of table.key
 def parse_settings(typed: Iterable[str]) -> dict[str, Any]:
     """The settings in `table.key=value`, as the command takes them; values are TOML, or else text."""
     settings = {}
-    for each in typed:
-        path, equals, text = each.partition("=")
+    for setting in typed:
+        path, equals, text = setting.partition("=")
         table, _, key = path.strip().partition(".")
         if not (equals and key):
-            raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(each)}'")
+            raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(setting)}'")
         settings[f"{table}.{key}"] = _value(text.strip(), _is_text(table, key))
     return settings
 
 
 def _is_text(table: str, key: str) -> bool:
     """Whether a setting is a text, whatever it looks like: a column may be called 2020, or true."""
-    known = keys_of(TABLES[table]) if table in TABLES else {}
-    hint = parts(known[key].hint)[0] if key in known else int
+    keys = keys_of(TABLES[table]) if table in TABLES else {}
+    hint = parts(keys[key].hint)[0] if key in keys else int
     return all(each in (str, type(None)) or typing.get_origin(each) is Literal for each in union(hint) or (hint,))
 
 
 def _value(text: str, is_text: bool) -> Any:
-    """What was typed, as TOML or else as it is."""
+    """The typed text as a TOML value, or unchanged if it is not one."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # also of numbers with thousands of digits, and lists without end
         return text
-    plain = len(found) > 1 or (is_text and not isinstance(found["value"], str))  # a second line is no second key
-    return text if plain else found["value"]
+    plain = len(parsed) > 1 or (is_text and not isinstance(parsed["value"], str))  # a second line is no second key
+    return text if plain else parsed["value"]
 
 
 def documented(tables: Mapping[str, type[Any]]) -> str:
@@ -51,8 +51,8 @@ def documented(tables: Mapping[str, type[Any]]) -> str:
     lines = []
     for name, cls in tables.items():
         lines += [f"## [{name}]", "", "| key | default | meaning |", "|---|---|---|"]
-        for key, each in keys_of(cls).items():
-            lines.append(f"| `{key}` | {_default(each.default)} | {each.meaning}{_allowed(each.hint)} |")
+        for key, setting in keys_of(cls).items():
+            lines.append(f"| `{key}` | {_default(setting.default)} | {setting.meaning}{_allowed(setting.hint)} |")
         lines.append("")
     return "\n".join(lines)
 

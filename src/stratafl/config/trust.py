@@ -1,7 +1,7 @@
 """Which of the code that a configuration names may be imported: a file alone never decides that.
 
 A path `package.module:name` runs code when it is imported. It is imported if a person typed that very path, or if they
-trust whoever wrote the file that names it (`--trust`, `trust=True`). Names of the catalogue need neither.
+trust the author of the file that names it (`--trust`, `trust=True`). Names of the catalogue need neither.
 """
 
 import logging
@@ -31,9 +31,9 @@ class Trust:
     folder: str | None = None
 
     @classmethod
-    def of(cls, given: "Trust | bool") -> "Trust":
+    def of(cls, trust: "Trust | bool") -> "Trust":
         """The record, also for `True` (everything) and `False` (nothing)."""
-        return given if isinstance(given, Trust) else Trust(everything=given)
+        return trust if isinstance(trust, Trust) else Trust(everything=trust)
 
     def asked_by(self, source: object, folder: object = None) -> Self:
         """The same trust, asked for by this file, which may name a folder."""
@@ -54,7 +54,7 @@ class Trust:
             return
         if not self.everything:
             asked = f"{self.source} asks to import its {kind} '{shown(path)}', which runs code from"
-            allow = "allow it with --trust (in Python: trust=True) if you trust whoever wrote both"
+            allow = "allow it with --trust (in Python: trust=True) if you trust the authors of both"
             raise TrustError(f"{asked} {self.origin(module)}: {allow}")
         message = "importing %s '%s' from %s, because %s names it and you trust it"
         log.warning(message, kind, shown(path), self.origin(module), self.source, extra={"urgent": True})
@@ -70,7 +70,7 @@ class Trust:
         return f"'{shown(spec.origin or module, 200)}'" if spec is not None else f"module '{shown(module)}'"
 
 
-NOTHING = Trust()
+NO_TRUST = Trust()
 
 
 def typed(names: Iterable[str], everything: bool = False) -> Trust:
@@ -81,10 +81,8 @@ def typed(names: Iterable[str], everything: bool = False) -> Trust:
 def refuse_standard_library(kind: str, path: str, module: str) -> None:
     """Raise for a module of Python itself: it holds no model and no method, but functions that do anything."""
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise RecordError(
-            f"{kind} '{shown(path)}' is not imported: '{shown(module)}' belongs to Python's standard library; "
-            "name a module of your own"
-        )
+        wrong = f"{kind} '{shown(path)}': '{shown(module)}' belongs to Python's standard library"
+        raise RecordError(f"{wrong}; name a module of your own")
 
 
 def _found(name: str, path: list[str]) -> ModuleSpec | None:

@@ -30,7 +30,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
-STORED_NAMES = {"LocalTraining": "SGD"}  # of classes renamed since runs and federations were stored with the old name
+# Of classes renamed since runs and federations were stored with the old name.
+STORED_NAMES = {"LocalTraining": "SGD", "GeneratorField": "Part"}
 _CLASSES: dict[str, type[Any]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 _KEYS: dict[type[Any], Mapping[str, "Key"]] = {}

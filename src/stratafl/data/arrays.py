@@ -65,9 +65,7 @@ def _targets(part: Part, dtype: torch.dtype) -> Tensor:
     y = plain_tensor(part.y, f"y{part.where}")
     y = y.to(dtype if y.is_floating_point() else torch.int64)
     if y.ndim > (2 if y.is_floating_point() else 1) or 0 in y.shape[1:]:
-        raise DataError(
-            f"y{part.where} has shape {tuple(y.shape)}: labels are [samples], float targets [samples] or [samples, d]"
-        )
+        raise DataError(f"y{part.where} has shape {tuple(y.shape)}: give labels [n], or numbers [n] or [n, d]")
     _check_finite(y, f"y{part.where}")
     return y
 
@@ -105,8 +103,8 @@ def _check_finite(values: Tensor, what: str) -> None:
 
 def _check_alike(what: str, values: Tensor, other: str, expected: Tensor) -> None:
     if values.shape[1:] != expected.shape[1:]:
-        given, wanted = tuple(values.shape[1:]), tuple(expected.shape[1:])
-        raise DataError(f"the samples of {what} have shape {given}, but those of {other} have shape {wanted}")
+        shape, wanted = tuple(values.shape[1:]), tuple(expected.shape[1:])
+        raise DataError(f"the samples of {what} have shape {shape}, but those of {other} have shape {wanted}")
     if values.dtype != expected.dtype:
         raise DataError(f"{what} is {dtype_name(values)}, but {other} is {dtype_name(expected)}")
 

@@ -27,7 +27,7 @@ from stratafl.data.splitting import Splitter, check_some_clients, check_some_sam
 from stratafl.errors import DataError, counted, unknown
 
 ARRAYS = "arrays"  # the name of a federation without one
-_FEW = 3  # clients that a warning names
+_MAX_NAMED_CLIENTS = 3  # clients that a warning names
 log = logging.getLogger("stratafl")
 
 
@@ -82,9 +82,9 @@ def from_clients(
         check_some_samples(len(pair[0]), f"client {client}")
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join_parts(parts, classes, dtype)
-    held = _consecutive([len(part.x) for part in parts])
+    indices = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), None, validation, test, minimum_test, seed, split=split)
-    return Federation(x, y, classes, _ragged(splitter.split_clients(held)), name)
+    return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name)
 
 
 def from_splits(
@@ -96,16 +96,19 @@ def from_splits(
 ) -> Federation:
     """A federation from clients that are split already: each has a `train` and may have a `test` and a `validation`."""
     check_some_clients(clients)
-    for client, given in enumerate(clients):
-        _check_splits_given(client, given)
-    sizes = {split: [len(given[split][0]) if split in given else 0 for given in clients] for split in SPLITS}
+    for client, client_splits in enumerate(clients):
+        _check_splits_given(client, client_splits)
+    sizes = {
+        split: [len(client_splits[split][0]) if split in client_splits else 0 for client_splits in clients]
+        for split in SPLITS
+    }
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
     parts = [Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present]
     x, y, classes = join_parts(parts, classes, dtype)
-    held = _consecutive([size for split in SPLITS for size in sizes[split]])
+    indices = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(clients)
-    splits = {split: Ragged.from_lists(held[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
+    splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
     return Federation(x, y, classes, splits, name)
 
 
@@ -125,15 +128,15 @@ def from_samples(
     _check_keeps_groups(samples, partition)
     assignment: list[Indices] | Assignment
     if partition is None and samples.owner is not None:
-        assignment = held = by_owner(samples.owner)
+        assignment = indices = by_owner(samples.owner)
         if samples.tests is not None:  # each client tests on its own of them
             tests = samples.tests
-            assignment = Assignment([mine[~tests[mine]] for mine in held], [mine[tests[mine]] for mine in held])
+            assignment = Assignment([rows[~tests[rows]] for rows in indices], [rows[tests[rows]] for rows in indices])
     else:
         chosen = partition or fallback
         assignment = draw_partition(chosen, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
     owned = partition is None or isinstance(partition, Owners)
-    made = federate(
+    federation = federate(
         samples.x,
         samples.y,
         assignment,
@@ -148,7 +151,7 @@ def from_samples(
         split=split,
         group=samples.group,
     )
-    named = replace(made, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     if samples.group is not None:
         shares = {"test": 0.0 if samples.tests is not None else test, "validation": validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
@@ -162,29 +165,29 @@ def _labels(y: Tensor) -> NDArray[Any]:
 
 
 def _group(group: Any, samples: int) -> NDArray[Any] | None:
-    given = None if group is None else np.asarray(group)
-    if given is not None and given.shape != (samples,):
-        raise DataError(f"group has shape {given.shape}, but there are {samples} samples: give one value per sample")
-    return given
+    values = None if group is None else np.asarray(group)
+    if values is not None and values.shape != (samples,):
+        raise DataError(f"group has shape {values.shape}, but there are {samples} samples: give one value per sample")
+    return values
 
 
 def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:
     return {split: Ragged.from_lists(splits[split]) for split in SPLITS}
 
 
-def _check_pair(given: Any, what: str) -> None:
-    if not (isinstance(given, tuple | list) and len(given) == 2):
-        raise DataError(f"{what} is a {type(given).__name__}: give a pair (x, y)")
+def _check_pair(pair: Any, what: str) -> None:
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise DataError(f"{what} is a {type(pair).__name__}: give a pair (x, y)")
 
 
-def _check_splits_given(client: int, given: Mapping[str, tuple[Array, Array]]) -> None:
-    for split in given:
+def _check_splits_given(client: int, splits: Mapping[str, tuple[Array, Array]]) -> None:
+    for split in splits:
         if split not in SPLITS:
             raise unknown(f"split of client {client}", split, SPLITS)
-        _check_pair(given[split], f"split '{split}' of client {client}")
-    if "train" not in given or len(given["train"][0]) == 0:
-        raise DataError(f"client {client} has no training sample: its splits are {', '.join(given) or 'none'}")
-    for split, (x, y) in given.items():
+        _check_pair(splits[split], f"split '{split}' of client {client}")
+    if "train" not in splits or len(splits["train"][0]) == 0:
+        raise DataError(f"client {client} has no training sample: its splits are {', '.join(splits) or 'none'}")
+    for split, (x, y) in splits.items():
         if len(x) != len(y):
             raise DataError(f"client {client} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
 
@@ -198,14 +201,14 @@ def _client_names(assignment: list[Indices] | Assignment, owner: NDArray[np.gene
     if owner is None:
         return ()
     whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
-    held = zip(whole.train, whole.test or whole.train, strict=True)  # some clients may have only test samples
-    return tuple(map(name_of, owner[[np.append(*mine)[0] for mine in held]].tolist()))
+    pairs = zip(whole.train, whole.test or whole.train, strict=True)  # some clients may have only test samples
+    return tuple(map(name_of, owner[[np.append(*pair)[0] for pair in pairs]].tolist()))
 
 
 def _check_keeps_groups(samples: Samples, partition: Partition | None) -> None:
     """Refuse a partition that assigns single samples, because it would give one group to several clients."""
-    kept = isinstance(partition, Owners) or (partition is None and samples.owner is not None)
-    if samples.group is not None and not kept:
+    keeps_owners = isinstance(partition, Owners) or (partition is None and samples.owner is not None)
+    if samples.group is not None and not keeps_owners:
         raise DataError(
             f"data.group = '{samples.group_name}' keeps samples together, but this partition assigns single samples: "
             "name the clients with data.client and leave data.partition at 'auto', or leave out data.group"
@@ -218,12 +221,12 @@ def _with_groups(federation: Federation, samples: Samples, wanted: Sequence[str]
         counts = federation.counts(split)
         without = [client for client in range(federation.clients) if not counts[client]]
         if without:
-            named = ", ".join(f"'{federation.client_name(client)}'" for client in without[:_FEW])
-            who = f"{counted(len(without), 'client')} ({named}{', …' if len(without) > _FEW else ''})"
+            named = ", ".join(f"'{federation.client_name(client)}'" for client in without[:_MAX_NAMED_CLIENTS])
+            who = f"{counted(len(without), 'client')} ({named}{', …' if len(without) > _MAX_NAMED_CLIENTS else ''})"
             which = f"too few groups of '{samples.group_name}' for a {split} part"
             log.warning("%s with %s: all their groups are used for training", who, which)
-    held = [[federation.splits[split].of(client) for split in SPLITS] for client in range(federation.clients)]
-    groups = [np.unique(np.asarray(samples.group)[torch.cat(mine).numpy()]) for mine in held]
+    indices = [[federation.splits[split].of(client) for split in SPLITS] for client in range(federation.clients)]
+    groups = [np.unique(np.asarray(samples.group)[torch.cat(parts).numpy()]) for parts in indices]
     distinct, clients = np.unique(np.concatenate(groups), return_counts=True)
     if (clients > 1).any():
         shared = f"{counted(int((clients > 1).sum()), 'group')} of '{samples.group_name}'"

@@ -18,19 +18,19 @@ from stratafl.errors import DataError
 from stratafl.files import atomically
 
 _ENTRY = "entry.json"
-_AT_ONCE = 1 << 24
+_CHUNK_BYTES = 1 << 24
 
 
 def cache_folder() -> Path:
-    given = os.environ.get("STRATAFL_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "stratafl"
+    folder = os.environ.get("STRATAFL_CACHE")
+    return Path(folder) if folder else Path.home() / ".cache" / "stratafl"
 
 
 def fingerprint(place: Path) -> list[list[Any]]:
     """Name, size and time of every file of a place: if the list differs, something may have changed."""
     files = sorted(file for file in _below(place) if file.is_file()) if place.is_dir() else [place]
-    known = [(file, file.stat()) for file in files]
-    return [[str(file.absolute()), stat.st_size, stat.st_mtime_ns] for file, stat in known]
+    stats = [(file, file.stat()) for file in files]
+    return [[str(file.absolute()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def _below(place: Path) -> Iterator[Path]:
@@ -53,9 +53,9 @@ def entry_of(name: str, key: Any) -> Path:
 def cached(name: str, key: Any, build: Callable[[], Samples], limit: MemoryLimit = USUAL_LIMIT) -> Samples:
     """The samples in the cache, or else built and cached; built each time if the cache cannot be written."""
     entry = entry_of(name, key)
-    found = read_entry(entry, limit)
-    if found is not None:
-        return found
+    samples = read_entry(entry, limit)
+    if samples is not None:
+        return samples
     built = build()
     if built.elsewhere:
         return built
@@ -74,14 +74,16 @@ def entries(name: str) -> list[Path]:
 def read_entry(entry: Path, limit: MemoryLimit | None = None) -> Samples | None:
     """The samples of an entry; None if there is no entry or it is damaged."""
     try:
-        known = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
+        manifest = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
         # a private map: processes that read the same file share its pages, and writing does not change the file
-        held = {name: np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in known["checksums"]}
+        stored = {
+            name: np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in manifest["checksums"]
+        }
         if limit is not None:
-            limit.check(sum(array.nbytes for array in held.values()), f"'{known['name']}' in '{entry}'")
-        if any(_checksum(array) != known["checksums"][name] for name, array in held.items()):
+            limit.check(sum(array.nbytes for array in stored.values()), f"'{manifest['name']}' in '{entry}'")
+        if any(_checksum(array) != manifest["checksums"][name] for name, array in stored.items()):
             return None
-        return samples_from(known, held)
+        return samples_from(manifest, stored)
     except (OSError, ValueError, LookupError, TypeError, EOFError, DataError):
         return None
 
@@ -89,16 +91,16 @@ def read_entry(entry: Path, limit: MemoryLimit | None = None) -> Samples | None:
 def _write(entry: Path, samples: Samples) -> None:
     with atomically(entry) as partial:
         partial.mkdir(parents=True)
-        held = arrays(samples)
-        for name, array in held.items():
+        stored = arrays(samples)
+        for name, array in stored.items():
             np.save(partial / f"{name}.npy", array, allow_pickle=False)
-        known = facts(samples) | {"checksums": {name: _checksum(array) for name, array in held.items()}}
-        (partial / _ENTRY).write_text(json.dumps(known), encoding="utf-8")
+        manifest = facts(samples) | {"checksums": {name: _checksum(array) for name, array in stored.items()}}
+        (partial / _ENTRY).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def _checksum(array: NDArray[Any]) -> int:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     total = 0
-    for start in range(0, len(flat), _AT_ONCE):
-        total = zlib.crc32(flat[start : start + _AT_ONCE].data, total)
+    for start in range(0, len(flat), _CHUNK_BYTES):
+        total = zlib.crc32(flat[start : start + _CHUNK_BYTES].data, total)
     return total

@@ -138,8 +138,8 @@ class Federation:
         if self.classes is None:
             raise DataError(f"the federation '{self.name}' has float targets, so it has no classes to count")
         if split not in self._class_counts:
-            held = self.split(split)
-            cells = held.clients() * self.classes + self.y.cpu()[held.indices]
+            ragged = self.split(split)
+            cells = ragged.clients() * self.classes + self.y.cpu()[ragged.indices]
             counts = torch.bincount(cells, minlength=self.clients * self.classes)
             self._class_counts[split] = counts.view(self.clients, self.classes)
         return self._class_counts[split]
@@ -148,8 +148,8 @@ class Federation:
         """What `find` gives, found once for all runs that share this federation."""
         if key not in self._found:
             self._found[key] = find()
-        found: T = self._found[key]
-        return found
+        value: T = self._found[key]
+        return value
 
     @cached_property
     def _found(self) -> dict[Hashable, Any]:
@@ -178,14 +178,16 @@ class Federation:
 
     def standardised(self, what: Sequence[str]) -> Self:
         """`x`, `y` or both standardised, column by column, by mean and deviation of all clients' training samples."""
-        training, made = self.splits["train"].indices, self
+        training, federation = self.splits["train"].indices, self
         if "x" in what:
             columns = Standardisation.of(self.x, training)
-            made = replace(made, columns=columns, x=columns.applied(self.x, _floating(self.x)), raw=self.x.dtype)
+            federation = replace(
+                federation, columns=columns, x=columns.applied(self.x, _floating(self.x)), raw=self.x.dtype
+            )
         if "y" in what:
             targets = Standardisation.of(self.y, training)
-            made = replace(made, targets=targets, y=targets.applied(self.y, _floating(self.y)))
-        return made
+            federation = replace(federation, targets=targets, y=targets.applied(self.y, _floating(self.y)))
+        return federation
 
 
 def _floating(values: Tensor) -> torch.dtype:

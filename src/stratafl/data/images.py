@@ -38,10 +38,7 @@ def stack_images(cells: Column, *, channels: int | None, size: int | None, where
     headers = [header_of(cell, name) for cell, name in zip(cells, names, strict=True)]
     modes, bits = " and ".join(sorted({header.mode for header in headers})), {header.bits for header in headers}
     if 32 in bits and len(bits) > 1:
-        raise DataError(
-            f"'{where}' mixes images of modes {modes}, which have no range in common: save all with 8 or 16 bits, or "
-            "all with 32"
-        )
+        raise DataError(f"'{where}' mixes images of modes {modes}: save all with 8 or 16 bits, or all with 32")
     dtype = np.dtype(_TYPES[max(bits)])
     if channels is None:
         channels = 1 if all(header.grey for header in headers) else 3

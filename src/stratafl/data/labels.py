@@ -10,7 +10,8 @@ from stratafl.errors import DataError
 
 TARGETS = ("auto", "classes", "numbers", "scaled")
 _NUMBERS = ("numbers", "scaled")  # a regression, whatever the labels look like
-MANY, EACH = 100, 10  # more different whole numbers, with fewer samples of each, may be classes or a regression
+# More different whole numbers than this, with fewer samples of each, may be classes or a regression: the user decides.
+MAX_GUESSED_CLASSES, MIN_SAMPLES_OF_EACH = 100, 10
 Targets = tuple[NDArray[Any], tuple[str, ...] | None]  # classes and their names in order; or numbers and no names
 
 
@@ -18,9 +19,8 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
     """Names and whole numbers (2 or 2.0) become classes, fractions stay numbers, unless `wanted` says otherwise."""
     if not _are_numbers(cells):
         if wanted in _NUMBERS:
-            raise DataError(
-                f"data.targets = '{wanted}', but the labels of '{where}' are names such as '{cells[0]}': use 'classes'"
-            )
+            names = f"the labels of '{where}' are names such as '{cells[0]}'"
+            raise DataError(f"data.targets = '{wanted}', but {names}: set it to 'classes'")
         return _named(cells, where)
     array = np.asarray(cells)
     if array.dtype.kind != "f" and array.shape[1:] == (1,):  # a column
@@ -91,8 +91,7 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 def _check_classes(values: NDArray[Any], samples: int, where: str) -> None:
     counted = values[0] == 0 and values[-1] == len(values) - 1
-    if len(values) > MANY and samples < EACH * len(values) and not counted:
-        raise DataError(
-            f"the labels of '{where}' are {len(values):,} different whole numbers from {values[0]:g} to "
-            f"{values[-1]:g} in {samples:,} samples: set data.targets to 'numbers' (a regression) or to 'classes'"
-        )
+    if len(values) > MAX_GUESSED_CLASSES and samples < MIN_SAMPLES_OF_EACH * len(values) and not counted:
+        numbers = f"{len(values):,} different whole numbers from {values[0]:g} to {values[-1]:g}"
+        wrong = f"the labels of '{where}' are {numbers} in {samples:,} samples"
+        raise DataError(f"{wrong}: set data.targets to 'numbers' (a regression) or to 'classes'")

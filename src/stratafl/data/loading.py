@@ -25,9 +25,9 @@ from stratafl.errors import DataError, first_line, shown, unknown
 _DECODING = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 _DECODED = ["normalise", "owners", "fewest", "most"]  # settings with an effect on samples that are decoded already
 _NOT_DECODED = ("path", "normalise", "targets", "limit")  # settings without an effect on what is cached
-_OWN = [*_DECODED, "label", "client", "group", "targets", "size"]
+_USER_OPTIONS = [*_DECODED, "label", "client", "group", "targets", "size"]
 log = logging.getLogger("stratafl")
-OWN = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
+USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 
 
 def is_place(name: str) -> bool:
@@ -45,23 +45,25 @@ def check_name(name: str) -> None:
         hint = f" (did you mean '{shown(Path(name).with_suffix(near[0]))}'?)" if near else ""
         allowed = f"choose a file that ends in {', '.join(formats.SUFFIXES)}"
         raise DataError(f"data.name = '{shown(name)}' ends in {shown(suffix)}{hint}: {allowed}")
-    raise unknown("data.name", name, [*DATASETS, *OWN])
+    raise unknown("data.name", name, [*DATASETS, *USER_PLACES])
 
 
 def load_samples(name: str, reading: Reading | None = None) -> Samples:
     check_name(name)
     reading = reading or Reading()
-    _check_options(reading, DATASETS[name].options if name in DATASETS else _OWN, name)
-    found = _published(name, DATASETS[name], reading) if name in DATASETS else _user(Path(name), reading)
-    if found.remark:
-        log.warning("'%s': %s", name, found.remark)
-    return reading.scaled(found)
+    _check_options(reading, DATASETS[name].options if name in DATASETS else _USER_OPTIONS, name)
+    samples = _published(name, DATASETS[name], reading) if name in DATASETS else _user(Path(name), reading)
+    if samples.remark:
+        log.warning("'%s': %s", name, samples.remark)
+    return reading.scaled(samples)
 
 
-def _check_options(reading: Reading, known: Sequence[str], name: str) -> None:
+def _check_options(reading: Reading, allowed: Sequence[str], name: str) -> None:
     for option in reading.given():
-        if option not in known:
-            others = f"settings with an effect: {', '.join(known)}" if known else "it comes with the package as it is"
+        if option not in allowed:
+            others = (
+                f"settings with an effect: {', '.join(allowed)}" if allowed else "it comes with the package as it is"
+            )
             raise DataError(f"data.{option} has no effect with '{name}': leave it out ({others})")
 
 
@@ -125,9 +127,8 @@ def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
         raise DataError(f"{looked}; from the hub ({dataset.hub}): {error}; {_advice(name, dataset)}") from error
     samples = published_samples(name, dataset, place, reading)
     if len(samples.x) != dataset.samples:  # the hub's cache does not notice an interrupted download
-        raise DataError(
-            f"'{place}' has {len(samples.x):,} of the {dataset.samples:,} samples of {name}: delete it and try again"
-        )
+        share = f"{len(samples.x):,} of the {dataset.samples:,} samples of {name}"
+        raise DataError(f"'{place}' has {share}: delete it and try again")
     return samples
 
 

@@ -39,8 +39,8 @@ def new_samples(place: Path, reading: Reading, agreed: SampleFormat) -> NewSampl
     if images and len(agreed.shape) == IMAGE_AXES:
         root = place if place.is_dir() else place.parent
         channels = agreed.shape[0]
-        found = stack_images(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
-        return NewSamples(found.x, tuple(file.relative_to(root).as_posix() for file in images))
+        content = stack_images(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
+        return NewSamples(content.x, tuple(file.relative_to(root).as_posix() for file in images))
     columns, _ = joined_splits(
         formats.read(place, Request(label=reading.label or LABELS[0], limit=reading.limit)), place
     )

@@ -21,12 +21,12 @@ from stratafl.errors import counted
 Array = NDArray[Any]
 _ROWS, _FEWEST = 200, 5  # samples of a client that are read at most, and that are needed for a median
 _CELLS = 1 << 22  # numbers that are read in all, if that leaves five samples for each client
-_AT_ONCE, _PIXELS = 4096, 256  # samples read at once; pixels of a channel that are read
+_CHUNK_SAMPLES, _PIXELS = 4096, 256  # samples read at once; pixels of a channel that are read
 _CHANNELS, _COLUMNS = 16, 64  # more channels or unnamed columns than this are taken together
-_RATIO, _FEW = 4.0, 3.0  # a ratio that is usual, and how much more is usual with few clients
+_RATIO, _FEW_CLIENTS_FACTOR = 4.0, 3.0  # a ratio that is usual, and how much more is usual with few clients
 _SPREADS, _SHIFT = 3.0, 10.0
 _PRESENT, _DENSE = 0.2, 0.9  # shares of numbers that are not 0, of a client and of all
-_NAMED = 5  # clients that a warning names
+_MAX_WARNINGS = 5  # clients that a warning names
 FACTOR = 100.0  # by which sizes of columns may differ before a line says so
 
 
@@ -36,7 +36,7 @@ class Outlier(NamedTuple):
     client: int
     feature: str
     measure: str  # "size" or "value"
-    own: float
+    value: float
     others: float
     features: int
 
@@ -55,13 +55,13 @@ def outliers(federation: Federation) -> tuple[Outlier, ...]:
     """The clients that differ from the others in some feature or, in a regression, in the target."""
     if federation.outliers is not None:
         return federation.outliers
-    found = _in_features(federation)
+    flagged = _in_features(federation)
     if federation.classes is None and federation.y.is_floating_point():
         targets = replace(federation, x=federation.y.reshape(len(federation.y), -1), column_names=(), scaling=None)
-        named = {each.client for each in found}
+        named = {each.client for each in flagged}
         by_target = (each for each in _in_features(targets) if each.client not in named)
-        found += tuple(each._replace(feature="the target") for each in by_target)
-    return found
+        flagged += tuple(each._replace(feature="the target") for each in by_target)
+    return flagged
 
 
 def _in_features(federation: Federation) -> tuple[Outlier, ...]:
@@ -85,29 +85,29 @@ def _in_features(federation: Federation) -> tuple[Outlier, ...]:
 
 def outlier_warnings(federation: Federation) -> list[str]:
     """A line for each of the first few outliers, and one for the rest."""
-    found = outliers(federation)
+    flagged = outliers(federation)
     lines = []
-    for each in found[:_NAMED]:
-        who = f"'{federation.client_names[each.client]}'" if federation.client_names else str(each.client)
-        more = f" (and {counted(each.features - 1, 'more feature')})" if each.features > 1 else ""
+    for outlier in flagged[:_MAX_WARNINGS]:
+        who = f"'{federation.client_names[outlier.client]}'" if federation.client_names else str(outlier.client)
+        more = f" (and {counted(outlier.features - 1, 'more feature')})" if outlier.features > 1 else ""
         lines.append(
-            f"client {who}: {each.feature} has a typical {each.measure} of {short_number(each.own)}, the others "
-            f"{short_number(each.others)}{more}: is it in another unit?"
+            f"client {who}: {outlier.feature} has a typical {outlier.measure} of {short_number(outlier.value)}, "
+            f"the others {short_number(outlier.others)}{more}: is it in another unit?"
         )
-    if (rest := len(found) - _NAMED) > 0:
+    if (rest := len(flagged) - _MAX_WARNINGS) > 0:
         lines.append(f"{counted(rest, 'more client')} with features that differ from the others'")
     return lines
 
 
 def _values(federation: Federation) -> Array:
     """Features of some training samples of each client, [N, rows, F]; NaN if it has fewer."""
-    held = federation.splits["train"]
-    counts, offsets = held.counts.numpy(), held.offsets.numpy()
+    train = federation.splits["train"]
+    counts, offsets = train.counts.numpy(), train.offsets.numpy()
     taken = np.minimum(counts, min(_ROWS, max(_FEWEST, _CELLS // (len(counts) * federation.x[0].numel()))))
     owner = np.repeat(np.arange(len(counts)), taken)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(taken) - taken, taken)
-    rows = held.indices[torch.from_numpy(offsets[owner] + place * counts[owner] // taken[owner])]
-    parts = [_features(federation, part) for part in rows.split(_AT_ONCE)]
+    rows = train.indices[torch.from_numpy(offsets[owner] + place * counts[owner] // taken[owner])]
+    parts = [_features(federation, part) for part in rows.split(_CHUNK_SAMPLES)]
     values = np.full((len(counts), int(taken.max()), parts[0].shape[1]), np.nan, np.float32)
     values[owner, place] = np.concatenate(parts)
     return values
@@ -150,47 +150,47 @@ def _quartiles(values: Array, fewest: Array | float = 0) -> _Quartiles:
 
 
 def _usual(values: Array) -> Array:
-    """What is usual among the clients: the median over all; of two clients, the other one's value; [N, F]."""
+    """The usual value among clients: the median over all; of two clients, the other one's value; [N, F]."""
     two = np.isfinite(values).sum(0) == 2
     return np.asarray(np.where(two, np.nansum(values, 0) - values, _median(values)))
 
 
 def _median(values: Array) -> Array:
     """Over all clients with a number, [F]."""
-    ordered, there = np.sort(values, axis=0), np.isfinite(values).sum(0)
-    lower, upper = np.maximum(there - 1, 0) // 2, there // 2
+    ordered, present = np.sort(values, axis=0), np.isfinite(values).sum(0)
+    lower, upper = np.maximum(present - 1, 0) // 2, present // 2
     rows = [np.take_along_axis(ordered, np.minimum(at, len(values) - 1)[None], 0)[0] for at in (lower, upper)]
     return np.asarray((rows[0] + rows[1]) / 2)
 
 
-def _scatter(found: _Quartiles) -> Array:
+def _scatter(quartiles: _Quartiles) -> Array:
     """The usual spread within a client, on the side on which it differs, or between clients if that is more, [N, F]."""
-    enough = np.isfinite(found.middle).sum(0) > 2  # two clients say nothing about the usual spread
-    between = np.where(enough, 1.4826 * _median(np.abs(found.middle - _median(found.middle))), 0.0)
-    above, below = _median(found.high - found.middle), _median(found.middle - found.low)
-    return np.asarray(np.fmax(np.where(found.middle > _usual(found.middle), above, below), between))
+    enough = np.isfinite(quartiles.middle).sum(0) > 2  # two clients say nothing about the usual spread
+    between = np.where(enough, 1.4826 * _median(np.abs(quartiles.middle - _median(quartiles.middle))), 0.0)
+    above, below = _median(quartiles.high - quartiles.middle), _median(quartiles.middle - quartiles.low)
+    return np.asarray(np.fmax(np.where(quartiles.middle > _usual(quartiles.middle), above, below), between))
 
 
-def _strictness(found: _Quartiles) -> Array:
+def _strictness(quartiles: _Quartiles) -> Array:
     """Larger, the fewer clients there are to compare with."""
-    return np.asarray(1 + _FEW / np.maximum(np.isfinite(found.middle).sum(0) - 1, 1))
+    return np.asarray(1 + _FEW_CLIENTS_FACTOR / np.maximum(np.isfinite(quartiles.middle).sum(0) - 1, 1))
 
 
-def _beyond(found: _Quartiles, bounds: Array) -> Array:
-    """The difference of each client from what is usual, as a multiple of its bound, [N, F]; 0 if unknown."""
-    return np.asarray(np.nan_to_num(np.abs(found.middle - _usual(found.middle)) / bounds, nan=0.0))
+def _beyond(quartiles: _Quartiles, bounds: Array) -> Array:
+    """The difference of each client from the usual value, as a multiple of its bound, [N, F]; 0 if unknown."""
+    return np.asarray(np.nan_to_num(np.abs(quartiles.middle - _usual(quartiles.middle)) / bounds, nan=0.0))
 
 
 def _farthest(apart: list[tuple[str, Array, Array, Array]], names: list[str]) -> tuple[Outlier, ...]:
     """Of each outlier the feature in which it differs most: in size, or else in value."""
     most = np.max([beyond for _, beyond, _, _ in apart], axis=0)
-    found = []
+    flagged = []
     for client in np.flatnonzero(most.max(1) > 1).tolist():
-        measure, beyond, own, others = next(each for each in apart if each[1][client].max() > 1)
+        measure, beyond, values, others = next(each for each in apart if each[1][client].max() > 1)
         feature = int(beyond[client].argmax())
-        pair = float(own[client, feature]), float(others[client, feature])
-        found.append(Outlier(client, names[feature], measure, *pair, int((most[client] > 1).sum())))
-    return tuple(found)
+        pair = float(values[client, feature]), float(others[client, feature])
+        flagged.append(Outlier(client, names[feature], measure, *pair, int((most[client] > 1).sum())))
+    return tuple(flagged)
 
 
 def columns_differ_in_size(x: torch.Tensor) -> bool:

@@ -33,9 +33,9 @@ def draw_partition(
 ) -> list[Indices] | Assignment:
     """What the partition draws, from the cache if it has been drawn before."""
     entry = _entry(partition, [labels, tests, owner], clients, seed)
-    kept = None if entry is None else _read(entry)
-    if kept is not None:
-        return kept
+    cached = None if entry is None else _read(entry)
+    if cached is not None:
+        return cached
     started = time.perf_counter()
     assignment = partition(labels, clients, seed, tests=tests, owner=owner)
     if entry is not None and time.perf_counter() - started > WORTH_KEEPING:
@@ -49,8 +49,8 @@ def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int
         record = to_table(partition)
     except RecordError:
         return None
-    known = {"version": VERSION, "numpy": np.__version__, "record": record, "clients": clients, "seed": seed}
-    total = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    dependencies = {"version": VERSION, "numpy": np.__version__, "record": record, "clients": clients, "seed": seed}
+    total = hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode())
     for array in arrays:
         plain = np.ascontiguousarray([] if array is None else array)
         plain = plain.astype(np.str_) if plain.dtype == object else plain
@@ -60,7 +60,7 @@ def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int
 
 
 def _read(entry: Path) -> list[Indices] | Assignment | None:
-    """What was written, or None if there is no file or its checksums do not match."""
+    """The stored draw, or None if there is no file or its checksums do not match."""
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -76,9 +76,12 @@ def _read(entry: Path) -> list[Indices] | Assignment | None:
 def _write(entry: Path, assignment: list[Indices] | Assignment) -> None:
     whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
     arrays: dict[str, NDArray[Any]] = {}
-    for name, held in (("train", whole.train), ("test", whole.test)):
-        if held is not None:
-            arrays |= {name: np.concatenate(held), f"{name}_cuts": np.cumsum([len(mine) for mine in held])[:-1]}
+    for name, indices in (("train", whole.train), ("test", whole.test)):
+        if indices is not None:
+            arrays |= {
+                name: np.concatenate(indices),
+                f"{name}_cuts": np.cumsum([len(client_indices) for client_indices in indices])[:-1],
+            }
     if isinstance(assignment, Assignment):
         arrays["overlap"] = np.array(assignment.overlap)
     with suppress(OSError):  # if it cannot be written, it is drawn again next time

@@ -10,10 +10,14 @@ from torch import Tensor
 from stratafl.data.federation import SPLITS, Federation
 from stratafl.errors import counted, printable
 
-MOST = 300  # clients that are drawn; more would be too small to see
-_NARROW, _WIDE, _LARGEST, _SMALLEST = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
+MAX_CLIENTS_DRAWN = 300  # clients that are drawn; more would be too small to see
+_NARROW, _WIDE, _MAX_CELL, _MIN_CELL = 420, 960, 26, 5  # pixels: the plot, and the cell of a bubble
 _LEFT, _TOP, _BARS, _BELOW = 64, 56, 56, 44
-_LETTER, _SHORT, _LONGEST = 7, 3, 18  # pixels, and letters of names beside the plot; a tooltip has the whole name
+_LETTER, _SHORT, _MAX_NAME_LETTERS = (
+    7,
+    3,
+    18,
+)  # pixels, and letters of names beside the plot; a tooltip has the whole name
 _FONT = "font: 12px system-ui, sans-serif"
 _STYLE = f"""<style>
 .paper {{ fill: #ffffff }} .ink {{ fill: #1f2328; {_FONT} }} .title {{ fill: #1f2328; {_FONT}; font-weight: 600 }}
@@ -28,13 +32,13 @@ _STYLE = f"""<style>
 def plot_class_counts(federation: Federation) -> str:
     """The SVG: clients from left to right, their samples as bars, and below a bubble for each class."""
     counts = total_class_counts(federation)
-    clients, classes = counts[:MOST].shape
-    cell = min(_LARGEST, max(_SMALLEST, _WIDE // max(clients, 1)))
+    clients, classes = counts[:MAX_CLIENTS_DRAWN].shape
+    cell = min(_MAX_CELL, max(_MIN_CELL, _WIDE // max(clients, 1)))
     left = max(_LEFT, 16 + _longest(federation.class_names))
     width = max(_NARROW, left + cell * clients + 24)
     height = _TOP + _BARS + cell * classes + _BELOW + _longest(federation.client_names)
     title = f"{federation.name}: {counted(len(counts), 'client')}, {counted(int(counts.sum()), 'sample')}"
-    shown = "" if len(counts) <= MOST else f", the first {MOST} of them shown"
+    shown = "" if len(counts) <= MAX_CLIENTS_DRAWN else f", the first {MAX_CLIENTS_DRAWN} of them shown"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="{escape(title)}">',
@@ -42,9 +46,9 @@ def plot_class_counts(federation: Federation) -> str:
         f'<rect class="paper" width="{width}" height="{height}"/>',
         _text(12, 24, title + shown, "title", "start"),
         f'<g transform="translate({left})">',
-        *_bars(federation, counts[:MOST], cell),
-        *_bubbles(federation, counts[:MOST], cell),
-        *_axes(federation, counts[:MOST], cell),
+        *_bars(federation, counts[:MAX_CLIENTS_DRAWN], cell),
+        *_bubbles(federation, counts[:MAX_CLIENTS_DRAWN], cell),
+        *_axes(federation, counts[:MAX_CLIENTS_DRAWN], cell),
         "</g>",
         "</svg>",
     ]
@@ -61,11 +65,11 @@ def total_class_counts(federation: Federation) -> Tensor:
 def _longest(names: Sequence[str]) -> int:
     """The pixels that names take beside the plot; names of a few letters fit anyway."""
     longest = max(map(len, names), default=0)
-    return 0 if longest <= _SHORT else _LETTER * min(_LONGEST, longest)
+    return 0 if longest <= _SHORT else _LETTER * min(_MAX_NAME_LETTERS, longest)
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return name if len(name) <= _MAX_NAME_LETTERS else f"{name[: _MAX_NAME_LETTERS - 1]}…"
 
 
 def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
@@ -83,15 +87,15 @@ def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
 def _bubbles(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     """A circle for each class of each client, its area proportional to the samples; the largest fills its cell."""
     most = max(int(counts.max()), 1)
-    made = []
+    circles = []
     for client, label in counts.nonzero().tolist():
         count = int(counts[client, label])
         x, y = cell * (client + 0.5), _TOP + _BARS + cell * (label + 0.5)
         radius = max(0.5, (cell / 2 - 0.5) * sqrt(count / most))
         who, what = escape(federation.client_name(client)), escape(federation.class_name(label))
-        said = f"client {who}, class {what}: {counted(count, 'sample')}"
-        made.append(f'<circle class="held" cx="{x:g}" cy="{y:g}" r="{radius:.2f}"><title>{said}</title></circle>')
-    return made
+        tooltip = f"client {who}, class {what}: {counted(count, 'sample')}"
+        circles.append(f'<circle class="held" cx="{x:g}" cy="{y:g}" r="{radius:.2f}"><title>{tooltip}</title></circle>')
+    return circles
 
 
 def _axes(federation: Federation, counts: Tensor, cell: int) -> list[str]:

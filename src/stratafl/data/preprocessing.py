@@ -1,4 +1,4 @@
-"""Preprocessing: what was done to samples and targets before training, so that you can give a model raw samples.
+"""Preprocessing: how samples and targets were changed before training, so that you can give a model raw samples.
 
 A federation has it, a run directory stores it (`preprocessing.json`), `Fitted.predict` and exported models apply it.
 Numbers are exact: JSON holds the shortest text that reads back as the same float.
@@ -33,10 +33,8 @@ class Standardisation:
     def __post_init__(self) -> None:
         fits = len(self.mean) == len(self.deviation) > 0 and all(map(isfinite, (*self.mean, *self.deviation)))
         if not fits or min(self.deviation) < 0:
-            raise DataError(
-                f"standardisation has {len(self.mean)} means and {len(self.deviation)} deviations: give as many of "
-                "both, all finite, and no deviation below 0"
-            )
+            wrong = f"standardisation has {len(self.mean)} means and {len(self.deviation)} deviations"
+            raise DataError(f"{wrong}: give the same number of both, all finite, no deviation below 0")
 
     @classmethod
     def of(cls, values: Tensor, rows: Tensor) -> Self:
@@ -69,16 +67,13 @@ class Preprocessing:
 
     @property
     def kind(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        torch_dtype: torch.dtype = getattr(torch, self.dtype)
+        return torch_dtype
 
     def raw(self, x: Tensor) -> Tensor:
         """The samples in the type of the data; refused if shape or values are not those of raw samples."""
         if tuple(x.shape[1:]) != self.shape:
-            raise DataError(
-                f"x has shape {tuple(x.shape)}: give an array of shape [n, {', '.join(map(str, self.shape))}], "
-                f"n samples of shape {self.shape}"
-            )
+            raise DataError(f"x has shape {tuple(x.shape)}: give [n, {', '.join(map(str, self.shape))}] for n samples")
         if x.is_floating_point() and not bool(x.isfinite().all()):
             wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
             raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value by a number")
@@ -93,18 +88,14 @@ class Preprocessing:
         return x.to(self.kind)
 
     def _check_bytes(self, x: Tensor) -> None:
-        most, given = torch.iinfo(self.kind).max, dtype_name(x)
+        most, kind = torch.iinfo(self.kind).max, dtype_name(x)
         if x.dtype in PIXELS and x.dtype != self.kind:  # 255 is white in the one and nearly black in the other
-            raise DataError(f"x is {given}, but the clients' samples are {self.dtype}: give pixels of that type")
+            raise DataError(f"x is {kind}, but the clients' samples are {self.dtype}: give pixels of that type")
         if x.is_floating_point():
-            raise DataError(
-                f"x is {given}, but samples are whole numbers from 0 to {most}: give them unscaled "
-                f"(x.astype('{self.dtype}')), or call model(client), which takes scaled numbers"
-            )
+            advice = f"give them unscaled (x.astype('{self.dtype}')), or call model(client), which takes scaled numbers"
+            raise DataError(f"x is {kind}, but samples are whole numbers from 0 to {most}: {advice}")
         if x.numel() and (x.long().min() < 0 or x.long().max() > most):
-            raise DataError(
-                f"x holds numbers from {int(x.min())} to {int(x.max())}, but samples are whole numbers from 0 to {most}"
-            )
+            raise DataError(f"x has numbers from {int(x.min())} to {int(x.max())}, but samples are from 0 to {most}")
 
     def to_table(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}
@@ -130,10 +121,10 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
 
 
 def _part(cls: Any, name: str, table: Any) -> Any:
-    known = {field.name for field in dataclasses.fields(cls)}
+    keys = {field.name for field in dataclasses.fields(cls)}
     if table is None:
         return None
-    if not (isinstance(table, Mapping) and {"mean", "deviation"} <= set(table) <= known):
-        raise ValueError(f"its {name} needs the keys {', '.join(sorted(known))}")
+    if not (isinstance(table, Mapping) and {"mean", "deviation"} <= set(table) <= keys):
+        raise ValueError(f"its {name} needs the keys {', '.join(sorted(keys))}")
     hints = {"maximum": int}
     return cls(**{key: checked(f"{name}.{key}", hints.get(key, tuple[float, ...]), table[key]) for key in table})

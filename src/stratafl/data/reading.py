@@ -17,10 +17,10 @@ from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
 
 HALF = Scaling((0.5,), (0.5,))
-_LARGEST = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
+_MAX_PIXEL = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _NOT_OPTIONS = ("seed", "limit")
 NORMALISED = ("auto", "half", "unit", "channel", "columns", "none")
-_AT_ONCE = 4096  # images; all of them as numbers would take eight times their bytes
+_CHUNK_IMAGES = 4096  # images; all of them as numbers would take eight times their bytes
 
 
 @record
@@ -53,18 +53,14 @@ class Reading:
 
     def _rows(self, owner: Column | None, where: str) -> NDArray[np.int64]:
         if owner is None:
-            raise DataError(
-                f"'{where}' does not say who owns its samples, so data.owners, data.fewest and data.most have no "
-                "effect: leave them out"
-            )
+            wrong = f"'{where}' does not say who owns its samples"
+            raise DataError(f"{wrong}: leave out data.owners, data.fewest and data.most")
         names, ids, counts = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
         least, most = self.fewest or 0, self.most or len(ids)
         fitting = np.flatnonzero((counts >= least) & (counts <= most))
         if len(fitting) < (self.owners or 1):
-            raise DataError(
-                f"'{where}' has {len(fitting)} owners with {least} to {most} samples (of {len(names)}), but "
-                f"{self.owners or 1} are asked for: change data.owners, data.fewest or data.most"
-            )
+            few = f"'{where}' has {len(fitting)} owners (of {len(names)}) with {least} to {most} samples"
+            raise DataError(f"{few}, fewer than {self.owners or 1}: change data.owners, data.fewest or data.most")
         if self.owners is not None:
             fitting = np.random.default_rng(self.seed).permutation(fitting)[: self.owners]
         return np.flatnonzero(np.isin(ids, fitting))
@@ -82,8 +78,8 @@ class Reading:
         if not self._chooses_owners():
             return samples
         rows = self._rows(samples.owner, samples.name)
-        kept: dict[str, Any] = {name: array[rows] for name, array in arrays(samples).items()}
-        return replace(samples, **kept)
+        selected: dict[str, Any] = {name: array[rows] for name, array in arrays(samples).items()}
+        return replace(samples, **selected)
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling of `normalise`; `auto` leaves them unchanged."""
@@ -97,12 +93,11 @@ class Reading:
                 wrong = f"scales tables of numbers, but a sample of '{samples.name}' is {shape}"
                 raise DataError(f"data.normalise = 'columns' {wrong}")
             return replace(samples, standardise=(*samples.standardise, "x"))
-        if self.normalise != "none" and samples.x.dtype not in _LARGEST:
+        if self.normalise != "none" and samples.x.dtype not in _MAX_PIXEL:
             or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
-            raise DataError(
-                f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but the samples of "
-                f"'{samples.name}' are {samples.x.dtype}: leave it at 'auto'{or_columns}"
-            )
+            kind = f"the samples of '{samples.name}' are {samples.x.dtype}"
+            wrong = f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but {kind}"
+            raise DataError(f"{wrong}: leave it at 'auto'{or_columns}")
         return replace(samples, scaling=_scaling(self.normalise, samples))
 
 
@@ -110,15 +105,13 @@ def check_group(group: str | None, label: str, client: str | None) -> None:
     """Refuse a column of groups that has another role already."""
     for what, taken_by in (("label", label), ("client", client)):
         if group is not None and group == taken_by:
-            raise DataError(
-                f"data.group = '{group}' is the column with the {what}s: name the column that says which samples "
-                "belong together, such as patient_id, or leave it out"
-            )
+            advice = "name a column whose samples belong together, such as patient_id, or leave it out"
+            raise DataError(f"data.group = '{group}' is the column of the {what}s: {advice}")
 
 
 def half(dtype: np.dtype[Any]) -> Scaling | None:
     """The scaling of pixels of this type to −1 … 1; None for floats, whose range is unknown."""
-    return replace(HALF, maximum=_LARGEST[dtype]) if dtype in _LARGEST else None
+    return replace(HALF, maximum=_MAX_PIXEL[dtype]) if dtype in _MAX_PIXEL else None
 
 
 def _scaling(normalise: str, samples: Samples) -> Scaling | None:
@@ -127,16 +120,16 @@ def _scaling(normalise: str, samples: Samples) -> Scaling | None:
     if normalise == "none":  # pixels of 16 bits need a scaling, because whole numbers without one are tokens
         deep = samples.x.dtype == np.uint16 and samples.x.ndim > 2
         return Scaling((0.0,), (1 / 65535,), 65535) if deep else None
-    return replace(HALF if normalise == "half" else Scaling(), maximum=_LARGEST[samples.x.dtype])
+    return replace(HALF if normalise == "half" else Scaling(), maximum=_MAX_PIXEL[samples.x.dtype])
 
 
 def channel_scaling(samples: Samples) -> Scaling:
     """Mean and deviation of each channel over the samples that are not in the publishers' test set."""
     rows = np.arange(len(samples.x)) if samples.tests is None else np.flatnonzero(~samples.tests)
-    largest = _LARGEST[samples.x.dtype]
+    largest = _MAX_PIXEL[samples.x.dtype]
     counts = np.zeros((samples.x.shape[1], largest + 1))
-    for start in range(0, len(rows), _AT_ONCE):
-        batch = samples.x[rows[start : start + _AT_ONCE]]
+    for start in range(0, len(rows), _CHUNK_IMAGES):
+        batch = samples.x[rows[start : start + _CHUNK_IMAGES]]
         for channel, total in enumerate(counts):
             total += np.bincount(batch[:, channel].reshape(-1), minlength=largest + 1)
     values = np.arange(largest + 1) / largest

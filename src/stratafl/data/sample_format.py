@@ -1,4 +1,4 @@
-"""What the samples of all clients look like: agreed before anybody's data is seen, and the same for every site.
+"""The format of all clients' samples: agreed before any data is seen, and the same for every site.
 
 A simulation takes it from its federation (`SampleFormat.of`). In a deployment it is part of what the sites agree on,
 and `SampleFormat.client` makes of one site's raw samples the federation of one client that the site works with. Nothing
@@ -47,14 +47,14 @@ class SampleFormat:
         if self.columns and self.shape != (len(self.columns),):
             raise DataError(f"there are {len(self.columns)} names of columns for samples of shape {self.shape}")
         if self.own_columns and self.preprocessing.columns is not None:
-            raise DataError("columns are standardised by what was agreed, or by each site's own samples: choose one")
+            raise DataError("columns are standardised by the agreed numbers or by each site's own samples: choose one")
 
     @staticmethod
     def of(federation: Federation) -> "SampleFormat":
         floats = [x.dtype for x in (federation.x, federation.y) if x.is_floating_point()]
         kind = floats[0] if floats else torch.get_default_dtype()
-        known = (federation.preprocessing, federation.classes, tuple(federation.y.shape[1:]), kind)
-        return SampleFormat(*known, columns=federation.column_names)
+        facts = (federation.preprocessing, federation.classes, tuple(federation.y.shape[1:]), kind)
+        return SampleFormat(*facts, columns=federation.column_names)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,37 +83,37 @@ class SampleFormat:
         for split in splits:
             if split not in SPLITS:
                 raise unknown("split", split, SPLITS)
-        given = {split: splits[split] for split in SPLITS if split in splits and len(splits[split][0])}
-        counts = [len(given[split][0]) if split in given else 0 for split in SPLITS]
+        filled = {split: splits[split] for split in SPLITS if split in splits and len(splits[split][0])}
+        counts = [len(filled[split][0]) if split in filled else 0 for split in SPLITS]
         ends = torch.tensor(counts).cumsum(0).tolist()
-        held = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        made = Federation(
-            *(self._joined(given, name) if given else self.zeros(0)),
+        ranges = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        federation = Federation(
+            *(self._joined(filled, name) if filled else self.zeros(0)),
             self.classes,
-            {split: Ragged.from_lists([mine]) for split, mine in zip(SPLITS, held, strict=True)},
+            {split: Ragged.from_lists([indices]) for split, indices in zip(SPLITS, ranges, strict=True)},
             name=name,
             scaling=self.preprocessing.scaling,
             client_names=(name,),
             class_names=self.preprocessing.classes,
             column_names=self.columns,
         )
-        return self._standardised(made)
+        return self._standardised(federation)
 
-    def _standardised(self, made: Federation) -> Federation:
+    def _standardised(self, federation: Federation) -> Federation:
         agreed = self.preprocessing
         if self.own_columns:
-            if not len(made.splits["train"].indices):
-                raise DataError(f"'{made.name}' has no training sample to standardise its columns by: give some")
-            made = made.standardised("x")
+            if not len(federation.splits["train"].indices):
+                raise DataError(f"'{federation.name}' has no training sample to standardise its columns by: give some")
+            federation = federation.standardised("x")
         elif agreed.columns is not None:
-            x = agreed.columns.applied(made.x, self.dtype)
-            made = replace(made, x=x, columns=agreed.columns, raw=agreed.kind)
+            x = agreed.columns.applied(federation.x, self.dtype)
+            federation = replace(federation, x=x, columns=agreed.columns, raw=agreed.kind)
         if agreed.targets is not None:
-            made = replace(made, y=agreed.targets.applied(made.y, self.dtype), targets=agreed.targets)
-        return made
+            federation = replace(federation, y=agreed.targets.applied(federation.y, self.dtype), targets=agreed.targets)
+        return federation
 
     def zeros(self, count: int) -> tuple[Tensor, Tensor]:
-        """So many samples and targets of this format, all 0."""
+        """`count` samples and targets of this format, all 0."""
         y = torch.zeros(count, *self.target, dtype=torch.int64 if self.classes is not None else self.dtype)
         return torch.zeros(count, *self.shape, dtype=self.kept), y
 
@@ -122,14 +122,14 @@ class SampleFormat:
 
         A site numbers the names that it has in its own files, and may lack some that others have.
         """
-        agreed = {each: number for number, each in enumerate(self.preprocessing.classes)}
-        for each in names:
-            if each not in agreed:
-                raise DataError(f"class '{shown(each)}' is not one of this federation; {choices(agreed)}")
-        return torch.tensor([agreed[each] for each in names])[plain_tensor(y, "y").long()]
+        agreed = {name: number for number, name in enumerate(self.preprocessing.classes)}
+        for name in names:
+            if name not in agreed:
+                raise DataError(f"class '{shown(name)}' is not one of this federation; {choices(agreed)}")
+        return torch.tensor([agreed[name] for name in names])[plain_tensor(y, "y").long()]
 
-    def _joined(self, given: Splits, name: str) -> tuple[Tensor, Tensor]:
-        parts = [Part(f" of '{name}' ({split})", self._raw(x), y) for split, (x, y) in given.items()]
+    def _joined(self, splits: Splits, name: str) -> tuple[Tensor, Tensor]:
+        parts = [Part(f" of '{name}' ({split})", self._raw(x), y) for split, (x, y) in splits.items()]
         pixels = self.preprocessing.scaling is not None
         x, y, _ = join_parts(parts, self.classes, self.dtype, pixels=pixels)
         if tuple(y.shape[1:]) != self.target:
@@ -147,9 +147,9 @@ class SampleFormat:
 
     def to_table(self) -> dict[str, Any]:
         """For JSON; exact."""
-        own: dict[str, Any] = {"classes": self.classes, "target": list(self.target), "dtype": dtype_name(self.dtype)}
-        own |= {"own_columns": self.own_columns, "columns": list(self.columns)}
-        return {**own, "preprocessing": self.preprocessing.to_table()}
+        table: dict[str, Any] = {"classes": self.classes, "target": list(self.target), "dtype": dtype_name(self.dtype)}
+        table |= {"own_columns": self.own_columns, "columns": list(self.columns)}
+        return {**table, "preprocessing": self.preprocessing.to_table()}
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "SampleFormat":
@@ -166,5 +166,5 @@ class SampleFormat:
             raise ValueError("its own_columns is neither true nor false")
         if not all(isinstance(name, str) for name in table["columns"]):
             raise ValueError("its columns are not names")
-        made = preprocessing_from(table["preprocessing"])
-        return SampleFormat(made, classes, tuple(target), kind, table["own_columns"], tuple(table["columns"]))
+        preprocessing = preprocessing_from(table["preprocessing"])
+        return SampleFormat(preprocessing, classes, tuple(target), kind, table["own_columns"], tuple(table["columns"]))

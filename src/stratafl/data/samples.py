@@ -42,9 +42,9 @@ class Samples:
 
     def __post_init__(self) -> None:
         for what in ("y", "tests", "owner", "group"):
-            given = getattr(self, what)
-            if given is not None and len(given) != len(self.x):
-                raise DataError(f"'{self.name}' has {len(self.x)} samples, but '{what}' has {len(given)} values")
+            values = getattr(self, what)
+            if values is not None and len(values) != len(self.x):
+                raise DataError(f"'{self.name}' has {len(self.x)} samples, but '{what}' has {len(values)} values")
 
 
 def facts(samples: Samples) -> dict[str, Any]:
@@ -55,16 +55,20 @@ def facts(samples: Samples) -> dict[str, Any]:
 
 
 def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
-    found = {name: getattr(samples, name) for name in ARRAYS}
-    return {name: np.asarray(array) for name, array in found.items() if array is not None}
+    stored = {name: getattr(samples, name) for name in ARRAYS}
+    return {name: np.asarray(array) for name, array in stored.items() if array is not None}
 
 
-def samples_from(known: Mapping[str, Any], held: Mapping[str, Any]) -> Samples:
+def samples_from(manifest: Mapping[str, Any], stored: Mapping[str, Any]) -> Samples:
     """The samples that were written; a LookupError, TypeError or ValueError if the facts or arrays do not fit."""
-    scaling = known["scaling"]
-    made = scaling and Scaling(tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255))
-    if known["format"] != FORMAT or set(held) - set(ARRAYS) or len(held["x"]) != known["samples"]:
+    scaling = manifest["scaling"]
+    scaling_record = scaling and Scaling(
+        tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255)
+    )
+    if manifest["format"] != FORMAT or set(stored) - set(ARRAYS) or len(stored["x"]) != manifest["samples"]:
         raise ValueError("the arrays do not fit the manifest")
-    there = {name: known[name] for name in _FACTS if known.get(name) is not None}  # older versions wrote fewer
-    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in there.items()}
-    return Samples(**held, **plain, scaling=made or None, group_name=known.get("group"))
+    present = {name: manifest[name] for name in _FACTS if manifest.get(name) is not None}  # older versions wrote fewer
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in present.items()
+    }
+    return Samples(**stored, **plain, scaling=scaling_record or None, group_name=manifest.get("group"))

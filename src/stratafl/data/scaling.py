@@ -27,9 +27,8 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.deviation) or not self.mean or min(self.deviation) <= 0:
-            raise DataError(
-                f"mean={self.mean} and deviation={self.deviation} were given: give as many positive deviations as means"
-            )
+            wrong = f"mean={self.mean} and deviation={self.deviation}"
+            raise DataError(f"{wrong} do not fit: give as many positive deviations as means")
         if self.maximum not in PIXELS.values():
             raise DataError(f"maximum={self.maximum} was given: choose {' or '.join(map(str, PIXELS.values()))}")
 
@@ -38,9 +37,8 @@ class Scaling:
             kind = "bytes" if self.maximum == 255 else "16-bit pixels"
             raise DataError(f"the samples are {dtype_name(x)}, but this scaling is for {kind}")
         if len(self.mean) > 1 and (x.ndim < 2 or x.shape[1] != len(self.mean)):
-            raise DataError(
-                f"there are {len(self.mean)} means for samples of shape {tuple(x.shape[1:])}: give one per channel"
-            )
+            shape = tuple(x.shape[1:])
+            raise DataError(f"there are {len(self.mean)} means for samples of shape {shape}: give one per channel")
 
     def tensors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Factor and shift of a pixel, shaped for a batch of samples such as `x`."""

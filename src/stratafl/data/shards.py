@@ -16,7 +16,7 @@ from stratafl.errors import DataError
 from stratafl.files import atomically
 
 MANIFEST = "stratafl-data.json"
-LARGEST = 30_000_000
+MAX_SHARD_BYTES = 30_000_000
 _HEADERS, _SPARE = 2048, 0.99  # bytes of names and shapes; data that cannot be compressed grows a little
 
 
@@ -24,7 +24,7 @@ def is_sharded(place: Path) -> bool:
     return (place / MANIFEST).is_file()
 
 
-def write_shards(samples: Samples, folder: Path, largest: int = LARGEST) -> list[Path]:
+def write_shards(samples: Samples, folder: Path, largest: int = MAX_SHARD_BYTES) -> list[Path]:
     """Write the samples into a new folder, in files of at most `largest` bytes, and return the files."""
     place = folder.absolute()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -41,19 +41,18 @@ def write_shards(samples: Samples, folder: Path, largest: int = LARGEST) -> list
 
 
 def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, Any]]:
-    held = arrays(samples)
-    each = sum(array.nbytes for array in held.values()) / max(1, len(samples.x))
-    rows = int((largest - _HEADERS) * _SPARE / each)
+    stored = arrays(samples)
+    sample_bytes = sum(array.nbytes for array in stored.values()) / max(1, len(samples.x))
+    rows = int((largest - _HEADERS) * _SPARE / sample_bytes)
     if rows < 1:
-        raise DataError(
-            f"one sample of '{samples.name}' takes {each:,.0f} bytes: choose shards larger than {largest:,} bytes"
-        )
+        wrong = f"a sample of '{samples.name}' takes {sample_bytes:,.0f} bytes"
+        raise DataError(f"{wrong}: choose larger shards than {largest:,} bytes")
     starts = range(0, len(samples.x), rows)
     shards = []
     for number, start in enumerate(starts):
         file = f"samples-{number:05d}-of-{len(starts):05d}.npz"
         packed = BytesIO()
-        np.savez_compressed(packed, **{name: array[start : start + rows] for name, array in held.items()})  # type: ignore[arg-type]
+        np.savez_compressed(packed, **{name: array[start : start + rows] for name, array in stored.items()})  # type: ignore[arg-type]
         data = packed.getvalue()
         (folder / file).write_bytes(data)
         shards.append({"file": file, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})

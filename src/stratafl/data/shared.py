@@ -21,18 +21,18 @@ _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
 def shared_federation(
     name: str, path: str | None, settings: Hashable, device: torch.device | str, read: Callable[[], Federation]
 ) -> Federation:
-    """The data on a device, as `read` gives it, or the same object if another run uses it; nobody writes to it.
+    """The data on a device, as `read` gives it, or the same object if another run uses it. Do not write to it.
 
-    `settings` are all that it depends on beside the files at `name` or `path`, which must not have changed since.
+    `settings` are all it depends on besides the files at `name` or `path`, which must not have changed since.
     """
     before = _key(name, path, settings, device)
-    found = None if before is None else _shared.get(before)
-    if found is None:
-        made = read()
-        found = replace(made, outliers=outliers(made)).to(device)  # found once, for all runs
+    federation = None if before is None else _shared.get(before)
+    if federation is None:
+        loaded = read()
+        federation = replace(loaded, outliers=outliers(loaded)).to(device)  # found once, for all runs
         if before is not None and _key(name, path, settings, device) == before:
-            _shared[before] = found
-    return found
+            _shared[before] = federation
+    return federation
 
 
 def _key(name: str, path: str | None, settings: Hashable, device: torch.device | str) -> Hashable:

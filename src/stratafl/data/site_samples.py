@@ -43,11 +43,13 @@ def site_federation(
         *(samples.y, samples.group, validation, test, minimum_test, seed, (samples.name,), split), first=client
     )
     tests = samples.tests
-    held = Assignment([everything] if tests is None else [everything[~tests]])
+    assignment = Assignment([everything] if tests is None else [everything[~tests]])
     if tests is not None:
-        held = replace(held, test=[everything[tests]])
-    parts = splitter.split_assignment(held)
-    return agreed.client({name: (samples.x[mine], samples.y[mine]) for name, (mine,) in parts.items()}, samples.name)
+        assignment = replace(assignment, test=[everything[tests]])
+    parts = splitter.split_assignment(assignment)
+    return agreed.client(
+        {name: (samples.x[indices], samples.y[indices]) for name, (indices,) in parts.items()}, samples.name
+    )
 
 
 def _ordered(samples: Samples, agreed: SampleFormat) -> Samples:

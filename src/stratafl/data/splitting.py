@@ -59,49 +59,47 @@ class Splitter:
         if self.split not in SPLIT:
             raise unknown("split", self.split, SPLIT)
         if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
-            raise DataError(
-                f"validation={self.validation} and test={self.test} leave no share for training: "
-                "give shares of at least 0 that sum to less than 1"
-            )
+            wrong = f"validation={self.validation} and test={self.test} leave no share for training"
+            raise DataError(f"{wrong}: give shares of at least 0 that sum to less than 1")
         if self.minimum_test < 0 or self.seed < 0:
-            given = f"minimum_test={self.minimum_test} and seed={self.seed}"
-            raise DataError(f"{given} were given: both must be at least 0")
+            values = f"minimum_test={self.minimum_test} and seed={self.seed}"
+            raise DataError(f"{values} were given: both must be at least 0")
 
     def split_assignment(self, assignment: Assignment) -> dict[str, list[Indices]]:
         """The three splits of the samples that an assignment gives to the clients.
 
         If the assignment says who tests on what, only the validation part is split off from the training samples.
         """
-        for client, mine in enumerate(assignment.train):
-            check_some_samples(np.size(mine), self._named(client))
+        for client, indices in enumerate(assignment.train):
+            check_some_samples(np.size(indices), self._named(client))
         if assignment.test is None:
             return self.split_clients(_checked(assignment.train, len(self.labels), assignment.overlap))
         _check_both(assignment.train, assignment.test, len(self.labels), assignment.overlap)
         if self.group is not None:
             self._check_groups(assignment.train, assignment.test, self.group)
-        held_out = [self._validation_of(mine, client) for client, mine in enumerate(assignment.train)]
+        held_out = [self._validation_of(indices, client) for client, indices in enumerate(assignment.train)]
         pairs = list(zip(assignment.train, held_out, strict=True))
-        train, validation = [mine[~out] for mine, out in pairs], [mine[out] for mine, out in pairs]
+        train, validation = [indices[~out] for indices, out in pairs], [indices[out] for indices, out in pairs]
         return {"train": train, "validation": validation, "test": assignment.test}
 
     def split_clients(self, clients: Sequence[Indices]) -> dict[str, list[Indices]]:
-        made = [self._split_one(mine, client) for client, mine in enumerate(clients)]
-        return {split: [each[split] for each in made] for split in ("train", "validation", "test")}
+        splits = [self._split_one(indices, client) for client, indices in enumerate(clients)]
+        return {split: [each[split] for each in splits] for split in ("train", "validation", "test")}
 
-    def _split_one(self, mine: Indices, client: int) -> dict[str, Indices]:
-        tests = max(self.minimum_test, _rounded_up(self.test * len(mine))) if self.test > 0 else 0
-        sizes = Sizes(tests, _rounded_up(self.validation * len(mine)))
-        if sizes.both >= len(mine):
+    def _split_one(self, indices: Indices, client: int) -> dict[str, Indices]:
+        tests = max(self.minimum_test, _rounded_up(self.test * len(indices))) if self.test > 0 else 0
+        sizes = Sizes(tests, _rounded_up(self.validation * len(indices)))
+        if sizes.both >= len(indices):
             raise DataError(
-                f"{self._named(client)} has {counted(len(mine), 'sample')}, of which {tests} would go to test and "
+                f"{self._named(client)} has {counted(len(indices), 'sample')}, of which {tests} would go to test and "
                 f"{sizes.validation} to validation: none is left for training"
             )
-        mixed, parts = self._parts(mine, client, sizes)
+        mixed, parts = self._parts(indices, client, sizes)
         return {"test": mixed[parts == TEST], "validation": mixed[parts == VALIDATION], "train": mixed[parts == TRAIN]}
 
-    def _validation_of(self, mine: Indices, client: int) -> NDArray[np.bool_]:
+    def _validation_of(self, indices: Indices, client: int) -> NDArray[np.bool_]:
         """Which of a client's training samples are for validation; copies of a sample stay together."""
-        distinct = np.unique(mine)
+        distinct = np.unique(indices)
         sizes = Sizes(0, _rounded_up(self.validation * len(distinct)))
         if sizes.both == len(distinct):
             raise DataError(
@@ -109,21 +107,21 @@ class Splitter:
                 "would go to validation: none is left for training"
             )
         mixed, parts = self._parts(distinct, client, sizes)
-        return np.isin(mine, mixed[parts == VALIDATION])
+        return np.isin(indices, mixed[parts == VALIDATION])
 
-    def _parts(self, mine: Indices, client: int, sizes: Sizes) -> tuple[Indices, Parts]:
+    def _parts(self, indices: Indices, client: int, sizes: Sizes) -> tuple[Indices, Parts]:
         """A client's samples in random order, and the part of each."""
         # a stream of the client's own, so that its split does not change with the other clients
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.first + client,)))
-        mixed = rng.permutation(mine)
+        mixed = rng.permutation(indices)
         stratum = _strata(self.labels[mixed], sizes, self.split)
         if self.group is not None:
             return mixed, _parts_of_groups(self.group[mixed], stratum, sizes, rng)
         return mixed, parts_of_strata(stratum, sizes, rng)
 
     def _check_groups(self, train: Sequence[Indices], test: Sequence[Indices], group: NDArray[Any]) -> None:
-        for client, (mine, other) in enumerate(zip(train, test, strict=True)):
-            both = np.intersect1d(group[mine], group[other])
+        for client, (trained, tested) in enumerate(zip(train, test, strict=True)):
+            both = np.intersect1d(group[trained], group[tested])
             if len(both):
                 raise DataError(
                     f"group '{both[0]}' of {self._named(client)} is in both the training and the test part of the "
@@ -160,22 +158,22 @@ def parts_of_strata(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Gen
     room = counts - 1  # of each stratum one sample stays, unless too few would be left to hold out
     short = max(0, sizes.both - int(room.sum()))
     room[order[np.argsort(counts[order], kind="stable")][:short]] += 1
-    held = _apportioned(sizes.both, counts, room, order)
-    tests = _apportioned(sizes.test, held, held, order)
+    held_out = _apportioned(sizes.both, counts, room, order)
+    tests = _apportioned(sizes.test, held_out, held_out, order)
     rank = np.empty(len(ids), np.int64)
     rank[np.argsort(ids, kind="stable")] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.where(rank < tests[ids], TEST, np.where(rank < held[ids], VALIDATION, TRAIN))
+    return np.where(rank < tests[ids], TEST, np.where(rank < held_out[ids], VALIDATION, TRAIN))
 
 
 def _apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
     """`total` samples over strata in proportion to their counts, by largest remainders, at most `room` of each."""
     whole = max(1, int(counts.sum()))
-    given = np.minimum(total * counts // whole, room)
-    while (left := total - int(given.sum())) > 0:
-        missing = total * counts - given * whole
-        able = order[given[order] < room[order]]
-        given[able[np.argsort(-missing[able], kind="stable")][:left]] += 1
-    return given
+    taken = np.minimum(total * counts // whole, room)
+    while (left := total - int(taken.sum())) > 0:
+        missing = total * counts - taken * whole
+        able = order[taken[order] < room[order]]
+        taken[able[np.argsort(-missing[able], kind="stable")][:left]] += 1
+    return taken
 
 
 def _parts_of_groups(group: NDArray[Any], stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Generator) -> Parts:
@@ -201,11 +199,11 @@ def _fitted(counts: NDArray[np.float64], wanted: NDArray[np.float64], order: Par
     lacking, parts = wanted.copy(), np.empty(len(counts), np.int64)
     asked_for = [part for part in (TRAIN, TEST, VALIDATION) if wanted[part].sum() > 0]
     empty = asked_for
-    for left, each in zip(range(len(order), 0, -1), order, strict=True):
+    for left, group in zip(range(len(order), 0, -1), order, strict=True):
         asking = empty[:left] if left <= len(empty) else asked_for
-        part = max(asking, key=lambda part: counts[each] @ lacking[part])
-        lacking[part] -= counts[each]
-        parts[each] = part
+        part = max(asking, key=lambda part: counts[group] @ lacking[part])
+        lacking[part] -= counts[group]
+        parts[group] = part
         empty = [other for other in empty if other != part]
     return parts, float((lacking**2).sum())
 
@@ -222,10 +220,10 @@ def check_some_samples(count: int, who: str) -> None:
 
 def _checked(clients: Sequence[Any], total: int, overlap: bool) -> list[Indices]:
     check_some_clients(clients)
-    held = [_checked_indices(np.asarray(given), client, total) for client, given in enumerate(clients)]
+    checked = [_checked_indices(np.asarray(indices), client, total) for client, indices in enumerate(clients)]
     if not overlap:
-        _check_disjoint(held, total)
-    return held
+        _check_disjoint(checked, total)
+    return checked
 
 
 def _check_both(train: Sequence[Indices], test: Sequence[Indices], total: int, overlap: bool) -> None:
@@ -233,34 +231,30 @@ def _check_both(train: Sequence[Indices], test: Sequence[Indices], total: int, o
         wrong = f"there are {len(train)} arrays to train on, but {len(test)} to test on"
         raise DataError(f"{wrong}: give one of each per client")
     once = np.unique if overlap else np.asarray  # a sample may appear twice only if it was drawn twice
-    both = [np.concatenate([once(mine), once(other)]) for mine, other in zip(train, test, strict=True)]
+    both = [np.concatenate([once(trained), once(tested)]) for trained, tested in zip(train, test, strict=True)]
     _checked(both, total, overlap)
 
 
-def _checked_indices(given: NDArray[Any], client: int, total: int) -> Indices:
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise DataError(
-            f"client {client} was given a {given.dtype} array of shape {given.shape}: "
-            "give one array of sample indices per client"
-        )
-    held: Indices = np.sort(given.astype(np.int64))
-    if held[0] < 0 or held[-1] >= total:
-        outside = held[0] if held[0] < 0 else held[-1]
+def _checked_indices(indices: NDArray[Any], client: int, total: int) -> Indices:
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        kind = f"a {indices.dtype} array of shape {indices.shape}"
+        raise DataError(f"client {client} has {kind}: give one array of sample indices per client")
+    ordered: Indices = np.sort(indices.astype(np.int64))
+    if ordered[0] < 0 or ordered[-1] >= total:
+        outside = ordered[0] if ordered[0] < 0 else ordered[-1]
         raise DataError(f"client {client} holds sample {outside}, but the samples are 0..{total - 1}")
-    repeated = held[1:][np.diff(held) == 0]
+    repeated = ordered[1:][np.diff(ordered) == 0]
     if len(repeated):  # it could land in both the training and the test part
         raise DataError(f"client {client} lists sample {repeated[0]} twice")
-    return held
+    return ordered
 
 
-def _check_disjoint(held: Sequence[Indices], total: int) -> None:
-    shared = np.flatnonzero(np.bincount(np.concatenate(held), minlength=total) > 1)
+def _check_disjoint(assigned: Sequence[Indices], total: int) -> None:
+    shared = np.flatnonzero(np.bincount(np.concatenate(assigned), minlength=total) > 1)
     if len(shared):
-        first, second = [client for client, mine in enumerate(held) if shared[0] in mine][:2]
-        raise DataError(
-            f"clients {first} and {second} both hold sample {shared[0]} ({len(shared)} samples are shared): "
-            "pass overlap=True to allow it"
-        )
+        first, second = [client for client, indices in enumerate(assigned) if shared[0] in indices][:2]
+        both = f"clients {first} and {second} both hold sample {shared[0]} ({len(shared)} samples are shared)"
+        raise DataError(f"{both}: pass overlap=True to allow it")
 
 
 def _rounded_up(size: float) -> int:

@@ -63,9 +63,7 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
             raise DataError(f"'{path}' has no array '{name}', only: {', '.join(arrays) or 'none'}")
     x, y, owner = arrays["x"], arrays[label], arrays.get(client)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise DataError(
-            f"'{path}': x has shape {x.shape} and y {y.shape}; the first axis of both must count the samples"
-        )
+        raise DataError(f"'{path}': x has shape {x.shape} and y {y.shape}: their first axes must count the samples")
     if len(x) == 0:
         raise DataError(f"'{path}' holds no samples: x has shape {x.shape}")
     group = arrays[reading.group] if reading.group else None
@@ -80,8 +78,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:
     wanted = (reading.label,) if reading.label else LABELS
-    if found := [name for name in wanted if name in columns]:
-        return found[0]
+    if present := [name for name in wanted if name in columns]:
+        return present[0]
     near = _alike(wanted, columns)
     hint = f"set data.label to '{near}'" if near else "name the column of labels with data.label"
     raise DataError(f"'{place}' has no column '{wanted[0]}', only: {', '.join(columns)}; {hint}")
@@ -91,9 +89,8 @@ def _client(columns: Columns, reading: Reading, place: Path) -> str | None:
     name = reading.client or (formats.CLIENT if formats.CLIENT in columns else None)
     near = None if name else _alike([formats.CLIENT], columns)
     if near:
-        raise DataError(
-            f"'{place}' has a column '{near}': set data.client to '{near}' if it names the clients, or rename it"
-        )
+        advice = f"set data.client to '{near}' if it names the clients, or rename it"
+        raise DataError(f"'{place}' has a column '{near}': {advice}")
     _check_column("client", name, columns, place)
     return name
 
@@ -103,8 +100,8 @@ def _check_column(setting: str, name: str | None, columns: Columns, place: Path)
     if name is not None and name not in columns:
         near = get_close_matches(name, columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        there = ", ".join(columns)
-        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {there}")
+        names = ", ".join(columns)
+        raise DataError(f"data.{setting} = '{name}' is not a column of '{place}'; {hint}choose one of: {names}")
     for row, cell in enumerate(columns[name] if name else (), start=1):
         if cell is None or cell != cell:  # NaN
             raise DataError(f"row {row} of '{place}' has no {name}: fill it in, or delete the row")
@@ -152,9 +149,8 @@ def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Co
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
             hint = "" if owned else _perhaps_clients(name, cells)
-            raise DataError(
-                f"'{place}' has neither numbers nor images in the column '{name}'{_such_as(name, cells, place)}{hint}"
-            )
+            cell = _such_as(name, cells, place)
+            raise DataError(f"'{place}' has neither numbers nor images in the column '{name}'{cell}{hint}")
     if not columns:
         raise DataError(f"'{place}' has no column of features besides the labels and clients")
     if len(columns) == 1:

@@ -21,21 +21,9 @@ from stratafl.deploy.certificates import read_public_key
 from stratafl.errors import StrataError
 
 # What a SuperNode with a key asks. `register-node` and `unregister-node` are missing: the host registers.
-PATHS = frozenset(
-    f"/v1/fleet/{name}"
-    for name in (
-        "activate-node",
-        "deactivate-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "push-messages",
-        "get-run",
-        "get-fab",
-        "push-object",
-        "pull-object",
-        "confirm-message-received",
-    )
-)
+_REQUESTS = "activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run get-fab"
+_REQUESTS += " push-object pull-object confirm-message-received"
+PATHS = frozenset(f"/v1/fleet/{name}" for name in _REQUESTS.split())
 # All other headers are dropped; uvicorn, for one, would believe an X-Forwarded-For that comes from loopback.
 FORWARDED = re.compile(rb"content-type|accept|flwr-[a-z0-9-]+")
 MAX_BODY_BYTES = 16 * 1024 * 1024  # Flower cuts arrays into pieces of 5 MiB
@@ -69,7 +57,7 @@ class KeyRing:
 
 @dataclass
 class Quota:
-    """How many bytes each site may send in every so many seconds."""
+    """At most `most` bytes of each site in every `seconds` seconds."""
 
     most: int = 4_000_000_000
     seconds: float = 60.0

@@ -1,4 +1,4 @@
-"""What host and sites agree on before the first round: how samples look, which site is which client, who has how many.
+"""The agreement of host and sites before the first round: the format of samples, the client numbers, sample counts.
 
 A site introduces itself with the format of its samples and their numbers. From all introductions the host makes the
 agreement, of which every site gets what concerns it; of others it is told how many samples the largest has, if they are
@@ -6,10 +6,11 @@ less than a batch (`Roster.widest`). No sample, mean or deviation leaves a site 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,7 +23,6 @@ from stratafl.files import read_plain, write_atomically
 MAX_AGREEMENT_BYTES = 1 << 22  # bytes of an agreement
 MAX_CLASSES, MAX_NAME_LETTERS = 10_000, 200  # of classes, and letters of one
 DTYPES = (torch.float32, torch.float64)  # in which sites compute
-T = TypeVar("T")
 
 
 @short_repr
@@ -39,10 +39,8 @@ class Introduction:
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "Introduction":
-        def made() -> Introduction:
+        with _reading("an introduction"):
             return Introduction(check_names(_checked(SampleFormat.from_table(table["format"]))), *_counts(table))
-
-        return _read("an introduction", made)
 
 
 @short_repr
@@ -63,17 +61,15 @@ class Agreement:
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "Agreement":
-        def made() -> Agreement:
+        with _reading("an agreement"):
             entries = [RosterEntry(*entry) for entry in table["sites"]]
             format = _checked(SampleFormat.from_table(table["format"]))
             return Agreement(format, Roster.of(int(table["clients"]), entries))
 
-        return _read("an agreement", made)
-
     def save(self, path: Path) -> None:
         data = json.dumps(self.to_table()).encode()
         if len(data) > MAX_AGREEMENT_BYTES // 2:  # it must be read again here, and with more around it at every site
-            raise DataError(f"what the sites would agree on has {len(data):,} bytes: have fewer or shorter names")
+            raise DataError(f"the agreement would have {len(data):,} bytes: use fewer or shorter class names")
         write_atomically(path, data)
 
     @staticmethod
@@ -84,7 +80,7 @@ class Agreement:
         try:
             return Agreement.from_table(json.loads(read_plain(path, MAX_AGREEMENT_BYTES)))
         except (WireError, ValueError) as error:
-            raise DamagedError(f"'{path}' is damaged ({error}): put back a copy") from error
+            raise DamagedError(f"'{path}' is damaged ({error}): restore a copy") from error
 
 
 @short_repr
@@ -125,11 +121,11 @@ def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
     for site, other in rest:
         for what, a, b in _compared(common, other):
             if a != b:
-                raise DataError(f"'{site}' has {what} {shown(b)}, and '{first}' has {shown(a)}: make them alike")
+                raise DataError(f"'{site}' has {what} {shown(b)}, but '{first}' has {shown(a)}: prepare both alike")
     named = {site: bool(each.preprocessing.classes) for site, each in formats.items()}
     if len(set(named.values())) > 1:
         by_name, by_number = (next(site for site in named if named[site] is each) for each in (True, False))
-        raise DataError(f"'{by_name}' has names of classes, and '{by_number}' has numbers: make them alike")
+        raise DataError(f"'{by_name}' labels classes by name, but '{by_number}' by number: prepare both alike")
     names = tuple(sorted({name for each in formats.values() for name in each.preprocessing.classes}))
     most = max((each.classes for each in formats.values() if each.classes is not None), default=None)
     classes = len(names) if names else most
@@ -167,7 +163,7 @@ def _checked(format: SampleFormat) -> SampleFormat:
     """Without what others must not choose: how samples are read at a site."""
     read = format.preprocessing
     if read.columns is not None or read.targets is not None:
-        raise ValueError("it has means and deviations, which every site has for itself")
+        raise ValueError("it contains means and deviations, which must stay at each site")
     if format.dtype not in DTYPES:
         raise ValueError(f"it computes in {shown(format.dtype)}; {choices(map(str, DTYPES))}")
     return format
@@ -177,10 +173,10 @@ def check_names(format: SampleFormat) -> SampleFormat:
     """Refuse names of classes that would harm where they are shown, which is at other sites, too."""
     names = format.preprocessing.classes
     if len(names) > MAX_CLASSES:
-        raise DataError(f"there are {len(names):,} names of classes, and at most {MAX_CLASSES:,} are taken")
+        raise DataError(f"there are {len(names):,} class names, but at most {MAX_CLASSES:,} are allowed")
     odd = next((name for name in names if len(name) > MAX_NAME_LETTERS or printable(name) != name), None)
     if odd is not None:
-        raise DataError(f"the class '{shown(odd)}' is not a name of at most {MAX_NAME_LETTERS} printable letters")
+        raise DataError(f"the class name '{shown(odd)}' must have at most {MAX_NAME_LETTERS} letters, all printable")
     return format
 
 
@@ -191,9 +187,11 @@ def _counts(table: Mapping[str, Any]) -> tuple[int, int]:
     return samples, validation
 
 
-def _read(what: str, make: Callable[[], T]) -> T:
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Whatever a table from outside makes fail is a `WireError`."""
     try:
-        return make()
+        yield
     except (KeyError, TypeError, ValueError, DataError) as error:
         raise WireError(f"this is not {what}: {shown(error, 200)}") from error
 
@@ -201,4 +199,4 @@ def _read(what: str, make: Callable[[], T]) -> T:
 def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
     wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
-    return f"host and site do not agree on {choices(wrong)}: give both the same file" if wrong else ""
+    return f"host and site differ in {choices(wrong)}: use the same file for both" if wrong else ""

@@ -1,4 +1,4 @@
-"""Who is there: the sites that are connected, that fail, miss rounds or are set aside, and messages to them."""
+"""The sites of a host: which are connected, which fail, miss rounds or are set aside, and messages to them."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ RETRY_SECONDS = 2.0  # seconds before a site that failed is asked again
 
 
 class Attendance:
-    """What a host knows of its sites while it runs; nothing of it is saved, and a host that starts again asks anew."""
+    """What a running host knows of its sites. Nothing of it is saved: a restarted host asks every site again."""
 
     def __init__(
         self, deploy: DeployTable, courier: Courier, status: Status, clock: Callable[[], float] = time.monotonic
@@ -30,7 +30,7 @@ class Attendance:
         self._lost = set[str]()  # sites that say that their state is lost
 
     def begin(self) -> None:
-        """A round begins, in which every site may fail anew."""
+        """A round begins; failures are counted from zero."""
         self._failed = dict.fromkeys(self.sites, 0)
 
     def there(self, sites: Sequence[str]) -> list[str]:
@@ -70,10 +70,10 @@ class Attendance:
         tables: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         bodies: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Mapping[str, Content]:
-        """The replies of these sites that are no refusal; what is wrong with the others is noted.
+        """The replies of these sites, without refusals and failures, which are noted.
 
-        A message can be lost with the process that carries it, and nobody would say so: a site that is silent is asked
-        again before the deadline. One that is at work answers both messages, and trains once.
+        A message can be lost unnoticed with the process that carries it, so a silent site is asked again before the
+        deadline. A site that is still training answers both messages and trains once.
         """
         if not sites:
             return {}
@@ -101,10 +101,12 @@ class Attendance:
     def why(self, sites: Sequence[str]) -> str:
         return ", ".join(f"'{site}' ({self._status.reason(site)})" for site in sites)
 
-    def again(self, sites: Sequence[str], unless_lost: str = "nothing is lost: host again to go on") -> str:
+    def again(
+        self, sites: Sequence[str], unless_lost: str = "nothing is lost: run the same command to continue"
+    ) -> str:
         """What to do about sites that are missing."""
         lost = [site for site in sites if site in self._lost]
         if not lost:
             return unless_lost
         options = " ".join(f"--forget {site}" for site in lost)
-        return f"put back a copy of the state of {', '.join(lost)} and host again, or host with {options}"
+        return f"restore a copy of the state of {', '.join(lost)} and host again, or host with {options}"

@@ -89,7 +89,7 @@ def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pai
 
 
 def belong(pair: Pair) -> bool:
-    """Whether there is a certificate, and the key beside it is its own; a kill can leave an old one of either."""
+    """Whether a certificate exists together with its own key. A kill can leave an old file of either."""
     if not (pair.key.exists() and pair.public.exists()):
         return False
     try:
@@ -106,7 +106,7 @@ def ends_soon(certificate: Path) -> bool:
     try:
         end = x509.load_pem_x509_certificate(data).not_valid_after_utc
     except ValueError as error:
-        raise DeployError(f"'{certificate}' is not a certificate: remove it, and a new one is made") from error
+        raise DeployError(f"'{certificate}' is not a certificate: remove it, and the host makes a new one") from error
     return end - RENEWED < datetime.now(UTC)
 
 
@@ -126,9 +126,9 @@ def restore_public_key(pair: Pair, site: str) -> Pair:
     try:
         key = serialization.load_ssh_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DeployError(f"'{pair.key}' is not a private key: put it back, or join as another site") from error
+        raise DeployError(f"'{pair.key}' is not a private key: restore it, or join as another site") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeployError(f"'{pair.key}' is not an ECDSA key: put it back, or join as another site")
+        raise DeployError(f"'{pair.key}' is not an ECDSA key: restore it, or join as another site")
     write_once(pair.public, _public_half(key, site))
     return pair
 
@@ -147,7 +147,7 @@ def read_public_key(path: Path) -> bytes:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise DeployError(f"'{path}' is not a public key: ask the site for the file NAME.pub") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise DeployError(f"'{path}' is not an ECDSA P-384 key: make one as the other sites did")
+        raise DeployError(f"'{path}' is not an ECDSA P-384 key: make one with 'strata join'")
     pem: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return pem
 
@@ -181,7 +181,7 @@ def _write_pair(pair: Pair, private: bytes, public: bytes) -> Pair:
 
 
 def _exists(path: Path) -> DeployError:
-    return DeployError(f"'{path}' exists and keys are never overwritten: choose another folder, or remove it yourself")
+    return DeployError(f"'{path}' exists, and keys are never overwritten: choose another folder, or remove the file")
 
 
 def _read_pair(authority: Pair) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -223,7 +223,7 @@ def _general_name(host: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
     if not _HOST.fullmatch(host):
-        raise DeployError(f"'{shown(host)}' is neither a host name nor an address: give names without port or scheme")
+        raise DeployError(f"'{shown(host)}' is neither a host name nor an address: write it without port or scheme")
     return x509.DNSName(host)
 
 

@@ -34,7 +34,7 @@ def member_of(context: Context) -> SiteMember:
 
 
 def _answered(message: Message, answer: Callable[[Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Message:
-    """The reply; what is wrong with a message or with this site is a reply, too."""
+    """The reply. An error in the message or at this site becomes a reply, too."""
     try:
         table, body = answer(*read_content(message.content))
     except StrataError as error:

@@ -66,7 +66,7 @@ def answer_message(runtime: RuntimeApi, token: str, app: ClientApp) -> None:
         push_message(client, reply, context)
         push_task_output(client, context, SubStatus.FAILED if problem else SubStatus.COMPLETED, problem)
     # The SuperNode is gone, or the run is over, which flwr says with a BaseException or by interrupting the process;
-    # or the rest of the message will never come, or nobody wants the answer any more (supernode.py).
+    # or the rest of the message will never come, or the answer is no longer wanted (supernode.py).
     except _OVER as error:
         log.warning("a message was not answered: %s", first_line(error, typed=True))
     finally:

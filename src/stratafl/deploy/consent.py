@@ -1,4 +1,4 @@
-"""What leaves a site, told before it joins, and its owner's consent, kept in the site's folder.
+"""What leaves a site, shown before it joins, and its owner's consent, kept in the site's folder.
 
 Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
 another model or another file is asked about again. It binds because the site computes from its own copy of that file,
@@ -51,7 +51,7 @@ def _welcomed(file: FederationFile) -> str:
 
 
 def data_doubts(file: FederationFile, place: str) -> list[str]:
-    """What is doubtful in training on this site's samples with the settings of the federation."""
+    """Problems to expect when this site's samples meet the settings of the federation."""
     x = site_samples(file.experiment, place).x
     if not columns_differ_in_size(x):
         return []

@@ -4,12 +4,12 @@ The SuperLink takes such requests on loopback alone and with the token that `sup
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import tomli_w
@@ -25,9 +25,6 @@ from stratafl.deploy.certificates import check_site_name
 from stratafl.errors import DeployError, OutageError, shown
 from stratafl.files import write_atomically
 from stratafl.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -102,7 +99,9 @@ class ControlClient:
             if "already in use" not in str(error):
                 raise
             new = f"at the site, move {site}.key and {site}.pub away and join again, which makes a new key"
-            raise DeployError(f"the key of site '{site}' was unregistered, which is for good: {new}") from error
+            raise DeployError(
+                f"the key of site '{site}' was unregistered and cannot be registered again: {new}"
+            ) from error
 
     def unregister(self, site: str) -> None:
         for node in self._nodes():
@@ -136,7 +135,7 @@ class ControlClient:
         with _explained("stop the run"):
             self._client.StopRun(asked.StopRunRequest(run_id=run))
 
-    def _nodes(self) -> "list[Any]":
+    def _nodes(self) -> list[Any]:
         with _explained("list the sites"):
             nodes = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
         return [node for node in nodes if node.status != "unregistered"]
@@ -154,7 +153,7 @@ class _Bearer:
 
 
 @contextmanager
-def _explained(action: str) -> "Iterator[None]":
+def _explained(action: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:

@@ -1,4 +1,4 @@
-"""How host and sites reach each other, whoever carries it: kinds of messages, what they hold, what becomes of them."""
+"""Transport-independent messages between host and sites: their kinds, their content and their outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,4 +24,4 @@ class Courier(Protocol):
         """The sites that are there now."""
 
     def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
-        """One message to each of these sites; waits for replies for so many seconds at most."""
+        """One message to each of these sites; waits at most `seconds` for replies."""

@@ -127,7 +127,9 @@ def _certify(certificate: Pair, host: str, authority: Pair) -> None:
 def _new_authority(path: Path, pair: Pair) -> Pair:
     """An authority for a folder that has none; a key whose certificate was never written has signed nothing."""
     if (invitation := path / INVITATION).exists():
-        raise DeployError(f"'{pair.public}' is missing, and sites know it: put it back, it is also in '{invitation}'")
+        raise DeployError(
+            f"'{pair.public}' is missing, but sites rely on it: restore it from a copy or from '{invitation}'"
+        )
     pair.key.unlink(missing_ok=True)
     return create_authority(path)
 
@@ -153,7 +155,7 @@ def prepare_site(path: Path, invitation: Path, name: str) -> SiteFolder:
     if not pem.exists():
         write_once(pem, authority.encode())
     elif pem.read_text(encoding="utf-8") != authority:
-        raise DeployError(f"'{pem}' is another authority than the invitation has: choose another folder with --out")
+        raise DeployError(f"'{pem}' differs from the authority of the invitation: choose another folder with --out")
     key = Pair(path / f"{name}.key", path / f"{name}.pub")
     if not key.key.exists():
         key = create_site_key(path, name)
@@ -177,13 +179,12 @@ def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
 
 
 def _keep_file(folder: Path, file: FederationFile) -> None:
+    """Write the federation's file; in a folder that has one, only the patience of the host may change."""
     path = folder / FILE
-    if not path.exists():
-        with explained("write", path):
-            write_atomically(path, tomli_w.dumps(file.tables()).encode())
-    elif (stored := read_federation(path, plain=True)).common() != file.common():
+    stored = read_federation(path, plain=True) if path.exists() else None
+    if stored is not None and stored.common() != file.common():
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
-    elif stored != file:  # only in how patient the host is
+    if stored != file:
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(file.tables()).encode())
 

@@ -1,6 +1,6 @@
 """The gate: the only port of a federation that others can reach.
 
-flwr 1.41 serves its control, fleet and runtime APIs on one port, and whoever reaches the control API may start code.
+flwr 1.41 serves its control, fleet and runtime APIs on one port, and a client of the control API can start code.
 So the SuperLink listens on loopback, and the gate, which ends TLS and speaks HTTP/1.1 (h11), passes on what
 `admission.py` admits. Bodies are passed piece by piece. Connections, heads and waiting times are limited.
 `python -m stratafl.deploy.gate --help` shows the options; why it is a proxy: docs/decisions/060.
@@ -65,7 +65,7 @@ class Counts:
 
 @dataclass
 class _Refusals:
-    """Says who was refused and why, and no more than so many lines a minute."""
+    """Logs who was refused and why, at most `LOGGED_PER_MINUTE` lines a minute."""
 
     minute: int = 0
     lines: int = 0
@@ -233,9 +233,9 @@ class Gate:
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
-        """A place among the requests at work; a site cannot take those of others by being slow."""
+        """A place among the requests in progress. A slow site cannot take the places of others."""
         if self._at_work[name] >= self.limits.of_one:
-            raise RefusedError(503, f"site '{name}' has {self.limits.of_one} requests at work")
+            raise RefusedError(503, f"site '{name}' has {self.limits.of_one} requests in progress")
         self._at_work[name] += 1
         try:
             async with self._work:
@@ -332,7 +332,7 @@ class Gate:
 
 
 async def _write_counts(gate: Gate, path: Path) -> None:
-    """For whoever looks at the federation from outside: the host's table."""
+    """Write the counts that the table of `strata host` shows."""
     written = ""
     while True:
         sites = {name: vars(count) for name, count in sorted(gate.counts.items())}
@@ -371,7 +371,7 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--superlink-port", type=int, required=True, help="on loopback")
-    parser.add_argument("--most", type=int, required=True, help="bytes that a site may send in so many --seconds")
+    parser.add_argument("--most", type=int, required=True, help="bytes that a site may send within --seconds")
     parser.add_argument("--seconds", type=float, required=True)
     for name in ("certificate", "key", "authority", "sites", "counts"):
         parser.add_argument(f"--{name}", type=Path, required=True)

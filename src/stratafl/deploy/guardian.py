@@ -1,4 +1,4 @@
-"""Runs one command and ends it when whoever asked for it is gone, even by SIGKILL.
+"""Runs one command and ends it together with the process that asked for it, even if SIGKILL ended that process.
 
 Started by file name with the standard library alone, so that it costs no more than a bare Python. Standard input is a
 pipe that the asking process holds: it closes when that process closes it or dies. Standard output tells the pid of the
@@ -42,7 +42,7 @@ def _watch(group: int, grace: float) -> None:
 
 
 def main(grace: float, command: list[str]) -> int:
-    child = subprocess.Popen(  # in a session of its own: Ctrl-C is for whoever asked, who then closes the pipe
+    child = subprocess.Popen(  # in a session of its own: Ctrl-C reaches the asking process, which then closes the pipe
         command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, preexec_fn=_die_with_guardian
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
@@ -24,7 +23,7 @@ from stratafl.deploy.processes import Process, flower_environment, free_port, py
 from stratafl.errors import DeployError
 from stratafl.files import explained, lock, read_plain
 
-RESTARTS, WITHIN = 5, 600.0  # a process that ends more often in so many seconds is given up
+RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
@@ -51,12 +50,14 @@ class RestartedProcess:
         outcome, now = self.process.outcome(), time.monotonic()
         self._starts = [*(then for then in self._starts if now - then < WITHIN), now]
         if len(self._starts) > RESTARTS:
-            raise DeployError(f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is given up")
+            raise DeployError(
+                f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is not started again"
+            )
         self.process.end()
         try:
             self.process = self._start()
         except DeployError as error:  # killed again, or before it answered: that counts as another end
-            return f"{outcome}. It was started again, in vain: {error}"
+            return f"{outcome}. Starting it again failed: {error}"
         return f"{outcome}. It was started again"
 
 
@@ -87,9 +88,7 @@ class Host:
     def __enter__(self) -> "Host":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def register(self, site: str, public_key: Path) -> int:
@@ -155,47 +154,43 @@ class Host:
         self._kept.append(RestartedProcess(self._start_gate))
 
     def _start_superlink(self) -> Process:
-        files = {"ssl-certfile": self._certificate.public, "ssl-keyfile": self._certificate.key}
-        files |= {"ssl-ca-certfile": self._authority, "database": self.folder / "superlink.db"}
-        options = [part for name, path in files.items() for part in (f"--{name}", path)]
-        place = ["--host", "127.0.0.1", "--port", self._port]
-        isolation = ["--isolation", "process", "--superexec-auth-secret-file", self.folder / "secret"]
-        flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        module = "stratafl.deploy.superlink"
-        process = self._process("superlink", module, self.folder / "token", *options, *place, *isolation, *flags)
+        options: dict[str, object] = {"host": "127.0.0.1", "port": self._port, "database": self.folder / "superlink.db"}
+        options |= {"ssl_certfile": self._certificate.public, "ssl_keyfile": self._certificate.key}
+        options |= {"ssl_ca_certfile": self._authority, "isolation": "process"}
+        options |= {"superexec_auth_secret_file": self.folder / "secret"}
+        flags = ("--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        process = self._process("superlink", "stratafl.deploy.superlink", self.folder / "token", *flags, **options)
         return self._answering(process, lambda: self._status("GET", "/health") == 200)
 
     def _start_server_tasks(self) -> Process:
         self._stop_leftovers()
-        options = ["--runtime", f"127.0.0.1:{self._port}", "--root-certificates", self._authority]
-        return self._process("serverapp", "stratafl.deploy.server_tasks", *options, "--secret", self.folder / "secret")
+        options = {"runtime": f"127.0.0.1:{self._port}", "root_certificates": self._authority}
+        return self._process("serverapp", "stratafl.deploy.server_tasks", secret=self.folder / "secret", **options)
 
     def _start_gate(self) -> Process:
         if not self.address.port:
             self.address = ListenAddress(self.address.host, free_port(self.address.host))
-        place = ["--host", self.address.host, "--port", self.address.port, "--superlink-port", self._port]
-        tls = ["--certificate", self._certificate.public, "--key", self._certificate.key]
-        files = [
-            "--authority",
-            self._authority,
-            "--sites",
-            self.folder / "sites",
-            "--counts",
-            self.folder / "counts.json",
-        ]
-        quota = ["--most", self._quota.most, "--seconds", self._quota.seconds]
-        process = self._process("gate", "stratafl.deploy.gate", *place, *tls, *files, *quota)
+        options: dict[str, object] = {"host": self.address.host, "port": self.address.port}
+        options |= {"superlink_port": self._port, "authority": self._authority}
+        options |= {"certificate": self._certificate.public, "key": self._certificate.key}
+        options |= {"sites": self.folder / "sites", "counts": self.folder / "counts.json"}
+        options |= {"most": self._quota.most, "seconds": self._quota.seconds}
+        process = self._process("gate", "stratafl.deploy.gate", **options)
         try:
             return self._answering(process, lambda: "listening on" in process.said())
         except DeployError as error:
             if "Address already in use" not in process.said():
                 raise
             taken = f"port {self.address.port} of this machine is in use"
-            raise DeployError(f"{taken}: stop what listens there, or host with another port in --address") from error
+            raise DeployError(
+                f"{taken}: stop the program that uses it, or choose another port with --address"
+            ) from error
 
-    def _process(self, name: str, module: str, *options: object) -> Process:
+    def _process(self, name: str, module: str, *arguments: object, **options: object) -> Process:
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
-        return Process(name, python_module(module, *options), self.folder / "logs" / f"{name}.log", environment)
+        return Process(
+            name, python_module(module, *arguments, **options), self.folder / "logs" / f"{name}.log", environment
+        )
 
     def _answering(self, process: Process, answers: Callable[[], bool]) -> Process:
         try:
@@ -221,10 +216,10 @@ class Host:
             return
         finally:
             stranger.close()
-        raise DeployError("this flwr answers control requests without a token: install a version that we test")
+        raise DeployError("this version of flwr answers control requests without a token: install the tested version")
 
     def _stop_leftovers(self) -> None:
-        """Runs of a host or of server_tasks that was killed: their ServerApps are gone, and nobody else says so."""
+        """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""
         for run in self.control.unfinished_runs():
             self.control.stop_run(run)
 

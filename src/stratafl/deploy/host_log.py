@@ -18,24 +18,24 @@ def checked_log(folder: Path) -> list[Mapping[str, Any]]:
     """All lines of a host's audit log, which is whole and holds all that the server's state knows of."""
     path = folder / SERVER / AUDIT
     if not path.exists():
-        raise DeployError(f"'{folder}' has no audit log: give the folder of a host that has begun, federations/NAME")
+        raise DeployError(f"'{folder}' has no audit log: name the folder of a host that has started, federations/NAME")
     mark = known_mark(folder / SERVER)  # first: the log only grows
     lines: list[Mapping[str, Any]] = []
     verify(path, mark, lines.append)
     state = folder / SERVER / STATE
     if not os.path.lexists(state) and any(line.get("event") == "asked" for line in lines):
-        raise DamagedError(f"'{state}' is missing, which knows how long the audit log is: put it back")
+        raise DamagedError(f"'{state}' is missing, so the length of the audit log cannot be checked: restore it")
     return lines
 
 
 def forget_site(folder: Path, site: str, *, trust: bool = False) -> None:
-    """Let a site that has lost its state start anew; what was absorbed of it stays absorbed."""
+    """Let a site that lost its state start over; its absorbed uploads stay absorbed."""
     file, agreed = read_federation(folder / FILE, plain=True), Agreement.load(folder / AGREED)
     names = (*file.deploy.sites, *file.deploy.predict)
     if site not in names:
         raise unknown(f"site of federation '{file.deploy.name}'", site, names)
     if agreed is None:
-        raise DeployError(f"'{folder}' has not begun: there is nothing of '{site}' to forget")
+        raise DeployError(f"'{folder}' has not started, so it has no state of '{site}' to forget")
     _, serving = served(file, agreed, trust)
     with open_server(folder / SERVER, file.deploy.name, names, serving) as exchange:
         exchange.forget(site)

@@ -1,4 +1,4 @@
-"""The host's part in a federation: who is there, what is agreed on, round after round, and the last models.
+"""The host of a federation: it agrees with its sites, runs the rounds and sends every site its final model.
 
 `server_app.py` gives it Flower's messages as a courier. Everything that must survive is in the host's folder:
 
@@ -6,7 +6,7 @@
     agreement.json     what was agreed on when all sites had introduced themselves
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
     rounds.jsonl       a line for each absorbed round, as of a run (round_journal.py)
-    status.json        for whoever looks on
+    status.json        the progress that `strata host` shows
     noise.key          the secret of a method whose server adds noise (docs/privacy.md)
 """
 
@@ -75,8 +75,8 @@ class Hosting:
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
             raise
-        again = self._sites.again(left, "host again to send it")
-        self.status.end("finished", f"without its last model: {', '.join(left)}; {again}" if left else "")
+        again = self._sites.again(left, "run the same command to send it")
+        self.status.end("finished", f"sites without their final model: {', '.join(left)}; {again}" if left else "")
 
     def _journal(self, agreed: Agreement) -> RoundJournal:
         server, experiment = self._folder / SERVER, self.file.experiment
@@ -89,17 +89,17 @@ class Hosting:
         saved = Agreement.load(self._folder / AGREED)
         if saved is not None:
             return saved
-        self.status.say("waiting for sites to introduce themselves")
+        self.status.say("waiting for sites to join")
         introductions = self._introductions(self.deploy.sites, self.deploy.wait)
         missing = [site for site in self.deploy.sites if site not in introductions]
         if missing:
-            why = f"these sites have not introduced themselves: {self._sites.why(missing)}"
+            why = f"these sites have not joined: {self._sites.why(missing)}"
             raise DeployError(f"{why}; {self._sites.again(missing)}")
         numbers = {site: number for number, site in enumerate(self._sites.sites)}
         return agreement({site: introductions[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
 
     def _introductions(self, sites: Sequence[str], seconds: float) -> dict[str, Introduction]:
-        """What these sites say of themselves, as far as they do within so many seconds."""
+        """The introductions of these sites that arrive within `seconds`."""
         introductions, latest = dict[str, Introduction](), self._clock() + seconds
         while len(introductions) < len(sites) and self._clock() < latest:
             asked = self._sites.there([site for site in sites if site not in introductions])
@@ -174,7 +174,7 @@ class Hosting:
             elif answer.kind == "send all" and not whole:
                 again.append(site)
             else:
-                self._sites.fail(site, answer.reason or "it was sent everything and asks for it", answer.lost)
+                self._sites.fail(site, answer.reason or "it asks for blocks that it was just sent", answer.lost)
         left -= self._clock() - begin
         if again and left > 0:
             self._ask(exchange, again, left, whole=True)
@@ -199,7 +199,7 @@ class Hosting:
             raise DeployError(f"{why}; {self._sites.again(missing)}")
 
     def _others_are_there(self, cohort: Sequence[str]) -> bool:
-        """Whether a whole cohort is set aside, and others are not: drawn anew, it would be the same one."""
+        """Whether the cohort is set aside and other sites are not. Drawn again, the cohort would be the same."""
         aside = [site for site in self.deploy.sites if self._sites.is_aside(site)]
         return set(cohort) <= set(aside) and len(aside) < len(self.deploy.sites)
 
@@ -222,7 +222,7 @@ class Hosting:
 
     def _commit(self, exchange: ServerExchange, offer: Offer) -> list[str]:
         """Give every site what it ends with; returns those that were not there."""
-        self.status.say("all rounds are absorbed; every site gets what it ends with")
+        self.status.say("all rounds are absorbed; every site gets its final model")
         for site in exchange.committed:
             self.status.committed(site)
         missing = [site for site in self._sites.sites if site not in exchange.committed]

@@ -1,4 +1,4 @@
-"""A federation on one machine: the samples of an experiment, divided and written to a file for each site."""
+"""A rehearsal on one machine: the samples of an experiment, divided into a file for each site."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,18 +15,18 @@ from stratafl.files import atomically
 
 
 def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
-    """The federation of a file, or of an experiment, with so many sites on this machine."""
+    """The federation of a file, or of an experiment, with `count` sites on this machine."""
     names = [f"site-{number}" for number in range(1, count + 1)]
     deploy = tables.get(DEPLOY, {})
     if not isinstance(deploy, dict):
-        return federation_from(tables)  # which says what is wrong
+        return federation_from(tables)  # which raises the error
     file = federation_from({**tables, DEPLOY: {"sites": names, **deploy}})
     if len(file.deploy.sites) != count:
-        raise DeployError(f"the federation has {len(file.deploy.sites)} sites: rehearse with that many")
+        raise DeployError(f"the federation has {len(file.deploy.sites)} sites: use --local {len(file.deploy.sites)}")
     data = file.experiment.data
     _refuse_standardised(columns=data.normalise == "columns", targets=data.targets == "scaled")
     if file.deploy.predict:
-        raise DeployError("a rehearsal has no sites that only predict: leave deploy.predict out of it")
+        raise DeployError("a rehearsal has no sites that only predict: remove deploy.predict from the file")
     return file
 
 
@@ -37,7 +37,7 @@ def divided(file: FederationFile, folder: Path) -> dict[str, Path]:
     if not all(path.exists() for path in places.values()):
         whole = federation_of(with_values(file.experiment, {"data.clients": len(names)}))
         if whole.clients != len(names):
-            raise DeployError(f"the data names {whole.clients} clients: rehearse with --local {whole.clients}")
+            raise DeployError(f"the data has {whole.clients} clients: use --local {whole.clients}")
         _refuse_standardised(columns=whole.columns is not None, targets=whole.targets is not None)
         _write(whole, names, places)
     return places
@@ -47,7 +47,7 @@ def _refuse_standardised(*, columns: bool, targets: bool) -> None:
     """Whether samples are standardised may be set, or found when they are read."""
     if columns or targets:
         fits = "data.normalise = 'none'" if columns else "data.targets = 'numbers'"
-        raise DeployError(f"standardised samples cannot be divided: rehearse with {fits}")
+        raise DeployError(f"standardised samples cannot be divided among sites: set {fits}")
 
 
 def _write(whole: Federation, names: Sequence[str], places: Mapping[str, Path]) -> None:

@@ -43,6 +43,7 @@ class Working:
 
     site: Site
     scores: bool
+    digests: Mapping[str, str]  # of what all agree on, as this site computes them
     score: float | None = None
 
     def enrol(self) -> State:
@@ -64,7 +65,7 @@ class Working:
 
 @dataclass
 class SiteMember:
-    """One site; `place` is where its samples are, which nobody else is told."""
+    """One site; `place` is where its samples are, which stays a secret of the site."""
 
     folder: Path
     name: str
@@ -96,7 +97,7 @@ class SiteMember:
         working = self._made(agreed)
         write_atomically(self.folder / AGREED, json.dumps(table).encode())
         self._working = working
-        return {"digests": dict(self._digests(agreed))}
+        return {"digests": dict(working.digests)}
 
     def round(self, data: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer to a message of the exchange, and what else the host is told."""
@@ -112,12 +113,14 @@ class SiteMember:
     def _check_federation(self, table: Mapping[str, Any]) -> None:
         name = self.file.deploy.name
         if table.get("federation") != name:
-            raise WireError(f"this message is for federation '{shown(table.get('federation'))}', and this is '{name}'")
+            raise WireError(
+                f"this message is for federation '{shown(table.get('federation'))}', but this site is in '{name}'"
+            )
 
     def _check_format(self, agreed: SampleFormat) -> None:
         """Refuse to read samples in another way than its own: only classes and the order of columns come from others.
 
-        Whoever chose means and deviations, or a type with fewer bits, would choose what this site learns.
+        A host that chose means and deviations, or a type with fewer bits, would choose what this site learns.
         """
         try:
             check_names(agreed)
@@ -129,8 +132,8 @@ class SiteMember:
         if self.trains:
             alike &= (theirs.dtype, agreed.own_columns, agreed.dtype) == (reading.dtype, ours.own_columns, ours.dtype)
         if not alike:
-            wrong = "the host would have this site scale its samples in another way, or compute in another type"
-            raise WireError(f"{wrong}: ask it which site introduced that")
+            wrong = "the host asks this site to scale its samples in another way, or to compute in another type"
+            raise WireError(f"{wrong}: ask the host which site introduced that")
 
     def site(self) -> Site:
         """What this site computes with, as it was agreed on."""
@@ -147,7 +150,7 @@ class SiteMember:
     def _kept(self) -> Offer:
         path = self.folder / AGREED
         if not path.exists():
-            raise WireError("this site has agreed on nothing yet: the host asks for that first")
+            raise WireError("this site has no agreement yet: the host sends one first")
         try:
             return Offer.from_table(json_value(read_plain(path, MAX_AGREEMENT_BYTES)))
         except (WireError, ValueError) as error:
@@ -157,18 +160,16 @@ class SiteMember:
         federation = self._federation(agreed.agreement.format)
         entry = agreed.agreement.roster.entry(self.name)
         if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(federation)):
-            problem = f"the host counts {entry.samples} training samples of this site, and it has others"
-            raise WireError(f"{problem}: put back the samples with which it joined, which are agreed on until the end")
+            problem = f"the host expects {entry.samples} training samples of this site, which has others"
+            raise WireError(
+                f"{problem}: restore the samples with which the site joined; they cannot change before the end"
+            )
         blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores)
-
-    def _digests(self, agreed: Offer) -> Mapping[str, str]:
-        clients = len(self.file.deploy.sites)
-        return blueprint_of(self.file.experiment, agreed.agreement.format, clients, self.trust).digests
+        return Working(site, self.file.deploy.scores, blueprint.digests)
 
     @cached_property
     def _own_format(self) -> SampleFormat:

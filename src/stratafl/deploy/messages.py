@@ -27,20 +27,14 @@ def content_of(table: Mapping[str, Any], body: bytes = b"") -> RecordDict:
 def read_content(content: RecordDict) -> tuple[dict[str, Any], bytes]:
     """Table and bytes; a `WireError` if it is anything else."""
     table, body = content.get("table"), content.get("body")
-    if not isinstance(table, ConfigRecord) or not isinstance(body, ArrayRecord) or set(body) != {"bytes"}:
-        raise WireError("this message is not one of stratafl: run the same version on both sides")
-    text, array = table.get("json"), body["bytes"]
-    if (
-        not isinstance(text, str)
-        or len(text) > MAX_TABLE_BYTES
-        or not isinstance(array, Array)
-        or array.stype != _BYTES
-    ):
+    text = table.get("json") if isinstance(table, ConfigRecord) else None
+    array = body.get("bytes") if isinstance(body, ArrayRecord) and len(body) == 1 else None
+    if not isinstance(text, str) or len(text) > MAX_TABLE_BYTES or array is None or array.stype != _BYTES:
         raise WireError("this message is not one of stratafl: run the same version on both sides")
     try:
         content_table = json_value(text.encode())
     except ValueError as error:
         raise WireError(f"the table of this message is not JSON: {shown(error)}") from error
     if not isinstance(content_table, dict):
-        raise WireError("the table of this message is no table")
+        raise WireError("the table of this message is not a table")
     return content_table, array.data

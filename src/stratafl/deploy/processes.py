@@ -24,7 +24,7 @@ _PAUSE = 0.05
 
 
 class Process:
-    """A command that runs until `end`, until it ends by itself, or until this process is gone."""
+    """A command that runs until `end`, until it exits, or until this process is gone."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
@@ -103,7 +103,7 @@ def wait_until(answers: Callable[[], bool], process: Process, what: str, patienc
         if not process.running():
             raise DeployError(f"{what} did not start: {process.outcome()}")
         if time.monotonic() > latest:
-            raise DeployError(f"{what} does not answer after {patience:.0f} s: look into '{process.log}'")
+            raise DeployError(f"{what} has not answered for {patience:.0f} s: see '{process.log}'")
         time.sleep(_PAUSE)
 
 
@@ -127,27 +127,28 @@ def log_to_stderr() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def python_module(module: str, *options: object) -> list[str]:
-    """The command that runs a module of ours with the Python that runs this."""
-    return [sys.executable, "-m", module, *map(str, options)]
+def python_module(module: str, *arguments: object, **options: object) -> list[str]:
+    """The command that runs a module of ours with this Python; `options` become `--name value`."""
+    named = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    return [sys.executable, "-m", module, *map(str, (*arguments, *named))]
 
 
 def flower_command(name: str) -> str:
-    """Where pip put a command of Flower: beside this Python."""
+    """The path of a Flower command, which pip puts into the folder of this Python."""
     require_flower()
     path = Path(sys.executable).with_name(name)
     if not path.exists():
-        raise DeployError(f"there is no command '{path}': install Flower again, pip install 'stratafl[flower]'")
+        raise DeployError(f"the command '{path}' is missing: install Flower again with pip install 'stratafl[flower]'")
     return str(path)
 
 
 def require_flower() -> None:
     if find_spec("flwr") is None:
-        raise DeployError("Flower is not installed, and a federation needs it: pip install 'stratafl[flower]'")
+        raise DeployError("a federation needs Flower, which is not installed: run pip install 'stratafl[flower]'")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. Whoever takes it may still be too late: then its process says so and ends."""
+    """A port that is free now. Another process may take it first; then ours says so and ends."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

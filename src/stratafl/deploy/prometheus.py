@@ -59,6 +59,8 @@ def families(status: Status, rounds: Sequence[Mapping[str, Any]], counts: Counts
     sites: Mapping[str, Mapping[str, Any]] = status.get("sites", {})
     states = [site.get("state") for site in sites.values()]
     present = len(states) - states.count("not connected") - states.count("set aside")
+    seen = {name: _seen(site, counts.get(name, {})) for name, site in sites.items()}
+    scores = {name: _number(site.get("score")) for name, site in sites.items()}
     up, down, both = last.get("bytes.up"), last.get("bytes.down"), _duration(last)
     return [
         _one("strata_round", "Rounds absorbed so far.", status.get("round", 0)),
@@ -74,23 +76,19 @@ def families(status: Status, rounds: Sequence[Mapping[str, Any]], counts: Counts
         _total("strata_uploads_left_out_total", "Uploads that were left out of a round.", rounds, "left_out"),
         _total("strata_received_bytes_total", "Bytes of uploads of absorbed rounds.", rounds, "bytes.up"),
         _total("strata_sent_bytes_total", "Bytes of downloads of absorbed rounds.", rounds, "bytes.down"),
-        Family(
-            "strata_site_last_seen_timestamp_seconds",
-            "gauge",
-            "When a site last sent anything, in seconds since 1970.",
-            [({"site": name}, _seen(site, counts.get(name, {}))) for name, site in sites.items()],
+        _by_site(
+            "strata_site_last_seen_timestamp_seconds", "When a site last sent anything, in seconds since 1970.", seen
         ),
-        Family(
-            "strata_site_score",
-            "gauge",
-            "The score that a site last reported.",
-            [({"site": name}, _number(site.get("score"))) for name, site in sites.items()],
-        ),
+        _by_site("strata_site_score", "The score that a site last reported.", scores),
     ]
 
 
 def _one(name: str, help: str, value: Any) -> Family:
     return Family(name, "gauge", help, [({}, _number(value))])
+
+
+def _by_site(name: str, help: str, values: Mapping[str, float | None]) -> Family:
+    return Family(name, "gauge", help, [({"site": site}, value) for site, value in values.items()])
 
 
 def _total(name: str, help: str, rounds: Sequence[Mapping[str, Any]], key: str) -> Family:
@@ -107,7 +105,7 @@ def _duration(line: Mapping[str, Any]) -> float | None:
 
 
 def _scores(rounds: Sequence[Mapping[str, Any]]) -> list[tuple[Labels, float | None]]:
-    """In a round nobody may have said how good its model is."""
+    """From the last round in which a site reported a score."""
     for line in reversed(rounds):
         scores = {key: _number(line.get(f"{PLACE}.client_{key}")) for key in ("accuracy", "loss")}
         if any(value is not None for value in scores.values()):

@@ -1,4 +1,4 @@
-"""For a ServerApp: which sites are there, and one round of messages with a deadline.
+"""For a ServerApp: the connected sites, and one round of messages with a deadline.
 
 Flower's `send_and_receive` looks every three seconds, and without a timeout it waits for ever. `exchange` looks often,
 ends at its deadline, says whom it waits for, and gives every site one of three ends: a reply, a failure, silence.
@@ -43,22 +43,6 @@ def nodes_of_sites(grid: Grid) -> dict[str, int]:
     return {node.name: node.node_id for node in grid.get_nodes() if node.name}
 
 
-def wait_for_sites(
-    grid: Grid, enough: Callable[[dict[str, int]], bool], deadline: float, report: Callable[[str], None] = log.info
-) -> dict[str, int]:
-    """The connected sites once there are enough of them; a `DeployError` if there are not within `deadline` seconds."""
-    start, reported = time.monotonic(), 0.0
-    while not enough(sites := nodes_of_sites(grid)):
-        passed = time.monotonic() - start
-        if passed > deadline:
-            raise DeployError(f"after {deadline:.0f} s these sites are connected: {', '.join(sorted(sites)) or 'none'}")
-        if passed - reported > SAID_EVERY:
-            reported = passed
-            report(f"waiting for sites; connected are {', '.join(sorted(sites)) or 'none'}")
-        time.sleep(min(0.5, deadline))
-    return sites
-
-
 def exchange(
     grid: Grid,
     messages: Sequence[Message],
@@ -79,9 +63,11 @@ def exchange(
     """
     nodes = [message.metadata.dst_node_id for message in messages]
     if len(set(nodes)) < len(nodes):
-        raise DeployError("a round has one message for each site: two are for the same")
+        raise DeployError("a round has one message for each site, but two are for the same one")
     if not deadline > 0 or not late >= 0:
-        raise DeployError(f"a deadline of {deadline} s, {late} s late, is no time: give positive seconds")
+        raise DeployError(
+            f"a deadline of {deadline} s, or {late} s late, is not allowed: use positive numbers of seconds"
+        )
     for message in messages:
         message.metadata.ttl = deadline + late + _MARGIN
     return _Exchange(grid, deadline, enough, late, report).run(messages)
@@ -126,8 +112,8 @@ class _Exchange:
     def look(self) -> bool:
         """Fetch what has arrived; whether something had.
 
-        Each reply by itself and in a thread: flwr waits for one that is not whole, and fails at one that it cannot
-        read, without saying whose.
+        Each reply is fetched alone and in a thread: flwr waits for one that is not whole, and fails at one that it
+        cannot read, without naming its site.
         """
         before = len(self.waiting)
         with self._reachable():
@@ -199,7 +185,7 @@ class _Exchange:
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Limit how long the grid waits for the rest of a reply: by itself an hour and more, past any deadline."""
+        """Limit how long the grid waits for the rest of a reply: flwr waits for more than an hour."""
         grids: Any = import_module("flwr.superlink.grid.http_grid")
         pull = grids.pull_objects
 
@@ -215,7 +201,7 @@ class _Exchange:
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Limit how long the grid retries: by itself it does so for ever, past any deadline."""
+        """Limit how long the grid retries: flwr retries for ever, past any deadline."""
         retries = getattr(self.grid, "_retry_invoker", None)
         if retries is not None:
             retries.max_time = max(1.0, self.left())

@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import ceil
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.deploy.status import round_to
-from stratafl.evaluation.measure import WORST, Line
+from stratafl.evaluation.measure import Line, client_spread
 from stratafl.execute.exchange.server_store import AUDIT
 from stratafl.runs.journal import Journal
 from stratafl.runs.loggers import About, Loggers, refuse_linked
@@ -53,9 +51,7 @@ class RoundJournal:
     def __enter__(self) -> "RoundJournal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loggers.close()
 
     def absorbed(self, number: int, traffic: Traffic, begin: float, closed: float, counts: Mapping[str, float]) -> None:
@@ -73,9 +69,8 @@ def site_score_line(scores: Mapping[str, float], classes: int | None) -> Line:
         return {}
     values = torch.tensor(list(scores.values()), dtype=torch.float64)
     name = "loss" if classes is None else "accuracy"
-    worst = values.sort(descending=classes is None).values[: ceil(WORST * len(values))]
-    numbers = {f"client_{name}": values.mean(), "std": values.std(correction=0), "worst10": worst.mean()}
-    return {f"{PLACE}.{key}": float(value) for key, value in numbers.items()}
+    spread = client_spread(name, values, larger_is_better=classes is not None)
+    return {f"{PLACE}.{key}": value for key, value in spread.items()}
 
 
 def _whole(path: Path) -> int:

@@ -1,6 +1,6 @@
-"""Runs ServerApps of the own SuperLink, each in a process; every end is reported, with its reason.
+"""Runs the ServerApps of this host's SuperLink, each in a process, and reports every end with its reason.
 
-A ServerApp reports its own end once, and if the SuperLink is down at that moment, nobody would ever hear of it.
+A ServerApp reports its own end only once. If the SuperLink is down at that moment, the report would be lost.
 """
 
 import argparse

@@ -66,5 +66,5 @@ def _secret(path: Path) -> bytes:
         write_once(path, token_bytes(SECRET))
     secret = read_plain(path, SECRET)
     if len(secret) != SECRET:
-        raise DamagedError(f"'{path}' is not {SECRET} bytes: remove it, and host again with a new secret")
+        raise DamagedError(f"'{path}' does not have {SECRET} bytes: remove it, and the host makes a new secret")
     return secret

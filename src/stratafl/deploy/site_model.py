@@ -1,7 +1,7 @@
-"""The model that a site ends with, made anew from the site's own disk, where nothing is changed.
+"""A site's final model and its predictions, from the files in the site's folder, which are only read.
 
-It can be asked for while the site takes part, and by whoever can read the site's folder: from the agreement, the
-personal state and the last parcel follows the model, and from the site's own samples its preprocessing.
+The agreement, the personal state and the last parcel give the model; the site's own samples give its preprocessing.
+Anybody who can read the folder can build the model, also while the site takes part.
 """
 
 import csv
@@ -36,25 +36,27 @@ def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
     """The site that has this folder, with the samples that it joined with."""
     path = folder / NODE
     if not path.exists() or not (folder / FILE).exists():
-        raise DeployError(f"'{folder}' is not the folder of a site: give the one that 'strata join' made, sites/NAME")
+        raise DeployError(
+            f"'{folder}' is not the folder of a site: name the folder that 'strata join' made, sites/NAME"
+        )
     try:
         with explained("read", path):
             node = tomllib.loads(read_plain(path, MAX_NODE_BYTES).decode())
         return SiteMember(folder, str(node["site"]), str(node["data"]), trust)
     except (ValueError, KeyError) as error:
-        raise DeployError(f"'{path}' is damaged: 'strata join' writes it anew") from error
+        raise DeployError(f"'{path}' is damaged: run 'strata join' again, which rewrites it") from error
 
 
 def final_model(member: SiteMember) -> Predictor:
     """The model that a site ends with, which takes raw samples."""
     root, federation = member.folder / STATE, member.file.deploy.name
     if not (member.folder / AGREED).exists() or not (site_folder(root, federation, member.name) / DELIVERED).exists():
-        wait = "the host sends it after the last round, to sites that have joined"
+        wait = "the host sends it after the last round to every site that has joined"
         raise DeployError(f"site '{member.name}' has no final model yet: {wait}")
     site = member.site()
     final = read_site(root, federation, member.name, state_form(site.enrol())).final()
     if final is None:
-        raise DeployError(f"site '{member.name}' has no final model any more: its folder was changed meanwhile")
+        raise DeployError(f"site '{member.name}' no longer has its final model: its folder was changed meanwhile")
     module = site.module(site.deployed(final.round, final.state, final.parcel))
     return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 import tomli_w
@@ -25,6 +24,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from stratafl.deploy.certificates import MAX_KEY_BYTES, check_site_name
 from stratafl.deploy.client_tasks import READY
+from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained, lock, read_plain, write_atomically
@@ -45,6 +45,8 @@ _REASONS = {
     "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
 }
 _FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
+
+CLIENT_APP = "stratafl.deploy.client_app:app"
 
 
 class SiteStatus(Enum):
@@ -87,16 +89,27 @@ class SiteProcesses:
 
     _connected_at: float | None
 
+    @staticmethod
+    def of(prepared: SiteFolder, settings: Mapping[str, str | int | float | bool]) -> "SiteProcesses":
+        """The processes of a prepared folder, with the ClientApp of every federation."""
+        return SiteProcesses(
+            prepared.path,
+            prepared.name,
+            server=prepared.server,
+            key=prepared.key.key,
+            authority=prepared.authority,
+            client_app=CLIENT_APP,
+            settings=settings,
+        )
+
     def __enter__(self) -> "SiteProcesses":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def tend(self) -> list[str]:
-        """Start what is to be started; says what happened, and raises a `DeployError` if trying again is no use."""
+        """Start processes that should run. Returns what happened; a `DeployError` if another try cannot help."""
         if not self._processes:
             return self._start_again()
         gone = next((process for process in self._processes if not process.running()), None)
@@ -107,7 +120,7 @@ class SiteProcesses:
         return {process.name: process.pid for process in self._processes if process.running()}
 
     def end(self) -> None:
-        """Leave: the server is told, so that nobody waits for this site."""
+        """Leave, and tell the server, so that it does not wait for this site."""
         node = next((process for process in self._processes if process.name == "supernode"), None)
         self._end_processes()
         if node is not None and node.exit_code() == 0:  # it has signed off itself
@@ -127,14 +140,11 @@ class SiteProcesses:
         os.chmod(secret, 0o600)
         self.runtime = runtime = f"127.0.0.1:{port}"
         environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
-        node: list[object] = ["--superlink", self._server, "--host", "127.0.0.1", "--port", port]
-        node += ["--root-certificates", self._authority, "--auth-supernode-private-key", self._key]
-        node += ["--isolation", "process", "--superexec-auth-secret-file", secret]
-        node += ["--node-config", self.folder / "node.toml"]
-        app = python_module(
-            "stratafl.deploy.client_tasks", "--runtime", runtime, "--secret", secret, "--app", self._app
-        )
-        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", *node))):
+        node: dict[str, object] = {"superlink": self._server, "host": "127.0.0.1", "port": port}
+        node |= {"root_certificates": self._authority, "auth_supernode_private_key": self._key}
+        node |= {"isolation": "process", "superexec_auth_secret_file": secret, "node_config": self.folder / "node.toml"}
+        app = python_module("stratafl.deploy.client_tasks", runtime=runtime, secret=secret, app=self._app)
+        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", **node))):
             self._processes.append(Process(name, command, self.folder / "logs" / f"{name}.log", environment))
         return []
 
@@ -159,16 +169,16 @@ class SiteProcesses:
         if not refusals or refusals[-1] == self._refusal:
             return []
         self._refusal = refusals[-1]
-        return [f"site '{self.name}' does not do what it was asked: {shown(self._refusal, 400)}"]
+        return [f"site '{self.name}' refuses a request: {shown(self._refusal, 400)}"]
 
     def _status_now(self, log: str) -> SiteStatus:
-        """From the log of the SuperNode, which waits for a server by itself."""
+        """From the log of the SuperNode, which waits for its server."""
         if log.rfind("Connection attempt failed") > log.rfind("Connection successful"):
             return SiteStatus.UNREACHABLE
         return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
 
     def _told(self, status: SiteStatus) -> list[str]:
-        """What is said when the status changes."""
+        """The line for a new status, if it changed."""
         before, self.status = self.status, status
         if status is before or status is SiteStatus.STARTING:
             return []

@@ -1,4 +1,4 @@
-"""Where a federation stands, for whoever looks on: written by the ServerApp, shown by `strata host`."""
+"""The progress of a federation: the ServerApp writes it, `strata host` shows it."""
 
 import json
 import logging
@@ -118,7 +118,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     try:
         status = json_value(read_plain(path, MAX_STATUS_BYTES))
     except ValueError as error:
-        raise DamagedError(f"'{path}' is damaged: it is written anew when the federation goes on") from error
+        raise DamagedError(f"'{path}' is damaged: the next round rewrites it") from error
     if not isinstance(status, dict):
         raise DeployError(f"'{path}' is not the status of a federation")
     return status

@@ -1,7 +1,7 @@
 """Flower's SuperLink, with a control API that asks for a token, sites that speak for themselves, and patience.
 
-flwr serves the control API to whoever reaches its port, and a run is code: on a machine that others use too, loopback
-is no protection. And it takes a run for dead if no heartbeat reached it for a minute, even if it was down itself; our
+flwr serves the control API to every client of its port, and a run is code: on a shared machine, loopback is no
+protection. And it takes a run for dead if no heartbeat reached it for a minute, even if it was down itself; our
 `server_tasks.py` says when a ServerApp dies, so half an hour does no harm. A request that finds the database locked for
 5 seconds fails, which large messages on a slow disk can take. What the host asks twice a second is not logged, which
 would be 40 MB a day. `python -m stratafl.deploy.superlink TOKENFILE …` takes the options of `flower-superlink`.
@@ -33,7 +33,7 @@ ASKED_OFTEN = ("ControlServicer.ListNodes", "ControlServicer.ListRuns", "/v1/con
 
 
 class TokenAuthn(NoOpControlAuthnPlugin):
-    """One account, for whoever knows the token."""
+    """One account, for clients that know the token."""
 
     def __init__(self, token: str) -> None:
         super().__init__()

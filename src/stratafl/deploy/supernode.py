@@ -1,7 +1,7 @@
-"""Flower's SuperNode, ended when its work ends, and without messages that nobody will complete.
+"""Flower's SuperNode, which ends when its work ends and drops messages that will never be complete.
 
 If its main thread fails, for example at a 500 of the SuperLink, `flower-supernode` lives on in the thread of its HTTP
-server, connected to nobody. `python -m stratafl.deploy.supernode …` takes the same options and then ends, so that
+server, without a connection. `python -m stratafl.deploy.supernode …` takes the same options and then ends, so that
 `site.py` sees it.
 
 If a run ends while one of its messages is being received, flwr forgets about the message, but not its task. Whoever

@@ -1,12 +1,12 @@
 """Tasks of a SuperLink or a SuperNode: what `flower-superexec` does, with a secret, and with ends that are reported.
 
-Flower hands each run (at the SuperLink) and each message (at a SuperNode) to whoever asks its Runtime API for a task.
+Flower hands each run (at the SuperLink) and each message (at a SuperNode) to a client that asks its Runtime API.
 `server_tasks.py` and `client_tasks.py` ask, and only they know the secret.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -80,13 +80,17 @@ def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
     client = runtime.client(token=token, retries=False)
 
     def beat() -> None:
-        while True:
-            with suppress(httpx.TransportError):
+        waiting = True
+        while waiting:
+            try:
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            if done.wait(_HEARTBEAT):
+            except httpx.TransportError:
+                pass
+            except httpx.HTTPStatusError:  # the task is over; its own process is told, too
                 return
+            waiting = not done.wait(_HEARTBEAT)
 
-    thread = Thread(target=_until_refused, args=(beat,), daemon=True)
+    thread = Thread(target=beat, daemon=True)
     thread.start()
     try:
         yield
@@ -96,16 +100,11 @@ def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
         client.close()
 
 
-def _until_refused(beat: Callable[[], None]) -> None:
-    with suppress(httpx.HTTPStatusError):  # the task is over; its own process is told, too
-        beat()
-
-
 def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
     """Say how a task ended, once more where its process may not have been heard; whether the SuperLink knows it now.
 
-    A task whose end is known is refused. An outage of the SuperLink is waited out: by itself it would notice after half
-    an hour (`superlink.py`) that nobody works on the task any more.
+    A task whose end is known is refused. An outage of the SuperLink is waited out: without a report it
+    would take half an hour (`superlink.py`) to notice that the task has ended.
     """
     latest = time.monotonic() + patience
     with closing(runtime.client(token=token, retries=False)) as client:

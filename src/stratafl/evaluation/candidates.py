@@ -6,7 +6,7 @@
     head fine-tuned   the received model, only its head trained
     local             trained alone, never having taken part: the safe choice
 
-`guard.py` decides between them; `runs/guard.py` trains the local models and writes down what was chosen.
+`guard.py` decides between them; `runs/guard.py` trains the local models and writes down each client's choice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,26 +60,29 @@ class GuardCandidates:
             for name, rows in self._each(some):
                 sim, progress = self._alone() if name == SAFE else (self.sim, self.progress)
                 for split in splits:
-                    given = predictions_of_rows(sim, progress, rows, some.ids, split)
-                    parts[split].setdefault(name, []).append(given)
-        return {split: {name: join_predictions(each) for name, each in found.items()} for split, found in parts.items()}
+                    predicted = predictions_of_rows(sim, progress, rows, some.ids, split)
+                    parts[split].setdefault(name, []).append(predicted)
+        return {
+            split: {name: join_predictions(each) for name, each in by_candidate.items()}
+            for split, by_candidate in parts.items()
+        }
 
     def _each(self, some: ClientModels) -> Iterator[tuple[str, Rows]]:
         """One candidate after the other, so that memory holds two models of a client and not all of them."""
         received = self._rows("received", some)
         yield "received", received
-        own = self._rows(self.stage, some)
-        if not same_tensors(own, received):
-            yield self.stage, own
-        del own
+        stage_rows = self._rows(self.stage, some)
+        if not same_tensors(stage_rows, received):
+            yield self.stage, stage_rows
+        del stage_rows
         for name in (*LAYERS, SAFE):
             yield name, self._rows(name, some)
 
     def rows(self, name: str, ids: Tensor) -> Rows:
         """The models of these clients that are this candidate."""
-        known = ("received", *LAYERS, self.stage, SAFE)
-        if name not in known:
-            raise unknown("candidate", name, known)
+        names = ("received", *LAYERS, self.stage, SAFE)
+        if name not in names:
+            raise unknown("candidate", name, names)
         return rows_of(join([{"rows": self._rows(name, some)} for some in self._groups(ids)]), "rows")
 
     def _groups(self, ids: Tensor) -> Iterator[ClientModels]:
@@ -107,8 +110,8 @@ def local_descent(algorithm: Algorithm) -> LocalTraining:
     """The learning rate, batches and so on with which clients train; without what a method adds to a descent."""
     records = getattr(algorithm, "records", (algorithm,))
     steps = (step for each in records for step in getattr(each, "train", ()) if isinstance(step, LocalTraining))
-    own = next(steps, LocalTraining())
-    return replace(from_settings("train", LocalTraining, to_settings(own)), epochs=max(1, own.epochs))
+    training = next(steps, LocalTraining())
+    return replace(from_settings("train", LocalTraining, to_settings(training)), epochs=max(1, training.epochs))
 
 
 def alone_like(sim: Simulation, train: LocalTraining) -> Simulation:
@@ -127,14 +130,14 @@ class GuardedModels:
 
     candidates: GuardCandidates
     choices: Mapping[int, Choice]
-    found: Mapping[str, ByCandidate]  # predictions by split and candidate
+    all_predictions: Mapping[str, ByCandidate]  # by split and candidate
 
     def predictions(self, split: str) -> Predictions:
         """What the model that each client takes gives for its own samples."""
         parts = []
-        for name, given in self.found[split].items():
+        for name, predicted in self.all_predictions[split].items():
             taken = torch.tensor(self.clients(name), dtype=torch.int64)
-            parts.append(given.at(torch.isin(given.client, taken).nonzero()[:, 0]))
+            parts.append(predicted.at(torch.isin(predicted.client, taken).nonzero()[:, 0]))
         return join_predictions(parts)
 
     def clients(self, name: str) -> list[int]:
@@ -150,7 +153,7 @@ def guarded(
     candidates: GuardCandidates, ids: Tensor, splits: Sequence[str], metric: Metric | None = None
 ) -> GuardedModels:
     """What each of these clients takes, by this metric on its validation samples."""
-    found = candidates.predictions(ids, splits)
-    if "validation" not in found:
+    predictions = candidates.predictions(ids, splits)
+    if "validation" not in predictions:
         raise DataError("the guard chooses on validation samples: set data.validation, such as 0.1")
-    return GuardedModels(candidates, choose(found["validation"], metric, clients=ids.tolist()), found)
+    return GuardedModels(candidates, choose(predictions["validation"], metric, clients=ids.tolist()), predictions)

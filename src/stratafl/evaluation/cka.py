@@ -44,7 +44,7 @@ def grams(template: nn.Module, rows: Rows, samples: Tensor, layout: Layout) -> M
     """Of what each layer of each client's model gives for the same samples: `[C, n, n]` by the layer's name."""
     module = copy.deepcopy(template).to(samples.device).eval()
     seen: dict[str, Tensor] = {}
-    found: dict[str, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
     for layer in layout.layers:
         path = outlet(layer, module)
         if path:
@@ -55,8 +55,8 @@ def grams(template: nn.Module, rows: Rows, samples: Tensor, layout: Layout) -> M
         with torch.no_grad():
             module(samples)
         for name, out in seen.items():
-            found.setdefault(name, []).append(out)
-    return {name: torch.stack(outs) for name, outs in found.items()}
+            outputs.setdefault(name, []).append(out)
+    return {name: torch.stack(outs) for name, outs in outputs.items()}
 
 
 def outlet(layer: Layer, module: nn.Module) -> str:

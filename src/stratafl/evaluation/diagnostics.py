@@ -16,7 +16,7 @@ from stratafl.data.scaling import samples_at
 from stratafl.errors import RecordError
 from stratafl.evaluation.cka import grams, mean_similarity, similarities
 from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup, places
-from stratafl.execute.round import Report
+from stratafl.execute.round_run import Report
 from stratafl.execute.simulation import Progress, Simulation
 
 NOTED = {"rates": "rate", "own": "own"}  # notes `[C, L]` of a purpose, and the names of their means
@@ -66,8 +66,8 @@ class DiagnosticsCollector:
         """What to add to the line of each layer."""
         layout = self._rnd.layout
         lines: list[dict[str, object]] = [{} for _ in layout.layers]
-        for found in (*self._models(report.present), told(self._sim, progress), noted(report, layout)):
-            for name, values in found.items():
+        for columns in (*self._models(report.present), told(self._sim, progress), noted(report, layout)):
+            for name, values in columns.items():
                 for line, value in zip(lines, values, strict=True):
                     if value is not None:
                         line[name] = _written(value)
@@ -83,11 +83,11 @@ class DiagnosticsCollector:
 
     def _gathered(self, cohort: Tensor) -> tuple[Rows, Rows]:
         """The received and trained models of the first of these clients, from all processes."""
-        mine = self._process_group.share(self._sim, cohort)[: self._lab.clients]
-        own = [(mine, _joined(self._received), _joined(self._trained))] if len(mine) else []
-        there = [one for each in self._process_group.gather(own) for one in each]
-        order = places(torch.cat([ids for ids, _, _ in there]), cohort[: self._lab.clients])
-        received, trained = (_joined(list(parts)) for parts in list(zip(*there, strict=True))[1:])
+        share = self._process_group.share(self._sim, cohort)[: self._lab.clients]
+        local_part = [(share, _joined(self._received), _joined(self._trained))] if len(share) else []
+        gathered = [part for each in self._process_group.gather(local_part) for part in each]
+        order = places(torch.cat([ids for ids, _, _ in gathered]), cohort[: self._lab.clients])
+        received, trained = (_joined(list(parts)) for parts in list(zip(*gathered, strict=True))[1:])
         return _picked(received, order), _picked(trained, order)
 
     def _similarities(self, trained: Rows) -> dict[str, list[float | None]]:
@@ -102,9 +102,9 @@ def common_samples(sim: Simulation, count: int) -> Tensor:
     """The samples that all models get, the same in every round: from all clients' test splits, if there are any."""
     federation = sim.runtime.federation
     splits = [federation.split(name).indices for name in ("test", "validation", "train")]
-    held = next(indices for indices in splits if len(indices))
-    order = torch.argsort(keys.keys(sim.setup.seeds.partition, 0, torch.arange(len(held)), "laboratory"))
-    shown = held[order[:count]].to(federation.x.device)
+    pool = next(indices for indices in splits if len(indices))
+    order = torch.argsort(keys.keys(sim.setup.seeds.partition, 0, torch.arange(len(pool)), "laboratory"))
+    shown = pool[order[:count]].to(federation.x.device)
     return federation.inputs(samples_at(federation.x, shown), sim.runtime.dtype)
 
 
@@ -118,16 +118,16 @@ def conflict_numbers(update: Rows, layout: Layout) -> dict[str, list[float | Non
     pairs = count * (count - 1) / 2
     squares = gram.diagonal(dim1=1, dim2=2).clamp(min=0)
     trainable = [any(layout.specs[name].trainable for name in layer.tensors) for layer in layout.layers]
-    found = {"update_norm": _where(trainable, squares.sqrt().mean(1))}
+    numbers = {"update_norm": _where(trainable, squares.sqrt().mean(1))}
     if pairs:
         moved = (squares != 0).any(1).tolist()
-        found["conflicts"] = _where(moved, conflicting_pairs(gram, 0.0).double() / pairs)
-        found["cosine"] = _where(moved, cosines(gram).triu(1).sum((1, 2)) / pairs)
-    return found
+        numbers["conflicts"] = _where(moved, conflicting_pairs(gram, 0.0).double() / pairs)
+        numbers["cosine"] = _where(moved, cosines(gram).triu(1).sum((1, 2)) / pairs)
+    return numbers
 
 
-def _where(there: Iterable[bool], values: Tensor) -> list[float | None]:
-    return [value if here else None for here, value in zip(there, values.tolist(), strict=True)]
+def _where(present: Iterable[bool], values: Tensor) -> list[float | None]:
+    return [value if here else None for here, value in zip(present, values.tolist(), strict=True)]
 
 
 def told(sim: Simulation, progress: Progress) -> dict[str, list[object]]:
@@ -139,7 +139,7 @@ def told(sim: Simulation, progress: Progress) -> dict[str, list[object]]:
 def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
     """The share that was sent and, if the method notes them, mean learning rates and weights of clients' own rows."""
     whole = torch.tensor(layout.sizes, dtype=torch.float64) * len(report.cohort)
-    found: dict[str, list[float | None]] = {"sent": (report.up.values / whole.clamp(min=1)).tolist()}
+    numbers: dict[str, list[float | None]] = {"sent": (report.up.values / whole.clamp(min=1)).tolist()}
     for name in report.notes:
         purpose, _, kind = name.rpartition("/")
         values = tensor_of(report.notes, name).double()
@@ -148,9 +148,9 @@ def noted(report: Report, layout: Layout) -> dict[str, list[float | None]]:
             counted = counted & (tensor_of(report.notes, f"{purpose}/steps") > 0)
         values = values[counted]
         if kind in NOTED and len(values):  # a layer without a learning rate is not trained
-            said = [kind != "rates" or bool(column.any()) for column in values.T]
-            found[f"{purpose}.{NOTED[kind]}"] = _where(said, values.mean(0))
-    return found
+            trained = [kind != "rates" or bool(column.any()) for column in values.T]
+            numbers[f"{purpose}.{NOTED[kind]}"] = _where(trained, values.mean(0))
+    return numbers
 
 
 def _written(value: object) -> object:

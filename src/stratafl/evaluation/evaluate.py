@@ -54,15 +54,17 @@ class ClientModels:
         """What their models score."""
         return self.each(splits, stages, lambda rows, split: _score(self.sim, self.rnd, rows, self.ids, split))
 
-    def each(self, splits: Iterable[str], stages: Iterable[str], given: Callable[[Rows, str], T]) -> dict[str, T]:
-        """What is `given` for rows and split, by "split.stage"; once for stages that have the same tensors."""
+    def each(self, splits: Iterable[str], stages: Iterable[str], compute: Callable[[Rows, str], T]) -> dict[str, T]:
+        """The results of `compute` by "split.stage"; computed once for stages that have the same tensors."""
         models = {stage: self.rows(stage) for stage in stages}
-        found: dict[str, T] = {}
+        results: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                twins = [s for s in models if s != stage and f"{split}.{s}" in found and same_tensors(models[s], rows)]
-                found[f"{split}.{stage}"] = found[f"{split}.{twins[0]}"] if twins else given(rows, split)
-        return found
+                twins = [
+                    s for s in models if s != stage and f"{split}.{s}" in results and same_tensors(models[s], rows)
+                ]
+                results[f"{split}.{stage}"] = results[f"{split}.{twins[0]}"] if twins else compute(rows, split)
+        return results
 
 
 def global_field(sim: Simulation, server: State) -> str | None:
@@ -74,10 +76,16 @@ def global_field(sim: Simulation, server: State) -> str | None:
     if algorithm.global_model is not None:
         return algorithm.global_model
     row, specs, trained = algorithm.row, sim.setup.layout.specs, sim.setup.layout.trainable()
-    held, kept = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0])).get(row, {})
-    if not isinstance(held, dict) or not isinstance(kept, dict) or any(name in kept for name in trained):
+    server_model, client_model = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0])).get(row, {})
+    if (
+        not isinstance(server_model, dict)
+        or not isinstance(client_model, dict)
+        or any(name in client_model for name in trained)
+    ):
         return None
-    return row if all(name in held and held[name].shape == specs[name].shape for name in trained) else None
+    return (
+        row if all(name in server_model and server_model[name].shape == specs[name].shape for name in trained) else None
+    )
 
 
 def received_models(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
@@ -114,11 +122,11 @@ def score_new_clients(
 
 def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> StageScores:
     """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
-    size, found = evaluation_size(sim, len(ids)), list[StageScores]()
+    size, parts = evaluation_size(sim, len(ids)), list[StageScores]()
     for at in range(0, len(ids), size):
         some = {name: x[at : at + size] for name, x in rows.items()}
-        found.append({f"{split}.trained": _score(sim, rnd, some, ids[at : at + size], split) for split in splits})
-    return join_scores(found)
+        parts.append({f"{split}.trained": _score(sim, rnd, some, ids[at : at + size], split) for split in splits})
+    return join_scores(parts)
 
 
 def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:
@@ -140,29 +148,29 @@ def join_scores(parts: Sequence[StageScores]) -> StageScores:
     return {k: Scores(*(torch.cat([getattr(each[k], n) for each in parts]) for n in names)) for k in parts[0]}
 
 
-def ordered_scores(found: StageScores, order: Tensor) -> StageScores:
+def ordered_scores(stage_scores: StageScores, order: Tensor) -> StageScores:
     """The scores of clients in another order, on the CPU; stages that share theirs go on sharing them."""
-    distinct = list({id(scores): scores for scores in found.values()}.values())
+    distinct = list({id(scores): scores for scores in stage_scores.values()}.values())
     flat = [x[order] for x in on_host([x for scores in distinct for x in (scores.hits, scores.loss, scores.count)])]
-    known = {id(scores): Scores(*flat[3 * i : 3 * i + 3]) for i, scores in enumerate(distinct)}
-    return {place: known[id(scores)] for place, scores in found.items()}
+    moved = {id(scores): Scores(*flat[3 * i : 3 * i + 3]) for i, scores in enumerate(distinct)}
+    return {place: moved[id(scores)] for place, scores in stage_scores.items()}
 
 
 def score_in_shares(
     process_group: ProcessGroup, sim: Simulation, ids: Tensor, scored: Callable[[Tensor], StageScores]
 ) -> StageScores:
     """The scores of these clients, of which each process of a process group has its share `scored`."""
-    mine = process_group.share(sim, ids)
-    return gather_scores(process_group, mine, scored(mine) if len(mine) else {}, ids)
+    share = process_group.share(sim, ids)
+    return gather_scores(process_group, share, scored(share) if len(share) else {}, ids)
 
 
-def gather_scores(process_group: ProcessGroup, mine: Tensor, scores: StageScores, ids: Tensor) -> StageScores:
+def gather_scores(process_group: ProcessGroup, share: Tensor, scores: StageScores, ids: Tensor) -> StageScores:
     """The scores of these clients in their order and on the CPU, from what each process of a group has of them."""
-    parts = [part for part in process_group.gather((mine, scores)) if len(part[0])]
+    parts = [part for part in process_group.gather((share, scores)) if len(part[0])]
     if not parts:
         return {}
-    order = places(torch.cat([found for found, _ in parts]), ids)
-    return ordered_scores(join_scores([found for _, found in parts]), order)
+    order = places(torch.cat([gathered for gathered, _ in parts]), ids)
+    return ordered_scores(join_scores([gathered for _, gathered in parts]), order)
 
 
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
@@ -176,8 +184,8 @@ def client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = 
     rnd, algorithm = sim.at(progress.t), sim.algorithm
     for group in ids.split(evaluation_size(sim, len(ids))):
         task = sim.task(group, rnd)
-        kept = sim.client_states({} if new else progress.clients, group)
-        client = algorithm.receive(rnd, kept, algorithm.download(rnd, progress.server, group, new), task)
+        states = sim.client_states({} if new else progress.clients, group)
+        client = algorithm.receive(rnd, states, algorithm.download(rnd, progress.server, group, new), task)
         yield ClientModels(sim, rnd, group, task, client, progress.server)
 
 

@@ -12,8 +12,9 @@ from stratafl.errors import counted, shown
 from stratafl.evaluation.measure import Line
 from stratafl.execute.uploads import FAR
 
-MOST = 3  # clients that are named one by one
+MAX_NAMED_CLIENTS = 3  # clients that are named one by one
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
+ALL_LEFT_OUT = "all left out"  # a message that is given once
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,16 @@ class Flag:
 
 def flags(lines: Sequence[Line]) -> list[Flag]:
     """The flagged clients of a run; the one that was left out most often comes first."""
-    found: dict[int, Flag] = {}
+    by_client: dict[int, Flag] = {}
     for line in lines:
         for entry in line.get(LEFT_OUT, ()):
-            was = found.get(entry["client"], Flag(entry["client"], client_title(entry)))
-            found[was.client] = Flag(was.client, was.name, was.left_out + 1, entry["reason"], was.far, was.ratio)
+            was = by_client.get(entry["client"], Flag(entry["client"], client_title(entry)))
+            by_client[was.client] = Flag(was.client, was.name, was.left_out + 1, entry["reason"], was.far, was.ratio)
         for entry in line.get(OUTLIERS, ()):
-            was = found.get(entry["client"], Flag(entry["client"], client_title(entry)))
+            was = by_client.get(entry["client"], Flag(entry["client"], client_title(entry)))
             ratio = None if None in (was.ratio, entry["ratio"]) else max(was.ratio or 0, entry["ratio"])
-            found[was.client] = Flag(was.client, was.name, was.left_out, was.reason, was.far + 1, ratio)
-    return sorted(found.values(), key=lambda flag: (-flag.left_out, -flag.far, flag.client))
+            by_client[was.client] = Flag(was.client, was.name, was.left_out, was.reason, was.far + 1, ratio)
+    return sorted(by_client.values(), key=lambda flag: (-flag.left_out, -flag.far, flag.client))
 
 
 def all_left_out(line: Line) -> bool:
@@ -64,10 +65,10 @@ def well_formed(line: Line) -> bool:
     )
 
 
-def _entry(each: Any, value: str, kind: Any) -> bool:
-    if not isinstance(each, dict) or not isinstance(each.get("client"), int) or value not in each:
+def _entry(entry: Any, value: str, kind: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("client"), int) or value not in entry:
         return False
-    return isinstance(each[value], kind) and isinstance(each.get("name", ""), str)
+    return isinstance(entry[value], kind) and isinstance(entry.get("name", ""), str)
 
 
 def client_title(entry: Line) -> str:
@@ -90,18 +91,20 @@ class Notices:
     def _round(self, line: Line) -> Iterator[str]:
         where = f"round {line.get('round')}"
         if all_left_out(line):
-            if ("nobody", -1) not in self._said:
+            if (ALL_LEFT_OUT, -1) not in self._said:
                 first = line[LEFT_OUT][0]
                 yield (
                     f"{where}: all {counted(line['cohort'], 'client')} are left out, so no model changes "
                     f"({client_title(first)}: {shown(first['reason'])})"
                 )
-            self._said |= {("nobody", -1), *((LEFT_OUT, each["client"]) for each in line[LEFT_OUT])}
-        told = [f"{client_title(each)} is left out: {shown(each['reason'])}" for each in self._new(line, LEFT_OUT)]
-        yield from _few(where, told, "are left out")
+            self._said |= {(ALL_LEFT_OUT, -1), *((LEFT_OUT, entry["client"]) for entry in line[LEFT_OUT])}
+        left_out = [
+            f"{client_title(entry)} is left out: {shown(entry['reason'])}" for entry in self._new(line, LEFT_OUT)
+        ]
+        yield from _few(where, left_out, "are left out")
         far = [
-            f"the update of {client_title(each)} is {_times(each['ratio'])} times as long as the cohort's median"
-            for each in self._new(line, OUTLIERS)
+            f"the update of {client_title(entry)} is {_times(entry['ratio'])} times as long as the cohort's median"
+            for entry in self._new(line, OUTLIERS)
         ]
         yield from _few(where, far, "sent an outlying update")
 
@@ -111,10 +114,10 @@ class Notices:
         return new
 
 
-def _few(where: str, told: Sequence[str], what: str) -> Iterator[str]:
-    yield from (f"{where}: {each}" for each in told[:MOST])
-    if len(told) > MOST:
-        more = len(told) - MOST
+def _few(where: str, messages: Sequence[str], what: str) -> Iterator[str]:
+    yield from (f"{where}: {each}" for each in messages[:MAX_NAMED_CLIENTS])
+    if len(messages) > MAX_NAMED_CLIENTS:
+        more = len(messages) - MAX_NAMED_CLIENTS
         yield f"{where}: {counted(more, 'more client')} {what.replace('are ', 'is ', 1) if more == 1 else what}"
 
 

@@ -35,9 +35,9 @@ from stratafl.evaluation.metrics import Metric, below
 from stratafl.evaluation.predictions import Predictions
 
 SAFE = "local"
-STEADY = 4.0  # ν₀: so many samples of the federation's variance are added to each client's own
+STEADY = 4.0  # ν₀: samples of the federation's variance that are added to each client's own
 SMALLEST = 1e-12  # a standard error or deviation of 0 is taken as this
-COMMON = 10.0  # so many samples of the federation count when a client's probabilities are calibrated
+COMMON = 10.0  # samples of the federation that count when a client's probabilities are calibrated
 POWERS = 2 ** (torch.arange(-36, 37, dtype=torch.float64) / 8)  # β from 1/23 to 23, in steps of 9 %
 TINY = 1e-12  # the least probability
 OF_PROBABILITIES = ("log_loss", "brier", "ece")  # metrics to which confidence matters
@@ -95,16 +95,16 @@ def choose(
         raise unknown("candidate", safe, validation)
     base = validation[safe]
     ids = sorted(set(base.clients if clients is None else clients))
-    others = {name: each for name, each in validation.items() if name != safe}
+    others = {name: predictions for name, predictions in validation.items() if name != safe}
     gains, without = {}, utility(base, metric)
-    for name, each in others.items():
-        _check_same_samples(name, each, safe, base)
-        gains[name] = shrunk_gains(utility(each, metric) - without, base.client, ids)
-    samples, found = Counter(base.client.tolist()), {}
+    for name, predictions in others.items():
+        _check_same_samples(name, predictions, safe, base)
+        gains[name] = shrunk_gains(utility(predictions, metric) - without, base.client, ids)
+    samples, choices = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
-        mine = {name: each[place] for name, each in gains.items()}
-        found[client] = Choice(client, _best(mine, safe), samples[client], mine)
-    return found
+        client_gains = {name: predictions[place] for name, predictions in gains.items()}
+        choices[client] = Choice(client, _best(client_gains, safe), samples[client], client_gains)
+    return choices
 
 
 def utility(predictions: Predictions, metric: Metric | None = None) -> Tensor:
@@ -150,7 +150,7 @@ def placements(predictions: Predictions) -> Tensor:
     a negative the same with n for m: their variance over m + n is that of A (DeLong, DeLong and Clarke-Pearson 1988).
     For that, a class needs two samples of it and two others; with more classes it is the mean over those that have.
     """
-    found = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
+    values = torch.full((len(predictions),), torch.nan, dtype=torch.float64)
     classes = torch.arange(predictions.scores.shape[1])
     for client in predictions.clients:
         at = (predictions.client == client).nonzero()[:, 0]
@@ -162,8 +162,8 @@ def placements(predictions: Predictions) -> Tensor:
         n = len(at) - m
         share = torch.where(positive, below(~positive, score) / n, 1 - below(positive, score) / m)
         whole, alike = (share * positive).sum(1, keepdim=True) / m, torch.where(positive, m, n)
-        found[at] = (whole + len(at) / (alike * (alike - 1)).sqrt() * (share - whole)).mean(0)
-    return found
+        values[at] = (whole + len(at) / (alike * (alike - 1)).sqrt() * (share - whole)).mean(0)
+    return values
 
 
 def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor:
@@ -178,22 +178,22 @@ def calibrated(predictions: Predictions, weight: Tensor | None = None) -> Tensor
         return predictions.scores.double()
     place = predictions.client.unique(return_inverse=True)[1]
     losses = [-weight * torch.log_softmax(beta * logs, 1).gather(1, y)[:, 0] for beta in POWERS.tolist()]
-    own = torch.stack([_sums(loss, place, int(place.max()) + 1) + COMMON * loss.mean() for loss in losses])
-    return torch.softmax(POWERS[own.argmin(0)][place][:, None] * logs, 1)
+    client_losses = torch.stack([_sums(loss, place, int(place.max()) + 1) + COMMON * loss.mean() for loss in losses])
+    return torch.softmax(POWERS[client_losses.argmin(0)][place][:, None] * logs, 1)
 
 
 def shrunk_gains(difference: Tensor, client: Tensor, ids: Sequence[int]) -> list[Gain]:
     """The gain of each of these clients, from the paired difference of each sample and whose sample it is."""
     place = {client: i for i, client in enumerate(ids)}
     at = torch.tensor([place.get(each, -1) for each in client.tolist()], dtype=torch.int64)
-    known = (at >= 0) & ~difference.isnan()
-    difference, at = difference[known], at[known]
+    usable = (at >= 0) & ~difference.isnan()
+    difference, at = difference[usable], at[usable]
     count = _sums(torch.ones_like(difference), at, len(ids))
     mean = _sums(difference, at, len(ids)) / count.clamp(min=1)
     deviation = _deviations(difference, mean, count, at)
     error = deviation / count.sqrt()  # x / 0 is infinite
-    told = torch.isfinite(error)
-    size, size_error = mean / deviation.clamp(min=SMALLEST), torch.where(told, 1 / count.sqrt(), torch.inf)
+    has_error = torch.isfinite(error)
+    size, size_error = mean / deviation.clamp(min=SMALLEST), torch.where(has_error, 1 / count.sqrt(), torch.inf)
     shrunk, shrunk_error = (deviation * each for each in shrink(size, size_error))
     columns = (mean.where(count > 0, torch.nan), error, shrunk, shrunk_error)
     return [Gain(*(x if isfinite(x) else None for x in row)) for row in torch.stack(columns, 1).tolist()]
@@ -204,16 +204,16 @@ def shrink(mean: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
 
     If all are infinite, γ is NaN.
     """
-    known = torch.isfinite(error)
-    if not known.any():
+    finite = torch.isfinite(error)
+    if not finite.any():
         return torch.full_like(mean, torch.nan), error
     square = error.clamp(min=SMALLEST).square()
-    between = between_variance(mean[known], square[known])
-    weight = 1 / (square[known] + between)
-    centre = (weight * mean[known]).sum() / weight.sum()
-    own = between / (between + square)  # b, 0 for an infinite error
-    left = torch.where(known, own * square, between)  # b·e² tends to τ²
-    return centre + own * (mean - centre), (left + (1 - own).square() / weight.sum()).sqrt()
+    between = between_variance(mean[finite], square[finite])
+    weight = 1 / (square[finite] + between)
+    centre = (weight * mean[finite]).sum() / weight.sum()
+    shrinkage = between / (between + square)  # b, 0 for an infinite error
+    left = torch.where(finite, shrinkage * square, between)  # b·e² tends to τ²
+    return centre + shrinkage * (mean - centre), (left + (1 - shrinkage).square() / weight.sum()).sqrt()
 
 
 def between_variance(mean: Tensor, square: Tensor) -> float:
@@ -240,10 +240,10 @@ def _sums(values: Tensor, at: Tensor, clients: int) -> Tensor:
 
 def _best(gains: Mapping[str, Gain], safe: str) -> str:
     """The candidate with the largest convincing gain, the first of equal ones; the safe one if there is none."""
-    found = {name: gain.shrunk for name, gain in gains.items() if gain.shrunk is not None and gain.convincing}
-    return max(found, key=lambda name: found[name], default=safe)
+    convincing = {name: gain.shrunk for name, gain in gains.items() if gain.shrunk is not None and gain.convincing}
+    return max(convincing, key=lambda name: convincing[name], default=safe)
 
 
-def _check_same_samples(name: str, one: Predictions, safe: str, other: Predictions) -> None:
-    if not (torch.equal(one.client, other.client) and torch.equal(one.y, other.y)):
+def _check_same_samples(name: str, predictions: Predictions, safe: str, other: Predictions) -> None:
+    if not (torch.equal(predictions.client, other.client) and torch.equal(predictions.y, other.y)):
         raise DataError(f"the predictions of '{name}' and of '{safe}' are for different samples: give both the same")

@@ -15,11 +15,11 @@ from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
-from stratafl.execute.round import Report
-from stratafl.execute.uploads import LeftOut, Outlier
+from stratafl.execute.round_run import Report
+from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
-WORST = 0.1  # share of clients that counts as the worst
+WORST_SHARE = 0.1  # share of clients that counts as the worst
 
 
 @short_repr
@@ -32,18 +32,22 @@ class MetricValues:
     clients: Mapping[int, float]
 
     @staticmethod
-    def of(metric: Metric, found: Predictions) -> "MetricValues":
-        return MetricValues(metric, found.value(metric), found.by_client(metric))
+    def of(metric: Metric, predictions: Predictions) -> "MetricValues":
+        return MetricValues(metric, predictions.value(metric), predictions.by_client(metric))
 
     def statistics(self) -> dict[str, float]:
         """Over all samples, mean and deviation over clients, worst clients."""
-        numbers = {self.metric.key: self.pooled}
-        if self.clients:
-            each = torch.tensor(list(self.clients.values()), dtype=torch.float64)
-            worst = each.sort(descending=not self.metric.larger_is_better).values[: ceil(WORST * len(each))]
-            numbers |= {f"client_{self.metric.key}": float(each.mean()), "std": float(each.std(correction=0))}
-            numbers["worst10"] = float(worst.mean())
-        return {f"client_{self.metric.key}": float("nan"), "std": float("nan"), "worst10": float("nan"), **numbers}
+        values = torch.tensor(list(self.clients.values()), dtype=torch.float64)
+        return {**client_spread(self.metric.key, values, self.metric.larger_is_better), self.metric.key: self.pooled}
+
+
+def client_spread(name: str, values: Tensor, larger_is_better: bool) -> dict[str, float]:
+    """Mean and deviation over clients and the mean of the worst tenth, which is rounded up; NaN without clients."""
+    if not len(values):
+        return {f"client_{name}": float("nan"), "std": float("nan"), "worst10": float("nan")}
+    worst = values.sort(descending=not larger_is_better).values[: ceil(WORST_SHARE * len(values))]
+    statistics = (values.mean(), values.std(correction=0), worst.mean())
+    return dict(zip((f"client_{name}", "std", "worst10"), map(float, statistics), strict=True))
 
 
 StageValues = Mapping[str, MetricValues]  # by "split.stage", of a metric that needs more than hits and loss
@@ -55,34 +59,30 @@ def score_statistics(scores: Scores, classes: int | None) -> dict[str, float | N
 
     Clients without samples do not count; without any sample the result is empty.
     """
-    there = scores.count > 0
-    count = scores.count[there].double()
-    loss = scores.loss[there].double()
+    has_samples = scores.count > 0
+    count = scores.count[has_samples].double()
+    loss = scores.loss[has_samples].double()
     if len(count) == 0:
         return {}
-    summed, bad_is_low = (loss, False) if classes is None else (scores.hits[there].double(), True)
-    each = summed / count
-    worst = each.sort(descending=not bad_is_low).values[: ceil(WORST * len(each))]
-    name = "loss" if classes is None else "accuracy"
-    numbers = {
-        name: summed.sum() / count.sum(),
-        f"client_{name}": each.mean(),
-        "std": each.std(correction=0),
-        "worst10": worst.mean(),
-        "loss": loss.sum() / count.sum(),
-    }
-    return {key: _finite(float(value)) for key, value in numbers.items()}
+    name, summed = ("loss", loss) if classes is None else ("accuracy", scores.hits[has_samples].double())
+    numbers = {name: float(summed.sum() / count.sum()), **client_spread(name, summed / count, name == "accuracy")}
+    numbers["loss"] = float(loss.sum() / count.sum())
+    return {key: _finite(value) for key, value in numbers.items()}
 
 
-def score_line(found: StageScores, classes: int | None, prefix: str = "", values: StageValues = NO_VALUES) -> Line:
+def score_line(
+    stage_scores: StageScores, classes: int | None, prefix: str = "", values: StageValues = NO_VALUES
+) -> Line:
     """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on.
 
     Deviation and worst clients are those of the run's metric, where `values` holds one.
     """
     line: Line = {}
-    known = {id(scores): score_statistics(scores, classes) for scores in found.values()}  # stages may share scores
-    for place, scores in found.items():
-        numbers = dict(known[id(scores)])
+    statistics = {
+        id(scores): score_statistics(scores, classes) for scores in stage_scores.values()
+    }  # stages may share scores
+    for place, scores in stage_scores.items():
+        numbers = dict(statistics[id(scores)])
         if numbers and place in values:
             numbers |= {key: _finite(value) for key, value in values[place].statistics().items()}
         line |= {f"{prefix}{place}.{key}": value for key, value in numbers.items()}
@@ -122,19 +122,21 @@ def local_steps(line: Line) -> int:
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     """The clients whose upload was left out, and those with outlying updates; no key without any such client."""
 
-    def entries(flagged: Sequence[LeftOut | Outlier]) -> list[Line]:
+    def entries(flagged: Sequence[LeftOut | OutlyingUpdate]) -> list[Line]:
         return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in flagged]
 
     lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}
-    return {key: found for key, found in lines.items() if found}
+    return {key: clients for key, clients in lines.items() if clients}
 
 
-def client_lines(ids: Tensor, found: StageScores, classes: int | None, values: StageValues = NO_VALUES) -> list[Line]:
+def client_lines(
+    ids: Tensor, stage_scores: StageScores, classes: int | None, values: StageValues = NO_VALUES
+) -> list[Line]:
     lines: list[Line] = [{"client": client} for client in ids.tolist()]
-    for place, scores in found.items():
+    for place, scores in stage_scores.items():
         split = place.partition(".")[0]
-        each = zip(scores.hits.tolist(), scores.loss.tolist(), scores.count.tolist(), strict=True)
-        for line, (hits, loss, count) in zip(lines, each, strict=True):
+        rows = zip(scores.hits.tolist(), scores.loss.tolist(), scores.count.tolist(), strict=True)
+        for line, (hits, loss, count) in zip(lines, rows, strict=True):
             line[f"{split}.samples"] = int(count)
             if count:
                 line |= {} if classes is None else {f"{place}.accuracy": hits / count}

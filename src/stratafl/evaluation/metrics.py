@@ -18,7 +18,7 @@ from stratafl.errors import RecordError, StrataError, first_line, shown, unknown
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # targets, scores, and which places hold a sample
 Binary = Callable[[Tensor, Tensor, Tensor], Tensor]  # which samples are positive, which negative, and their scores
 BINS = 15  # of the calibration error
-AT_ONCE = 1 << 22  # scores of several classes that are taken together
+CHUNK_SCORES = 1 << 22  # scores of several classes that are taken together
 SPECIFICITY = 0.9  # at which sensitivity is taken, unless its name says another one
 _EPS = float(np.finfo(np.float64).eps)  # probabilities are kept that far from 0 and 1, as scikit-learn does
 _TOLERANCE = 1e-9  # of a number of samples, because 1 − 0.9 is not 0.1
@@ -52,8 +52,8 @@ class Metric:
         """The metric of each client, float64 `[C]`."""
         real = weight > 0
         if y.shape != real.shape or scores.shape[:-1] != real.shape:
-            found = ", ".join(str(list(x.shape)) for x in (y, scores, weight))
-            raise RecordError(f"{self.name} needs targets [C, n], scores [C, n, K] and weights [C, n], not {found}")
+            shapes = ", ".join(str(list(x.shape)) for x in (y, scores, weight))
+            raise RecordError(f"{self.name} needs targets [C, n], scores [C, n, K] and weights [C, n], not {shapes}")
         scores = scores.double().masked_fill(~real.unsqueeze(-1), 0)
         y = y.double() if y.is_floating_point() else y
         sound = real.any(1) & scores.isfinite().flatten(1).all(1)
@@ -128,16 +128,16 @@ def one_against_rest(binary: Binary) -> Compute:
         if scores.shape[-1] == 2:
             return binary(real & (y == 1), real & (y != 1), scores[..., 1])
         clients, n, classes = scores.shape
-        step, each = max(1, AT_ONCE // max(1, clients * n)), []
+        step, parts = max(1, CHUNK_SCORES // max(1, clients * n)), []
         for start in range(0, classes, step):  # several classes at a time, as if each were a client of its own
             labels = torch.arange(start, min(start + step, classes), device=y.device)
-            own = (y == labels[:, None, None]).flatten(0, 1)  # [classes × C, n]
-            there = real.repeat(len(labels), 1)
-            positive, negative = there & own, there & ~own
+            is_label = (y == labels[:, None, None]).flatten(0, 1)  # [classes × C, n]
+            present = real.repeat(len(labels), 1)
+            positive, negative = present & is_label, present & ~is_label
             score = scores[..., start : start + step].permute(2, 0, 1).reshape(-1, n)
             both = positive.any(1) & negative.any(1)
-            each.append(binary(positive, negative, score).masked_fill(~both, float("nan")).view(-1, clients))
-        return torch.cat(each).nanmean(0)
+            parts.append(binary(positive, negative, score).masked_fill(~both, float("nan")).view(-1, clients))
+        return torch.cat(parts).nanmean(0)
 
     return compute
 
@@ -162,8 +162,8 @@ def _at_least(which: Tensor, score: Tensor) -> Tensor:
 
 def _auprc(positive: Tensor, negative: Tensor, score: Tensor) -> Tensor:
     """Average precision: the mean over positive samples of the precision at their scores."""
-    right, given = _at_least(positive, score), _at_least(positive | negative, score)
-    return torch.where(positive, right / given.clamp(min=1).double(), 0.0).sum(1) / positive.sum(1)
+    right, answered = _at_least(positive, score), _at_least(positive | negative, score)
+    return torch.where(positive, right / answered.clamp(min=1).double(), 0.0).sum(1) / positive.sum(1)
 
 
 def _sensitivity_at(specificity: float) -> Binary:
@@ -171,8 +171,8 @@ def _sensitivity_at(specificity: float) -> Binary:
         right, wrong = _at_least(positive, score), _at_least(negative, score)
         most = (1 - specificity) * negative.sum(1, keepdim=True) + _TOLERANCE
         allowed = (positive | negative) & (wrong <= most)
-        found = torch.where(allowed, right, 0).amax(1) / positive.sum(1).double()
-        return found.masked_fill(~(positive.any(1) & negative.any(1)), float("nan"))
+        values = torch.where(allowed, right, 0).amax(1) / positive.sum(1).double()
+        return values.masked_fill(~(positive.any(1) & negative.any(1)), float("nan"))
 
     return sensitivity
 
@@ -206,101 +206,40 @@ def _r2(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
     return value.masked_fill(count < 2, float("nan"))
 
 
-def _named(*metrics: Metric) -> dict[str, Metric]:
-    return {metric.name: metric for metric in metrics}
+def _error(name: str, title: str, compute: Compute, says: str, classes: bool = True, summed: bool = False) -> Metric:
+    """A metric of which smaller values are better."""
+    return Metric(name, title, compute, says, False, classes, percent=False, summed=summed)
 
 
 def _sensitivity(name: str, specificity: float) -> Metric:
-    says = f"the largest share of positives that is found where at least {specificity:.4g} of the negatives are cleared"
+    says = f"the largest share of positives found where at least {specificity:.4g} of the negatives are cleared"
     compute = one_against_rest(_sensitivity_at(specificity))
     return Metric(name, f"sensitivity at specificity {specificity:.4g}", compute, says, pooled=False)
 
 
-METRICS: dict[str, Metric] = _named(
+_ALL = (
     Metric("accuracy", "accuracy", _accuracy, "the share of samples that are given their class", summed=True),
-    Metric(
-        "balanced_accuracy",
-        "balanced accuracy",
-        _balanced_accuracy,
-        "the mean over classes of the share of their samples that is recognised; classes without a sample do not count",
-    ),
-    Metric(
-        "macro_f1",
-        "macro-F1",
-        _macro_f1,
-        "the mean over classes of F1; a class that no sample has and none is given does not count",
-    ),
-    Metric(
-        "auroc",
-        "AUROC",
-        one_against_rest(_auroc),
-        "how often a sample of a class scores above one of another class; 0.5 is chance",
-        pooled=False,
-        percent=False,
-    ),
-    Metric(
-        "auprc",
-        "AUPRC",
-        one_against_rest(_auprc),
+    Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy,
+        "the mean over classes of the share of their samples recognised; classes without a sample do not count"),
+    Metric("macro_f1", "macro-F1", _macro_f1,
+        "the mean over classes of F1; a class that no sample has and none is given does not count"),
+    Metric("auroc", "AUROC", one_against_rest(_auroc),
+        "how often a sample of a class scores above one of another class; 0.5 is chance", pooled=False, percent=False),
+    Metric("auprc", "AUPRC", one_against_rest(_auprc),
         "average precision: the area under precision over recall; the share of positives is chance",
-        pooled=False,
-        percent=False,
-    ),
+        pooled=False, percent=False),
     _sensitivity("sensitivity", SPECIFICITY),
-    Metric(
-        "log_loss",
-        "log-loss",
-        _log_loss,
-        "the mean of −log of the probability of the label",
-        larger_is_better=False,
-        percent=False,
-    ),
-    Metric(
-        "brier",
-        "Brier score",
-        _brier,
-        "the mean squared error of the probabilities: of class 1, or with more than two classes summed over them",
-        larger_is_better=False,
-        percent=False,
-    ),
-    Metric(
-        "ece",
-        "calibration error",
-        _ece,
-        f"the mean distance of confidence and accuracy in {BINS} bins of confidence (ECE)",
-        larger_is_better=False,
-        percent=False,
-    ),
-    Metric(
-        "mse",
-        "mean squared error",
-        _mse,
-        "the mean of the squared error",
-        larger_is_better=False,
-        classes=False,
-        percent=False,
-        summed=True,
-    ),
-    Metric(
-        "rmse",
-        "root mean squared error",
-        _rmse,
-        "its root, in the unit of the targets",
-        larger_is_better=False,
-        classes=False,
-        percent=False,
-    ),
-    Metric(
-        "mae",
-        "mean absolute error",
-        _mae,
-        "the mean distance, in the unit of the targets",
-        larger_is_better=False,
-        classes=False,
-        percent=False,
-    ),
+    _error("log_loss", "log-loss", _log_loss, "the mean of −log of the probability of the label"),
+    _error("brier", "Brier score", _brier,
+        "the mean squared error of the probabilities: of class 1, or with more than two classes summed over them"),
+    _error("ece", "calibration error", _ece,
+        f"the mean distance of confidence and accuracy in {BINS} bins of confidence (ECE)"),
+    _error("mse", "mean squared error", _mse, "the mean of the squared error", classes=False, summed=True),
+    _error("rmse", "root mean squared error", _rmse, "its root, in the unit of the targets", classes=False),
+    _error("mae", "mean absolute error", _mae, "the mean distance, in the unit of the targets", classes=False),
     Metric("r2", "R²", _r2, "1 − error / variance of the targets; 0 is their mean", classes=False, percent=False),
-)
+)  # fmt: skip
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
 @cache

@@ -24,7 +24,7 @@ from stratafl.execute.packing import sendable
 from stratafl.execute.process_group import ProcessGroup
 from stratafl.execute.simulation import Progress, Simulation
 
-AT_ONCE = 1 << 22  # scores of clients side by side, padded to the largest of them
+CHUNK_SCORES = 1 << 22  # scores of clients side by side, padded to the largest of them
 
 
 @short_repr
@@ -59,8 +59,8 @@ class Predictions:
     @cached_property
     def clients(self) -> list[int]:
         """Those that have samples, in the order of their numbers."""
-        found: list[int] = self.client.unique().tolist()
-        return found
+        ids: list[int] = self.client.unique().tolist()
+        return ids
 
     def at(self, places: Tensor) -> "Predictions":
         """Those samples, in that order."""
@@ -71,7 +71,7 @@ class Predictions:
         return self.at((self.client == client).nonzero()[:, 0])
 
     def value(self, metric: Metric) -> float:
-        """The metric over all samples, whoever's they are; NaN where it is not defined."""
+        """The metric over the samples of all clients; NaN where it is not defined."""
         if not len(self):
             return float("nan")
         self._check(metric)
@@ -81,11 +81,11 @@ class Predictions:
     def by_client(self, metric: Metric) -> dict[int, float]:
         """The metric of each client; those for whom it is not defined are left out."""
         self._check(metric)
-        found: dict[int, float] = {}
+        by_place: dict[int, float] = {}
         for some, at, count in self.side_by_side():
             values = metric(self.y[at], self.scores[at], torch.arange(at.shape[1]) < count)
-            found |= dict(zip(some.tolist(), values.tolist(), strict=True))
-        return {client: found[place] for place, client in enumerate(self.clients) if isfinite(found[place])}
+            by_place |= dict(zip(some.tolist(), values.tolist(), strict=True))
+        return {client: by_place[place] for place, client in enumerate(self.clients) if isfinite(by_place[place])}
 
     def average(self, metric: Metric, over: str) -> float:
         """The metric over all `samples`, or its mean over `clients` for whom it is defined."""
@@ -124,11 +124,11 @@ class Predictions:
                 )
                 for how in ("amin", "amax")
             )
-            found: list[bool] = (least != most).tolist()
-            return found
+            differs: list[bool] = (least != most).tolist()
+            return differs
 
-        told = zip(self.clients, several(self.y), several(self.scores.argmax(-1)), strict=True)
-        return {client: not answers for client, classes, answers in told if classes}
+        rows = zip(self.clients, several(self.y), several(self.scores.argmax(-1)), strict=True)
+        return {client: not answers for client, classes, answers in rows if classes}
 
     def summed(self, ids: Tensor) -> Scores:
         """Hits, loss and samples of these clients."""
@@ -140,8 +140,8 @@ class Predictions:
 
     def _check(self, metric: Metric) -> None:
         if metric.classes is not None and metric.classes != self.labelled:
-            there, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
-            raise DataError(f"{metric.name} needs {needed}, and the targets are {there}")
+            actual, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
+            raise DataError(f"{metric.name} needs {needed}, and the targets are {actual}")
 
     def side_by_side(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
         """Clients of similar size at a time: their places in `clients`, their samples `[C, n]`, how many `[C, 1]`.
@@ -154,15 +154,15 @@ class Predictions:
     def _side_by_side(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         _, place, count = self.client.unique(return_inverse=True, return_counts=True)
         order, first = torch.argsort(place, stable=True), count.cumsum(0) - count
-        left, found = torch.argsort(count, descending=True, stable=True), []
+        left, groups = torch.argsort(count, descending=True, stable=True), []
         while len(left):
             longest = int(count[left[0]])
             near = int((2 * count[left] >= longest).sum())
-            some = left[: min(near, max(1, AT_ONCE // (longest * self.scores.shape[1])))]
+            some = left[: min(near, max(1, CHUNK_SCORES // (longest * self.scores.shape[1])))]
             left = left[len(some) :]
             at = order[(first[some, None] + torch.arange(longest)).clamp(max=len(order) - 1)]
-            found.append((some, at, count[some, None]))
-        return found
+            groups.append((some, at, count[some, None]))
+        return groups
 
 
 sendable(Predictions)
@@ -216,11 +216,11 @@ def trained_predictions(
     sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]
 ) -> StagePredictions:
     """Predictions of models right after training, as `Simulation.round(examine=…)` shows them."""
-    size, found = evaluation_size(sim, len(ids)), list[StagePredictions]()
+    size, parts = evaluation_size(sim, len(ids)), list[StagePredictions]()
     for at in range(0, len(ids), size):
-        some, mine = {name: x[at : at + size] for name, x in rows.items()}, ids[at : at + size]
-        found.append({f"{split}.trained": row_predictions(sim, rnd, some, mine, split) for split in splits})
-    return join_stages(found)
+        some, share = {name: x[at : at + size] for name, x in rows.items()}, ids[at : at + size]
+        parts.append({f"{split}.trained": row_predictions(sim, rnd, some, share, split) for split in splits})
+    return join_stages(parts)
 
 
 def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Predictions:
@@ -235,24 +235,24 @@ def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split:
 
 def join_stages(parts: Sequence[StagePredictions]) -> StagePredictions:
     """The samples of all parts; stages that share their predictions go on sharing them."""
-    found: StagePredictions = {}
-    known: dict[tuple[int, ...], Predictions] = {}
+    joined: StagePredictions = {}
+    by_parts: dict[tuple[int, ...], Predictions] = {}
     for key in parts[0] if parts else ():
         same = tuple(id(part[key]) for part in parts)
-        if same not in known:
-            known[same] = join_predictions([part[key] for part in parts])
-        found[key] = known[same]
-    return found
+        if same not in by_parts:
+            by_parts[same] = join_predictions([part[key] for part in parts])
+        joined[key] = by_parts[same]
+    return joined
 
 
-def gather_predictions(process_group: ProcessGroup, mine: StagePredictions) -> StagePredictions:
+def gather_predictions(process_group: ProcessGroup, predictions: StagePredictions) -> StagePredictions:
     """The predictions of all processes of a process group."""
-    return join_stages([part for part in process_group.gather(mine) if part])
+    return join_stages([part for part in process_group.gather(predictions) if part])
 
 
 def predict_in_shares(
     process_group: ProcessGroup, sim: Simulation, ids: Tensor, predicted: Callable[[Tensor], StagePredictions]
 ) -> StagePredictions:
     """The predictions of these clients, of which each process of a process group has its share `predicted`."""
-    mine = process_group.share(sim, ids)
-    return gather_predictions(process_group, predicted(mine) if len(mine) else {})
+    share = process_group.share(sim, ids)
+    return gather_predictions(process_group, predicted(share) if len(share) else {})

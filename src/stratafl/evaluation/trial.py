@@ -33,14 +33,14 @@ from stratafl.evaluation.predictions import (
     trained_predictions,
 )
 from stratafl.execute.executors import Matrix
-from stratafl.execute.round import Examiner, Executor
+from stratafl.execute.round_run import Examiner, Executor
 from stratafl.execute.simulation import Progress, Simulation
 
 
 @short_repr
 @dataclass(frozen=True)
 class RoundLines:
-    """What is recorded of a round: one line, one per evaluated client, one per layer."""
+    """The records of a round: one line, one per evaluated client, one per layer."""
 
     round: Line
     clients: list[Line] = field(default_factory=list)
@@ -136,10 +136,10 @@ class Trial:
         """Hits and loss of these clients at these stages, and the metric if it needs more than that."""
         sim, group, splits = self.sim, self.executor.process_group, self.splits
 
-        def scored(mine: Tensor) -> StageScores:
+        def scored(share: Tensor) -> StageScores:
             if new:
-                return evaluate.score_new_clients(sim, progress, splits, mine)
-            return evaluate.score_stages(sim, progress, mine, splits, stages)
+                return evaluate.score_new_clients(sim, progress, splits, share)
+            return evaluate.score_stages(sim, progress, share, splits, stages)
 
         if not self.predicts:
             return evaluate.score_in_shares(group, sim, ids, scored), {}
@@ -147,12 +147,14 @@ class Trial:
             ids, predict_in_shares(group, sim, ids, lambda m: stage_predictions(sim, progress, m, splits, stages, new))
         )
 
-    def summed(self, ids: Tensor, found: StagePredictions) -> tuple[StageScores, StageValues]:
+    def summed(self, ids: Tensor, predictions: StagePredictions) -> tuple[StageScores, StageValues]:
         """Hits, loss and the metric of these clients' predictions; stages with the same ones are computed once."""
         assert self.metric is not None
-        known = {id(each): (each.summed(ids), MetricValues.of(self.metric, each)) for each in found.values()}
-        values = {place: known[id(each)][1] for place, each in found.items()}
-        return {place: known[id(each)][0] for place, each in found.items()}, values
+        metric, distinct = self.metric, {id(each): each for each in predictions.values()}
+        scores = {key: each.summed(ids) for key, each in distinct.items()}
+        values = {key: MetricValues.of(metric, each) for key, each in distinct.items()}
+        places = {place: id(each) for place, each in predictions.items()}
+        return {place: scores[key] for place, key in places.items()}, {p: values[key] for p, key in places.items()}
 
 
 class _Examiner(Examiner):
@@ -180,23 +182,23 @@ class _Examiner(Examiner):
         self.seconds += now() - begin
 
     def _score(self, group: Tensor, rows: Rows) -> None:
-        mine, trial = torch.isin(group, self._trial.ids).nonzero()[:, 0], self._trial
-        if not len(mine):
+        chosen, trial = torch.isin(group, self._trial.ids).nonzero()[:, 0], self._trial
+        if not len(chosen):
             return
-        rows = rows if len(mine) == len(group) else {name: x[mine.to(x.device)] for name, x in rows.items()}
-        given = (trial.sim, self._rnd, rows, group[mine], trial.splits)
+        rows = rows if len(chosen) == len(group) else {name: x[chosen.to(x.device)] for name, x in rows.items()}
+        arguments = (trial.sim, self._rnd, rows, group[chosen], trial.splits)
         if trial.predicts:
-            self._predictions.append(trained_predictions(*given))
+            self._predictions.append(trained_predictions(*arguments))
         else:
-            self._ids.append(group[mine])
-            self._scores.append(evaluate.score_trained(*given))
+            self._ids.append(group[chosen])
+            self._scores.append(evaluate.score_trained(*arguments))
 
     def gathered(self, ids: Tensor) -> tuple[StageScores, StageValues]:
         """What the models of these clients score, from all processes."""
         process_group = self._trial.executor.process_group
         if self._trial.predicts:
-            found = gather_predictions(process_group, join_stages(self._predictions))
-            return self._trial.summed(ids, found)
-        mine = torch.cat(self._ids) if self._ids else torch.empty(0, dtype=torch.int64)
+            predictions = gather_predictions(process_group, join_stages(self._predictions))
+            return self._trial.summed(ids, predictions)
+        scored_ids = torch.cat(self._ids) if self._ids else torch.empty(0, dtype=torch.int64)
         scores = evaluate.join_scores(self._scores) if self._scores else {}
-        return evaluate.gather_scores(process_group, mine, scores, ids), {}
+        return evaluate.gather_scores(process_group, scored_ids, scores, ids), {}

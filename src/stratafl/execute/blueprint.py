@@ -1,8 +1,8 @@
-"""The blueprint of a federation: everything that its members agree on before anybody's data is seen.
+"""The blueprint of a federation: everything that its members agree on before any data is seen.
 
-A simulation (`build.py`), a server (`server.py`) and a site (`site.py`) are built from the same blueprint, so they have
-the same layers, start from the same weights and draw the same random numbers. What is not part of it is each member's
-own business and changes at most the last bits: devices, memory limits, how fast steps are made.
+A simulation (`build_simulation.py`), a server (`server.py`) and a site (`site.py`) are built from the same blueprint,
+so they have the same layers, start from the same weights and draw the same random numbers. Devices, memory limits and
+speed are not part of it: each member chooses its own, which changes at most the last bits.
 """
 
 import json
@@ -27,7 +27,7 @@ from stratafl.core.state import bytes_of
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.scaling import dtype_name
 from stratafl.errors import DataError, RecordError
-from stratafl.execute.drawing import OWN, ModelDraw, ModelSource
+from stratafl.execute.drawing import PER_CLIENT, ModelDraw, ModelSource
 from stratafl.runtime.build import EngineName, head_width
 
 log = logging.getLogger("stratafl")
@@ -84,26 +84,26 @@ class Blueprint:
 
     @cached_property
     def features(self) -> int:
-        """The width of what the head is given; raises if the model does not take such samples."""
+        """The width of the head's input. Raises if the model does not take such samples."""
         return head_width(self.module, self.layout, self.head, self.samples)
 
     # What is known before the first round
 
     def setup(self, device: str | torch.device = "cpu", features: int | None = None) -> Setup:
-        """The setup on a device; `features`, if a runtime has found the width of what the head is given."""
+        """The setup on a device; `features` is the width of the head's input, if a runtime has found it."""
         layout, draw = self.layout, self.draw
 
         def fresh(ids: Tensor) -> Rows:
-            each = [columns(draw(i, OWN)) for i in ids.tolist()]
-            return {name: torch.stack([one[name] for one in each]).to(device) for name in layout.specs}
+            models = [columns(draw(i, PER_CLIENT)) for i in ids.tolist()]
+            return {name: torch.stack([model[name] for model in models]).to(device) for name in layout.specs}
 
         start = {name: tensor.clone().to(device) for name, tensor in columns(self.module).items()}
         width = self.features if features is None else features
-        known = (self.clients, self.rounds, self.seeds, self.samples.classes, width, self.participation)
-        return Setup(layout, start, fresh, *known)
+        facts = (self.clients, self.rounds, self.seeds, self.samples.classes, width, self.participation)
+        return Setup(layout, start, fresh, *facts)
 
     def check_splits(self) -> None:
-        """Refuse an algorithm that asks for what none is given; warn of one that says what it leaks."""
+        """Refuse an algorithm that asks for the test split. Warn of one that declares what it leaks."""
         if self.algorithm.leaks is not None:
             log.warning("%s: its results cannot be compared with those of other methods", self.algorithm.leaks)
         elif "test" in self.algorithm.requires.splits:
@@ -111,10 +111,10 @@ class Blueprint:
 
     def check_largest(self, largest: int) -> None:
         """Refuse batches of which the largest client does not have one."""
-        for each in self.algorithm.requires.batchings:
-            if each.drop_last and each.size > largest:
+        for batching in self.algorithm.requires.batchings:
+            if batching.drop_last and batching.size > largest:
                 left = f"the largest client has {largest}"
-                raise DataError(f"drop_last with batches of {each.size} leaves nothing to train on: {left}")
+                raise DataError(f"drop_last with batches of {batching.size} leaves nothing to train on: {left}")
 
     # Agreement
 
@@ -134,10 +134,10 @@ class Blueprint:
             "samples": self.samples.to_table(),
             "rounds": schedule,
         }
-        found = {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in parts.items()}
+        digests = {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in parts.items()}
         start = columns(self.module)
         weights = b"".join(bytes_of(start[name].cpu()).numpy().tobytes() for name in layout.specs)
-        return {**found, "weights": _digest(weights)}
+        return {**digests, "weights": _digest(weights)}
 
     def _method(self) -> str:
         try:

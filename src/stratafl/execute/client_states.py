@@ -81,15 +81,15 @@ def _rows(state: State, clients: int) -> list[State]:
     """The state of each client, copied: a view would keep the rows of the whole group alive."""
     rows: list[State] = [{} for _ in range(clients)]
     for name, value in state.items():
-        each: Sequence[Value] = _copies(value) if isinstance(value, Tensor) else _copied_blocks(value, clients)
-        for row, copy in zip(rows, each, strict=True):
-            row[name] = copy
+        copies: Sequence[Value] = _copies(value) if isinstance(value, Tensor) else _copied_blocks(value, clients)
+        for row, part in zip(rows, copies, strict=True):
+            row[name] = part
     return rows
 
 
 def _copied_blocks(blocks: Rows, clients: int) -> list[Rows]:
-    each = {name: _copies(block) for name, block in blocks.items()}
-    return [{name: copies[c] for name, copies in each.items()} for c in range(clients)]
+    copied = {name: _copies(block) for name, block in blocks.items()}
+    return [{name: copies[c] for name, copies in copied.items()} for c in range(clients)]
 
 
 def _copies(x: Tensor) -> list[Tensor]:

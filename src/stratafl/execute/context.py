@@ -19,9 +19,9 @@ from stratafl.core.state import State, moved, pick, stacked
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.state_format import StateFormat
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import precision
-from stratafl.runtime.task import CohortTask
 
 DIAGNOSED = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences
 
@@ -42,7 +42,7 @@ class SimulationContext(Rounds):
 
     @cached_property
     def client_bytes(self) -> int:
-        """About what one client at work takes."""
+        """About what one working client takes."""
         runtime, requires = self.runtime, self.requires
         training = client_bytes(runtime, runtime.batch_size(requires.batch))
         scoring = evaluation_bytes(runtime, requires.splits) if requires.scores else 0
@@ -66,11 +66,11 @@ class SimulationContext(Rounds):
         return self.setup.clients if self.requires.participation == "all" else self.setup.cohort
 
     def needs(self, cohort: int) -> Needs:
-        held = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
+        state_bytes = 0 if self.store == "disk" or self.state_device != self.runtime.device else self.state_format.size
         diagnosed = min(self.diagnosed_clients, cohort) * DIAGNOSED * self.setup.row_bytes()
-        beside = self.server_bytes + held * self.setup.clients + diagnosed
-        one, evaluated = self.client_bytes, self.evaluation_bytes
-        return Needs(cohort, self.server_bytes, held * cohort, one, evaluated, self.footprint, beside)
+        extra = self.server_bytes + state_bytes * self.setup.clients + diagnosed
+        working, evaluated = self.client_bytes, self.evaluation_bytes
+        return Needs(cohort, self.server_bytes, state_bytes * cohort, working, evaluated, self.footprint, extra)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Sets the precision of this simulation's products."""

@@ -92,11 +92,11 @@ class StateFile:
     def check(self, index: Index) -> None:
         """Raise unless the index gives each client a slot of its own inside the file."""
         slots = index.slots[index.slots != NO_SLOT]
-        there = _VERSIONS * (len(index.slots) + 1)
+        slots_in_file = _VERSIONS * (len(index.slots) + 1)
         if self.size and len(slots):
             with _explained("read", self.path):
-                there = os.fstat(self._handle).st_size // self.size
-        for client in np.flatnonzero(index.slots >= there)[:1].tolist():
+                slots_in_file = os.fstat(self._handle).st_size // self.size
+        for client in np.flatnonzero(index.slots >= slots_in_file)[:1].tolist():
             raise DamagedError(f"'{self.path}' was cut: the state of client {client} is missing")
         if (slots < 0).any() or len(np.unique(slots)) < len(slots):
             raise DamagedError(f"the index of '{self.path}' is damaged: two clients share a slot, or one is negative")
@@ -137,8 +137,8 @@ class StateFile:
         free[self._end] = False  # what NO_SLOT refers to
         for index in self._indices:
             free[index.slots] = False
-        found: list[int] = np.flatnonzero(free[:-1]).tolist()
-        return found
+        unused: list[int] = np.flatnonzero(free[:-1]).tolist()
+        return unused
 
 
 class OnDisk(ClientStates):

@@ -16,7 +16,7 @@ from stratafl.errors import ModelError
 from stratafl.models import load_weights
 
 ModelSource = nn.Module | Callable[[], nn.Module]
-COMMON, OWN = "model", "own model"  # the model that all start from, and one for each client
+COMMON, PER_CLIENT = "model", "own model"  # the model that all start from, and one for each client
 
 
 def filled(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -56,7 +56,7 @@ class ModelDraw:
         state = torch.get_rng_state()
         try:
             torch.default_generator.manual_seed(keys.generator(self.seed, number, purpose).initial_seed())
-            module = self._module(anew=purpose != COMMON)
+            module = self._module(redrawn=purpose != COMMON)
             numbers = self.samples.are_numbers
             kind = torch.get_default_dtype() if numbers else self.samples.kept
             example = torch.zeros(1, *self.samples.shape, dtype=kind)
@@ -69,11 +69,11 @@ class ModelDraw:
         finally:
             torch.set_rng_state(state)
 
-    def _module(self, anew: bool) -> nn.Module:
+    def _module(self, redrawn: bool) -> nn.Module:
         if not isinstance(self.model, nn.Module):
             return self.model()
         module = copy.deepcopy(self.model)
-        for path, sub in module.named_modules() if anew else ():
+        for path, sub in module.named_modules() if redrawn else ():
             reset = getattr(sub, "reset_parameters", None)
             if callable(reset):
                 reset()

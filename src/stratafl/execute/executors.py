@@ -17,7 +17,7 @@ from stratafl.errors import MemoryLimitError, RecordError, StageError
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import Needs, device_memory
 from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup
-from stratafl.execute.round import Executor, Watch, unwatched
+from stratafl.execute.round_run import Executor, Watch, unwatched
 
 
 class InOneProcess:
@@ -108,9 +108,9 @@ class Distributed:
     inner: Executor = Matrix()
 
     def groups(self, sim: SimulationContext, ids: Tensor) -> Iterator[Tensor]:
-        mine = self.process_group.share(sim, ids)
-        if len(mine):
-            yield from self.inner.groups(sim, mine)
+        share = self.process_group.share(sim, ids)
+        if len(share):
+            yield from self.inner.groups(sim, share)
 
     def carry(self, parcel: Parcel, layout: Layout, form: Form | None = None) -> Parcel:
         return self.inner.carry(parcel, layout, form)
@@ -127,8 +127,8 @@ def chunk_size(sim: SimulationContext, cohort: int) -> int:
     needs, limit = sim.needs(cohort), _allowed(sim)
     if needs.least > limit:
         raise MemoryLimitError(_too_large(sim, needs, limit))
-    one = max(1, needs.working(2) - needs.working(1))  # each further client
-    return max(1, min(cohort, 1 + (limit - needs.working(1)) // one))
+    per_client = max(1, needs.working(2) - needs.working(1))  # each further client
+    return max(1, min(cohort, 1 + (limit - needs.working(1)) // per_client))
 
 
 def evaluation_size(sim: SimulationContext, clients: int) -> int:
@@ -146,8 +146,8 @@ def _too_large(sim: SimulationContext, needs: Needs, limit: int) -> str:
     needed = f"a round needs about {least} ({needs.parts()})"
     smaller = "let fewer clients take part or use a smaller model"
     if sim.round_limit is None:
-        there = in_units(device_memory(sim.runtime.device))
-        return f"{needed}, more than half of the {there} here: {smaller}, or set a memory limit well above {least}"
+        memory = in_units(device_memory(sim.runtime.device))
+        return f"{needed}, more than half of the {memory} here: {smaller}, or set a memory limit well above {least}"
     taken = 0 if sim.memory_limit is None else sim.memory_limit - limit
     enough = in_units(needs.least + taken)
     return f"{needed}, and the memory limit leaves {in_units(limit)}: raise it to {enough}, {smaller}"

@@ -22,21 +22,21 @@ from stratafl.core.round import Setup
 from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError, RecordError, unknown
+from stratafl.runtime.cohort_task import EVALUATION_BATCH
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.task import EVALUATION_BATCH
 
-HELD = 2  # rows of a client at work beside its step: its own, and as lanes join them
-COPIES = 6  # of them where steps are captured: those at work, those that wait and the results
+ROW_COPIES = 2  # copies of a working client's row outside its step: its own, and one where lanes are joined
+CAPTURED_ROW_COPIES = 6  # the same where steps are captured: rows at slots, rows that wait, results
 Store = Literal["auto", "device", "ram", "disk"]
 STORES: tuple[str, ...] = get_args(Store)
 SHARE = 4  # client states may take a quarter of the memory
-FEW = 0.1  # where at most this share of the clients takes part in a round …
-WHOLE = 64 * 2**20  # … states larger than this are not written again with every checkpoint
+LOW_PARTICIPATION = 0.1  # where at most this share of the clients takes part in a round …
+MAX_REWRITTEN_BYTES = 64 * 2**20  # … states larger than this are not written again with every checkpoint
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a round of a cohort takes, in bytes, beside libraries, data and client states kept in RAM.
+    """What a round of a cohort takes, in bytes, in addition to libraries, data and client states kept in RAM.
 
     Until a round is complete, memory holds both the state before it and the state after it.
     """
@@ -44,25 +44,25 @@ class Needs:
     cohort: int
     server: int  # the server's state
     states: int  # the cohort's client states after the round, where they are in RAM
-    client: int  # one client at work
+    client: int  # one working client
     evaluated: int  # one client being evaluated
     method: Footprint
-    beside: int = 0  # the state of the selected round, and the models of layer diagnostics
+    extra: int = 0  # the state of the selected round, and the models of layer diagnostics
 
     def working(self, clients: int) -> int:
-        """While so many clients work at once, or their uploads are added to the sums."""
+        """While `clients` clients work at once, or their uploads are added to the sums."""
         m = self.method
         before = (self.cohort - clients) * m.upload
-        return self.server + self.states + self.beside + 2 * m.sums + m.served + before + clients * self.client
+        return self.server + self.states + self.extra + 2 * m.sums + m.served + before + clients * self.client
 
     def merging(self) -> int:
         """While the uploads of the cohort become the server's next state."""
         m = self.method
-        return 2 * self.server + self.states + self.beside + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
+        return 2 * self.server + self.states + self.extra + m.sums + m.merge + self.cohort * (m.upload + m.absorbed)
 
     def evaluating(self, clients: int) -> int:
-        """While so many clients are evaluated at once, before the round is complete."""
-        return 2 * self.server + self.states + self.beside + self.method.served + clients * self.evaluated
+        """While `clients` clients are evaluated at once, before the round is complete."""
+        return 2 * self.server + self.states + self.extra + self.method.served + clients * self.evaluated
 
     @property
     def least(self) -> int:
@@ -79,9 +79,9 @@ class Needs:
             self.merging(): (2 * self.server, m.sums + m.merge, side_by_side, 0),
         }
         names = ("the server's state", "sums on the server", "uploads of the cohort", "one client")
-        always = (("client states", self.states), ("the selected round and layer diagnostics", self.beside))
-        found = (*zip(names, moments[self.least], strict=True), *always)
-        return ", ".join(f"{name} {in_units(size)}" for name, size in found if size)
+        always = (("client states", self.states), ("the selected round and layer diagnostics", self.extra))
+        shares = (*zip(names, moments[self.least], strict=True), *always)
+        return ", ".join(f"{name} {in_units(size)}" for name, size in shares if size)
 
 
 def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
@@ -94,7 +94,7 @@ def server_bytes(algorithm: Algorithm, setup: Setup) -> int:
 
 
 def client_bytes(runtime: Runtime, batch: int) -> int:
-    """A client at work: all copies of its row, plus what a step of `batch` samples takes, measured by running one."""
+    """A working client: all copies of its row, plus what a step of `batch` samples takes, measured by running one."""
 
     def measured() -> int:
         rows, step = _blank_rows(runtime), _stack(runtime, batch)
@@ -128,9 +128,9 @@ def _measured_once(runtime: Runtime, what: Hashable, measured: Callable[[], int]
 class _StorageCounter(TorchDispatchMode):
     """Counts storages as operations make and release them; it does not see the workspace of libraries."""
 
-    def __init__(self, known: set[int]) -> None:
+    def __init__(self, existing: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive = known
+        self._alive = existing
         self.now = self.most = 0
 
     @classmethod
@@ -139,11 +139,11 @@ class _StorageCounter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = function(*args, **(kwargs or {}))
-        for x in tree_leaves(given):
+        returned = function(*args, **(kwargs or {}))
+        for x in tree_leaves(returned):
             if isinstance(x, Tensor):
                 self._count(x)
-        return given
+        return returned
 
     def _count(self, x: Tensor) -> None:
         storage = x.untyped_storage()
@@ -160,9 +160,9 @@ class _StorageCounter(TorchDispatchMode):
         self.now -= size
 
 
-def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
-    """The most that `compute` holds at once beside the tensors it is given, measured by running it."""
-    counter = _StorageCounter({x.untyped_storage()._cdata for x in given})
+def peak_bytes(compute: Callable[[], object], *inputs: Tensor) -> int:
+    """The most that `compute` holds at once in addition to its `inputs`, measured by running it."""
+    counter = _StorageCounter({x.untyped_storage()._cdata for x in inputs})
     with counter:
         compute()
     return counter.most
@@ -171,8 +171,8 @@ def peak_bytes(compute: Callable[[], object], *given: Tensor) -> int:
 def _held(runtime: Runtime, step: int) -> int:
     row = sum(spec.size for spec in runtime.layout.specs.values()) * runtime.dtype.itemsize
     if runtime.captured is not None:
-        return COPIES * row + step
-    return HELD * row + max(step, HELD * row)  # rows of lanes are joined, and sorted, after the last step
+        return CAPTURED_ROW_COPIES * row + step
+    return ROW_COPIES * row + max(step, ROW_COPIES * row)  # rows of lanes are joined, and sorted, after the last step
 
 
 def _blank_rows(runtime: Runtime) -> Rows:
@@ -197,7 +197,7 @@ def choose_store(
     on_device = min(device_memory(device), limit or device_memory(device)) // SHARE
     in_ram = min(ram(), limit or ram()) // SHARE
     if store == "auto":
-        if saved and participation <= FEW and needed > WHOLE:
+        if saved and participation <= LOW_PARTICIPATION and needed > MAX_REWRITTEN_BYTES:
             return "disk"
         fits = needed <= on_device
         return ("ram" if device.type == "cpu" else "device") if fits else "ram" if needed <= in_ram else "disk"
@@ -212,7 +212,7 @@ def choose_store(
 
 
 def limit_left(limit: int | None, device: torch.device) -> int | None:
-    """What a limit leaves beside libraries and data."""
+    """What libraries and data leave of a limit."""
     if limit is None:
         return None
     release_freed_memory()
@@ -234,8 +234,8 @@ def device_of(name: str) -> str:
     """The name, if the device is there; `auto` is a GPU where there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {there}")
+    available = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    missing = RecordError(f"there is no device '{name}' on this machine; choose one of: auto, {available}")
     try:
         if torch.empty(0, device=name).device.type not in ("cpu", "cuda", "mps", "xpu"):
             raise missing

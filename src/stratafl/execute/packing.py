@@ -26,7 +26,7 @@ def sendable(*kinds: type[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """A tensor without its values."""
 
     shape: tuple[int, ...]
@@ -34,8 +34,8 @@ class Spec:
     device: str  # its type, such as cuda: every process has a device of its own
 
     @staticmethod
-    def of(tensor: Tensor) -> "Spec":
-        return Spec(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+    def of(tensor: Tensor) -> "TensorSpec":
+        return TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
     @property
     def size(self) -> int:
@@ -47,14 +47,14 @@ class Label:
     """A value without its tensors, sent before them."""
 
     body: str
-    specs: tuple[Spec, ...]
+    specs: tuple[TensorSpec, ...]
 
     @property
     def size(self) -> int:
         return sum(spec.size for spec in self.specs)
 
 
-sendable(Spec, Label)
+sendable(TensorSpec, Label)
 
 
 def words(value: object) -> str:
@@ -87,7 +87,7 @@ def pack(value: object) -> tuple[Label, list[Tensor]]:
         raise WireError(f"a {type(value).__name__} cannot be sent to other processes")
 
     body = json.dumps(plain(value))
-    return Label(body, tuple(map(Spec.of, tensors))), tensors
+    return Label(body, tuple(map(TensorSpec.of, tensors))), tensors
 
 
 def unpack(label: Label, tensors: Sequence[Tensor]) -> Any:
@@ -129,7 +129,7 @@ def to_buffer(tensors: Sequence[Tensor], size: int, device: str) -> Tensor:
     return buffer
 
 
-def from_buffer(buffer: Tensor, specs: Sequence[Spec]) -> list[Tensor]:
+def from_buffer(buffer: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """The tensors, each in memory of its own."""
     tensors, start = [], 0
     for spec in specs:

@@ -69,7 +69,7 @@ class SingleProcess:
 SINGLE_PROCESS: ProcessGroup = SingleProcess()
 
 
-def places(found: Tensor, wanted: Tensor) -> Tensor:
+def places(ids: Tensor, wanted: Tensor) -> Tensor:
     """Where each of the wanted ids is in `found`, which holds each once."""
-    where = {client: place for place, client in enumerate(found.tolist())}
+    where = {client: place for place, client in enumerate(ids.tolist())}
     return torch.tensor([where[client] for client in wanted.tolist()], dtype=torch.int64)

@@ -26,9 +26,9 @@ from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, first_line, shown
 from stratafl.execute.context import SimulationContext
-from stratafl.execute.packing import Label, Spec, from_buffer, pack, sendable, to_buffer, unpack, value_of, words
+from stratafl.execute.packing import Label, TensorSpec, from_buffer, pack, sendable, to_buffer, unpack, value_of, words
 from stratafl.execute.process_group import places
-from stratafl.execute.round import GroupReport
+from stratafl.execute.round_run import GroupReport
 from stratafl.execute.uploads import Inspection
 
 T = TypeVar("T")
@@ -135,42 +135,42 @@ class Ranks:
             buffer = to_buffer(tensors if self.rank == 0 else [], first.size, "cpu")
             if first.size:
                 dist.broadcast(buffer, 0)
-        given: T = value if self.rank == 0 else unpack(first, from_buffer(buffer, first.specs))
-        return given
+        received: T = value if self.rank == 0 else unpack(first, from_buffer(buffer, first.specs))
+        return received
 
     def merge(self, total: Total, ids: Tensor, rows: bool) -> Total:
         """Sums are added up; rows are gathered in the order of the cohort."""
         sums = self._added(total.sums)
         if not rows:
             return Total(sums)
-        own = (torch.cat(total.ids), dict(join(total.rows))) if total.rows else None
-        there = [(each[0], Parcel(each[1])) for each in self.gather(own) if each is not None]
-        if not there:  # a phase that keeps none
+        rows_here = (torch.cat(total.ids), dict(join(total.rows))) if total.rows else None
+        rows_of_ranks = [(each[0], Parcel(each[1])) for each in self.gather(rows_here) if each is not None]
+        if not rows_of_ranks:  # a phase that keeps none
             return Total(sums)
-        found = torch.cat([each[0] for each in there])
-        return Total(sums, (join([each[1] for each in there]).pick(places(found, ids)),), (ids,))
+        arrived_ids = torch.cat([each[0] for each in rows_of_ranks])
+        return Total(sums, (join([each[1] for each in rows_of_ranks]).pick(places(arrived_ids, ids)),), (ids,))
 
     def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
         label, tensors = pack(dict(clients))
         with self._exchange():
             labels = self._words(label)
             size = max(each.size for each in labels)
-            mine = to_buffer(tensors, size, "cpu")
-            buffers = [torch.empty_like(mine) for _ in labels] if self.rank == 0 else None
+            buffer = to_buffer(tensors, size, "cpu")
+            buffers = [torch.empty_like(buffer) for _ in labels] if self.rank == 0 else None
             if size:
-                dist.gather(mine, buffers, 0)
-        found = [] if buffers is None else _unpacked(labels, buffers)
-        return {client: state for each in found for client, state in each.items()}
+                dist.gather(buffer, buffers, 0)
+        states_of_ranks = [] if buffers is None else _unpacked(labels, buffers)
+        return {client: state for each in states_of_ranks for client, state in each.items()}
 
     def deal(self, sim: SimulationContext, clients: Mapping[int, State]) -> Mapping[int, State]:
         """One share after the other, so that a process holds at most one share that is not its own."""
-        known = torch.tensor(list(clients), dtype=torch.int64)
-        mine: Mapping[int, State] = {}
+        client_ids = torch.tensor(list(clients), dtype=torch.int64)
+        share_here: Mapping[int, State] = {}
         for rank in range(self.world_size):
-            share = self._share_of(rank, sim, known).tolist() if self.rank == 0 else []
-            given = self.told({client: clients[client] for client in share})
-            mine = given if rank == self.rank else mine
-        return mine
+            share = self._share_of(rank, sim, client_ids).tolist() if self.rank == 0 else []
+            share_of_rank = self.told({client: clients[client] for client in share})
+            share_here = share_of_rank if rank == self.rank else share_here
+        return share_here
 
     # Exchanges
 
@@ -186,47 +186,47 @@ class Ranks:
             ) from error
         self._exchanging = False
 
-    def _words(self, mine: T) -> list[T]:
+    def _words(self, message: T) -> list[T]:
         """A message from every process; raises if one of them has failed."""
-        said: list[T] = [value_of(text) for text in self._texts(words(mine))]
-        for rank, word in enumerate(said):
+        messages: list[T] = [value_of(text) for text in self._texts(words(message))]
+        for rank, word in enumerate(messages):
             if isinstance(word, Failure):
                 raise RankError(f"rank {rank}: {word.message}", word.code)
-        return said
+        return messages
 
-    def _texts(self, mine: str) -> list[str]:
+    def _texts(self, text_here: str) -> list[str]:
         """The texts of all processes: first their lengths, then the texts, padded to the longest."""
-        own = torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8)
+        encoded = torch.frombuffer(bytearray(text_here.encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]))
+        dist.all_gather(sizes, torch.tensor([len(encoded)]))
         longest = max(int(size) for size in sizes)
-        padded = torch.cat([own, own.new_zeros(longest - len(own))])
+        padded = torch.cat([encoded, encoded.new_zeros(longest - len(encoded))])
         texts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(texts, padded)
         return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
 
-    def _wire(self, specs: Iterator[Spec]) -> str:
+    def _wire(self, specs: Iterator[TensorSpec]) -> str:
         return "cuda" if self._nccl and any(spec.device == "cuda" for spec in specs) else "cpu"
 
     def _all_gathered(self, labels: list[Label], tensors: list[Tensor]) -> list[Tensor]:
         size = max(label.size for label in labels)
-        mine = to_buffer(tensors, size, self._wire(spec for label in labels for spec in label.specs))
-        buffers = [torch.empty_like(mine) for _ in labels]
+        buffer = to_buffer(tensors, size, self._wire(spec for label in labels for spec in label.specs))
+        buffers = [torch.empty_like(buffer) for _ in labels]
         if size:
-            dist.all_gather(buffers, mine)
+            dist.all_gather(buffers, buffer)
         return buffers
 
     def _added(self, sums: tuple[State, ...]) -> tuple[State, ...]:
-        """Sums over all processes, in float64; who has no client in the cohort adds nothing."""
+        """Sums over all processes, in float64. A process without a client in the cohort adds nothing."""
         with self._exchange():
-            own = {(place, name): tensor for place, each in enumerate(sums) for name, tensor in flatten(each).items()}
-            named = self._words([{name: Spec.of(x) for name, x in flatten(each).items()} for each in sums])
-            specs = {(i, name): spec for there in named for i, each in enumerate(there) for name, spec in each.items()}
+            sums_here = {(i, name): x for i, each in enumerate(sums) for name, x in flatten(each).items()}
+            named = self._words([{name: TensorSpec.of(x) for name, x in flatten(each).items()} for each in sums])
+            specs = {(i, name): s for of_rank in named for i, each in enumerate(of_rank) for name, s in each.items()}
             merges = max(map(len, named))
             wire = self._wire(iter(specs.values()))
             parts = [
-                own[name].reshape(-1).to(wire, torch.float64)
-                if name in own
+                sums_here[name].reshape(-1).to(wire, torch.float64)
+                if name in sums_here
                 else torch.zeros(torch.Size(spec.shape).numel(), dtype=torch.float64, device=wire)
                 for name, spec in specs.items()
             ]

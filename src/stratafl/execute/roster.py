@@ -15,9 +15,9 @@ from stratafl.core.algorithm import Requirements
 from stratafl.core.reprs import short_repr
 from stratafl.data.federation import Federation
 from stratafl.errors import DataError, choices, shown
-from stratafl.runtime.task import EVALUATION_BATCH
+from stratafl.runtime.cohort_task import EVALUATION_BATCH
 
-LONGEST = 64  # letters of a name
+MAX_NAME_LETTERS = 64  # letters of a name
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,12 @@ class RosterEntry:
 
     def __post_init__(self) -> None:
         name = self.name
-        if not (isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable() and name == name.strip()):
-            raise DataError(f"'{shown(name)}' is not the name of a site: give 1 to {LONGEST} printable letters")
+        if not (
+            isinstance(name, str) and 0 < len(name) <= MAX_NAME_LETTERS and name.isprintable() and name == name.strip()
+        ):
+            raise DataError(
+                f"'{shown(name)}' is not the name of a site: give 1 to {MAX_NAME_LETTERS} printable letters"
+            )
         for what in ("client", "samples", "validation"):
             value = getattr(self, what)
             if type(value) is not int or not 0 <= value < 1 << 40:
@@ -57,10 +61,10 @@ class Roster:
             twice = next((each for each in values if list(values).count(each) > 1), None)
             if twice is not None:
                 raise DataError(f"two sites have the {what} '{shown(twice)}': give every site its own")
-        for each in self.entries:
-            if each.client < self.clients and each.samples == 0:
+        for site in self.entries:
+            if site.client < self.clients and site.samples == 0:
                 raise DataError(
-                    f"site '{each.name}' is client {each.client} and has no training sample: give it some, or a number "
+                    f"site '{site.name}' is client {site.client} and has no training sample: give it some, or a number "
                     f"from {self.clients}, with which it only predicts"
                 )
 
@@ -73,10 +77,10 @@ class Roster:
         return tuple(each.name for each in self.entries)
 
     def entry(self, name: str) -> RosterEntry:
-        found = next((each for each in self.entries if each.name == name), None)
-        if found is None:
+        entry = next((each for each in self.entries if each.name == name), None)
+        if entry is None:
             raise DataError(f"there is no site '{shown(name)}' in this federation; {choices(self.names)}")
-        return found
+        return entry
 
     def joined(self, entry: RosterEntry) -> Self:
         """With a further site, or with other numbers of samples of one that is there."""
@@ -91,18 +95,18 @@ class Roster:
     @property
     def samples(self) -> Tensor:
         """Training samples by client, int64 `[N]`; 0 of those that have not joined."""
-        count = max([self.clients, *(each.client + 1 for each in self.entries)])
-        found = torch.zeros(count, dtype=torch.int64)
-        for each in self.entries:
-            found[each.client] = each.samples
-        return found
+        count = max([self.clients, *(entry.client + 1 for entry in self.entries)])
+        samples = torch.zeros(count, dtype=torch.int64)
+        for entry in self.entries:
+            samples[entry.client] = entry.samples
+        return samples
 
     def widest(self, requires: Requirements) -> dict[str, int]:
         """The samples of the largest client by split, as far as a site needs it to compute a simulation's bits.
 
         Short batches are padded to the largest client's, if that is below a batch; no site learns more than that.
         """
-        there = [each for each in self.entries if each.client < self.clients]
-        counts = {"train": [each.samples for each in there], "validation": [each.validation for each in there]}
+        trained = [each for each in self.entries if each.client < self.clients]
+        counts = {"train": [each.samples for each in trained], "validation": [each.validation for each in trained]}
         most = max(requires.batch, EVALUATION_BATCH)
-        return {split: min(max(held, default=0), most) for split, held in counts.items()}
+        return {split: min(max(sizes, default=0), most) for split, sizes in counts.items()}

@@ -1,6 +1,6 @@
-"""The rounds of a federation as its server knows them: who takes part, in which order rows are summed up, what is sent.
+"""The rounds of a federation as its server knows them: cohorts, the order of sums, and the form of uploads.
 
-A server needs no data for any of it. `context.py` adds what a simulation has besides, `server.py` what a server does.
+A server needs no data for any of it. `context.py` adds what a simulation needs, `server.py` what a server does.
 """
 
 import logging
@@ -24,12 +24,12 @@ log = logging.getLogger("stratafl")
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """An algorithm, what is known before its first round, and how many training samples every client has."""
+    """An algorithm, its setup, and how many training samples every client has."""
 
     algorithm: Algorithm
     setup: Setup
     samples: Tensor  # int64 `[N]`, by client; of new clients too, which come after the others
-    # Updates more than so many times as long as the cohort's median are left out.
+    # An update more than this many times as long as the cohort's median is left out.
     norm_limit: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -61,11 +61,11 @@ class Rounds:
 
     def checked(self, ids: Tensor) -> Tensor:
         """The ids, if each is a client and none comes twice."""
-        given = torch.as_tensor(ids).tolist()
-        wrong = [i for i in given if not 0 <= i < self.setup.clients]
+        id_list = torch.as_tensor(ids).tolist()
+        wrong = [i for i in id_list if not 0 <= i < self.setup.clients]
         if wrong:
             raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
-        twice = next(((i, count) for i, count in Counter(given).items() if count > 1), None)
+        twice = next(((i, count) for i, count in Counter(id_list).items() if count > 1), None)
         if twice is not None:
             raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
         return torch.as_tensor(ids, dtype=torch.int64)
@@ -93,8 +93,8 @@ class Rounds:
         floats = [x for x in tensors(after) if x.is_floating_point()]
         if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):
             return after
-        held = "what the server made of finite uploads is not finite: it keeps its last state"
-        log.warning("round %d: %s", rnd.t + 1, held)
+        problem = "what the server made of finite uploads is not finite: it keeps its last state"
+        log.warning("round %d: %s", rnd.t + 1, problem)
         return server
 
 

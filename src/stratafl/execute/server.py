@@ -1,6 +1,6 @@
 """The server of a deployed federation: a blueprint and a roster, no data; all that crosses is bytes of `core/wire.py`.
 
-Its functions are pure, as those of the waist: whoever drives them keeps the state. `site.py` is the other side.
+Its functions are pure, as those of the waist: the caller keeps the state. `site.py` is the other side.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.state_format import StateFormat
-from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, Outlier, inspect, outliers, too_long
+from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, OutlyingUpdate, inspect, outlying_updates, too_long
 from stratafl.runtime.speed import precision
 
 SECRET = 32  # bytes
@@ -35,7 +35,7 @@ class Absorbed:
     server: State
     present: tuple[int, ...]
     left_out: tuple[LeftOut, ...] = ()
-    outliers: tuple[Outlier, ...] = ()
+    outliers: tuple[OutlyingUpdate, ...] = ()
 
 
 @short_repr
@@ -66,8 +66,8 @@ class Server(Rounds):
             blueprint.check_largest(int(roster.samples[: roster.clients].max()))
         setup = replace(blueprint.setup(device), secret=secret)
         blueprint.algorithm.check(setup)
-        known = (blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
-        return Server(*known, norm_limit=norm_limit)
+        parts = (blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
+        return Server(*parts, norm_limit=norm_limit)
 
     def joined(self, entry: RosterEntry) -> "Server":
         """The server with a further site, or with one that has other numbers of samples."""
@@ -87,7 +87,7 @@ class Server(Rounds):
 
     @cached_property
     def state_format(self) -> StateFormat:
-        """The tensors of its state, for whoever saves and restores it."""
+        """The tensors of its state, for saving and restoring it."""
         return StateFormat(self.start())
 
     # A round
@@ -110,30 +110,31 @@ class Server(Rounds):
         are too long is known when all were read, so that they are then read again without those.
         """
         cohort: list[int] = self.ordered(self.checked(torch.tensor(list(uploads), dtype=torch.int64))).tolist()
-        after, found = self._folded(t, state, uploads, cohort)
-        present = [client for client in cohort if not found[client].reasons[0]]
-        norms = [found[client].norms[0] for client in present]
-        far = too_long(present, [found[client].parts[0] for client in present], self.norm_limit)
-        reasons = {client: found[client].reasons[0] for client in cohort} | {each.client: each.reason for each in far}
+        after, inspections = self._folded(t, state, uploads, cohort)
+        present = [client for client in cohort if not inspections[client].reasons[0]]
+        norms = [inspections[client].norms[0] for client in present]
+        far = too_long(present, [inspections[client].parts[0] for client in present], self.norm_limit)
+        reasons = {client: inspections[client].reasons[0] for client in cohort}
+        reasons |= {each.client: each.reason for each in far}
         if far:
             after, _ = self._folded(t, state, uploads, [client for client in present if not reasons[client]])
         left_out = tuple(LeftOut(client, reason) for client, reason in reasons.items() if reason)
-        named = tuple(each for each in outliers(present, norms) if not reasons[each.client])
+        named = tuple(each for each in outlying_updates(present, norms) if not reasons[each.client])
         return Absorbed(after, tuple(client for client in cohort if not reasons[client]), left_out, named)
 
     def _folded(
         self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]
     ) -> tuple[State, dict[int, Inspection]]:
-        """Its state after round t from the uploads of these clients, and what was found in each."""
-        rnd, total, found = self._keyed(self.at(t), uploads), Total(), dict[int, Inspection]()
+        """Its state after round t from the uploads of these clients, and the inspection of each."""
+        rnd, total, inspections = self._keyed(self.at(t), uploads), Total(), dict[int, Inspection]()
         self.upload_form(rnd, state)
         with precision("fp32"):
             for client in clients:
-                parcel, found[client] = self._arrived(rnd, state, client, uploads[client])
-                if not found[client].reasons[0]:
+                parcel, inspections[client] = self._arrived(rnd, state, client, uploads[client])
+                if not inspections[client].reasons[0]:
                     total = self.algorithm.fold(rnd, state, total, parcel, torch.tensor([client]))
-            some = self.requires.noise or any(not each.reasons[0] for each in found.values())
-            return self.absorbed(rnd, state, total) if some else state, found
+            some = self.requires.noise or any(not each.reasons[0] for each in inspections.values())
+            return self.absorbed(rnd, state, total) if some else state, inspections
 
     def _keyed(self, rnd: Round, uploads: Mapping[int, bytes]) -> Round:
         """The round with a secret of its own, where noise is drawn.
@@ -151,7 +152,7 @@ class Server(Rounds):
         return replace(rnd, setup=replace(self.setup, secret=key.digest()))
 
     def _arrived(self, rnd: Round, state: State, client: int, data: bytes) -> tuple[Parcel, Inspection]:
-        """An upload, and what is found in it; norms are of its difference from what the server sent."""
+        """An upload and its inspection; norms are of its difference from what the server sent."""
         form, samples = self.upload_form(rnd, state), self.samples[client : client + 1]
         if int(samples) == 0:
             return Parcel({}), Inspection.refused("it is not in the roster", 1)
@@ -161,5 +162,5 @@ class Server(Rounds):
             return Parcel({}), Inspection.refused(str(error), 1)
         opened = self.algorithm.open(rnd, state, parcel, torch.tensor([client]))
         sent, limited = self._parcel(rnd, state, client), self.norm_limit is not None
-        found = inspect(parcel, form, {}, sent, samples, self.setup.layout, opened, limited=limited)
-        return opened.uploads, found
+        inspection = inspect(parcel, form, {}, sent, samples, self.setup.layout, opened, limited=limited)
+        return opened.uploads, inspection

@@ -13,7 +13,7 @@ from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
-from stratafl.execute.round import Examine, Examiner, Executor, Report, RoundRun
+from stratafl.execute.round_run import Examine, Examiner, Executor, Report, RoundRun
 
 
 @short_repr
@@ -85,8 +85,8 @@ class Simulation(SimulationContext):
         if index is not None:
             file.check(index)
             return OnDisk(file, self.state_format, index)
-        mine = {name: x.clone() for name, x in tensors.items() if name.startswith("client/")}
-        return InMemory.of(self.state_device, mine)
+        states = {name: x.clone() for name, x in tensors.items() if name.startswith("client/")}
+        return InMemory.of(self.state_device, states)
 
 
 @short_repr
@@ -122,25 +122,25 @@ class SavedForm:
             raise RunError(f"the state cannot be saved, because its shapes have changed: {wrong}")
 
     def _wrong(self, tensors: Mapping[str, Tensor]) -> str | None:
-        mine = {name: x for name, x in tensors.items() if not name.startswith("client/")}
+        others = {name: x for name, x in tensors.items() if not name.startswith("client/")}
         index = {SLOTS: (torch.int64, (self.clients,)), SUMS: (torch.int64, (self.clients,))}
-        known = {"t": (torch.int64, ()), **self.server, **(index if SLOTS in mine or SUMS in mine else {})}
-        return difference(known, mine) or self._wrong_clients(tensors, SLOTS in mine)
+        expected = {"t": (torch.int64, ()), **self.server, **(index if SLOTS in others or SUMS in others else {})}
+        return difference(expected, others) or self._wrong_clients(tensors, SLOTS in others)
 
     def _wrong_clients(self, tensors: Mapping[str, Tensor], indexed: bool) -> str | None:
-        found: dict[str, dict[str, Tensor]] = {}
+        states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("client/"):
                 client, _, path = name.removeprefix("client/").partition("/")
-                found.setdefault(client, {})[path] = tensor
-        if found and indexed:
+                states.setdefault(client, {})[path] = tensor
+        if states and indexed:
             return "it holds client states and an index of client states on disk"
-        for client, mine in found.items():
+        for client, state in states.items():
             if not (client.isascii() and client.isdecimal() and str(int(client[:18])) == client):
                 return f"there is no client {client[:40]!r}"
             if int(client) >= self.clients:
                 return f"there is no client {client}: the {self.clients} clients are numbered from 0"
-            wrong = difference(self.client, mine)
+            wrong = difference(self.client, state)
             if wrong is not None:
                 return f"client {client}: {wrong}"
         return None

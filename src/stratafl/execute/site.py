@@ -32,9 +32,9 @@ from stratafl.execute.state_format import StateFormat
 from stratafl.execute.tokens import check_tokens
 from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.runtime.build import build_runtime
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.speed import USUAL, Speed, precision
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.speed import DEFAULT_SPEED, Speed, precision
 
 
 @short_repr
@@ -65,7 +65,7 @@ class Site:
         client: int,
         *,
         device: str = "cpu",
-        speed: Speed = USUAL,
+        speed: Speed = DEFAULT_SPEED,
         widest: Mapping[str, int] | None = None,
     ) -> "Site":
         """The site of a client whose samples are the federation, which `blueprint.samples.client(…)` makes.
@@ -110,7 +110,7 @@ class Site:
 
     @cached_property
     def state_format(self) -> StateFormat:
-        """The tensors of its state, for whoever saves and restores it."""
+        """The tensors of its state, for saving and restoring it."""
         return StateFormat(self.enrol())
 
     # A round
@@ -118,16 +118,16 @@ class Site:
     def work(self, t: int, state: State | None, download: bytes) -> SiteWork:
         """Its part in round t, from the state that it kept (None: it has none yet) and what it was sent."""
         if not self.trains:
-            told = f"it is client {self.client}, and clients 0 to {self.setup.clients - 1} do"
-            raise DataError(f"this site does not take part in training: {told}")
+            reason = f"it is client {self.client}, and clients 0 to {self.setup.clients - 1} do"
+            raise DataError(f"this site does not take part in training: {reason}")
         rnd = self._at(t)
         with precision(self.runtime.speed.precision):
             task = self._task(rnd)
-            kept, upload, _ = self.algorithm.work(rnd, self._received(rnd, state, download, False, task), task)
-        if not all(bool(torch.isfinite(x).all()) for x in tensors(kept) if x.is_floating_point()):
+            after, upload, _ = self.algorithm.work(rnd, self._received(rnd, state, download, False, task), task)
+        if not all(bool(torch.isfinite(x).all()) for x in tensors(after) if x.is_floating_point()):
             raise StageError(f"round {t + 1}: {STATE_NOT_FINITE}, so that nothing is sent: lower the learning rate")
         copied = {name: x.clone() for name, x in task.notes.items()}
-        state = moved(pick(kept, 0), torch.device("cpu"))
+        state = moved(pick(after, 0), torch.device("cpu"))
         return SiteWork(state, wire.encode(upload, self.setup.layout), copied)
 
     def received(self, t: int, state: State | None, download: bytes) -> Rows:
@@ -157,8 +157,8 @@ class Site:
             yield rnd, self._received(rnd, state, download, not self.trains, task), task
 
     def _received(self, rnd: Round, state: State | None, download: bytes, new: bool, task: CohortTask) -> State:
-        kept = moved(stacked([self.enrol() if state is None else state]), self.runtime.device)
-        return self.algorithm.receive(rnd, kept, self._decoded(rnd, download, new), task)
+        before = moved(stacked([self.enrol() if state is None else state]), self.runtime.device)
+        return self.algorithm.receive(rnd, before, self._decoded(rnd, download, new), task)
 
     def _decoded(self, rnd: Round, download: bytes, new: bool) -> Parcel:
         form = self.algorithm.download_form(rnd, self._ids, new)
@@ -180,16 +180,16 @@ def _check(blueprint: Blueprint, federation: Federation, client: int) -> None:
     """Refuse samples of another format than was agreed on, and a client without what the algorithm needs."""
     if federation.clients != 1 or client < 0:
         raise DataError(f"client {client} was given the samples of {federation.clients} clients: give its own, and 0 …")
-    agreed, found = blueprint.samples, SampleFormat.of(federation)
-    for what, mine, theirs in (
-        ("samples of shape", found.shape, agreed.shape),
-        ("samples of type", found.kept, agreed.kept),
-        ("classes:", found.classes, agreed.classes),
-        ("targets of shape", found.target, agreed.target),
-        ("names of classes:", found.preprocessing.classes, agreed.preprocessing.classes),
+    agreed, own_format = blueprint.samples, SampleFormat.of(federation)
+    for what, here, agreed_on in (
+        ("samples of shape", own_format.shape, agreed.shape),
+        ("samples of type", own_format.kept, agreed.kept),
+        ("classes:", own_format.classes, agreed.classes),
+        ("targets of shape", own_format.target, agreed.target),
+        ("names of classes:", own_format.preprocessing.classes, agreed.preprocessing.classes),
     ):
-        if mine != theirs:
-            raise DataError(f"this site has {what} {mine}, and the federation has agreed on {theirs}")
+        if here != agreed_on:
+            raise DataError(f"this site has {what} {here}, and the federation has agreed on {agreed_on}")
     blueprint.check_splits()
     for split in blueprint.algorithm.requires.splits if client < blueprint.clients else ():
         if not len(federation.splits[split].indices):

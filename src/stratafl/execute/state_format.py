@@ -14,7 +14,7 @@ from stratafl.errors import DamagedError, RunError
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """One tensor of a client's state."""
 
     path: str
@@ -28,7 +28,7 @@ class StateFormat:
 
     def __init__(self, state: State) -> None:
         self.parts = tuple(
-            Part(path, x.dtype, tuple(x.shape), x.numel() * x.element_size()) for path, x in flatten(state).items()
+            StatePart(path, x.dtype, tuple(x.shape), x.numel() * x.element_size()) for path, x in flatten(state).items()
         )
         self.size = sum(part.bytes for part in self.parts)
         self._sum = zlib.crc32(repr(self.parts).encode())
@@ -39,8 +39,8 @@ class StateFormat:
 
     def encode(self, state: State) -> bytes:
         flat = flatten(state)
-        found = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
-        if found != tuple((part.path, part.dtype, part.shape) for part in self.parts):
+        layout = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
+        if layout != tuple((part.path, part.dtype, part.shape) for part in self.parts):
             raise RunError("a client's state changed its shape, which states on disk cannot do: use run.store=ram")
         return b"".join(bytes_of(x).numpy().tobytes() for x in flat.values())
 

@@ -17,8 +17,8 @@ def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
         return None
     example, sizes = torch.zeros(1, *shape, dtype=dtype), list[int]()
 
-    def watch(table: nn.Module, given: tuple[Any, ...]) -> None:
-        first = given[0] if given else None
+    def watch(table: nn.Module, inputs: tuple[Any, ...]) -> None:
+        first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.numel() == example.numel() and not first.is_floating_point():
             sizes.append(int(table.num_embeddings))  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def outside(x: Tensor, size: int | None) -> int | None:
-    """The first sample with an id outside a table of so many rows."""
+    """The first sample with an id outside a table of `size` rows."""
     if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
         return None
     wrong = ((x < 0) | (x >= size)).flatten(1).any(1)

@@ -4,8 +4,9 @@ An upload is left out if it has another form than the method's uploads, if a val
 value is finite, counts are above 0), if a value that the client would keep is not finite, or if its `samples` are not
 the client's number of training samples: it would spoil the next model of all clients, or its own for good. So is an
 update whose norm is not finite. One whose norm is at least ten times the cohort's median is reported and takes part,
-because a client may well have more to learn than the others. With a limit (`Rounds.norm_limit`) an upload is left out
-of which a field is above the limit: updates from what was sent, other fields from 0, statistics for themselves.
+because a client may well have more to learn than the others. With a limit (`Rounds.norm_limit`), an upload is left out
+if any part of it is above the limit: updates count from what the server sent, other fields from 0, and statistics are
+a part of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ STATE_NOT_FINITE = "its model is not finite"
 ENDLESS = "the norm of its update is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
 DEPLOYED = 100.0  # the same, above which a deployment leaves an update out
-FEW = 3  # updates below which a median says nothing
+MIN_UPDATES = 3  # updates below which a median says nothing
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Outlier:
+class OutlyingUpdate:
     """A client whose update is `ratio` times as long as the cohort's median; None if that overflows."""
 
     client: int
@@ -51,7 +52,7 @@ class Outlier:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found in the uploads of a group: a reason to leave each client out ("": none), and update norms.
+    """The inspection of a group's uploads: for each client a reason to leave it out ("": none), and its update's norm.
 
     `lengths` are the norms of each part of an upload, if there is a limit for them.
     """
@@ -97,47 +98,49 @@ def inspect(
     if wrong:
         return Inspection.refused(wrong, clients)
     device = next((x.device for field in received.values() for x in tensors({"": field.value})), samples.device)
-    held = samples.to(device, torch.float64)
-    # Of what was packed, first the parts that travelled, then what they come to: finite numbers may overflow.
+    sample_counts = samples.to(device, torch.float64)
+    # Of a packed field, look at the parts that travelled, then at the unpacked value: finite numbers may overflow.
     parts = {name: field for name, field in up.items() if name not in opened.uploads}
     looked_at = {**parts, **opened.uploads}
-    squares, covered = _squares(opened.uploads, received, held, layout)
+    squares, covered = _squares(opened.uploads, received, sample_counts, layout)
     if device.type != "cpu" or not squares.isfinite().all():  # on a GPU the question costs more than another look
         covered = {}
-    found = {
+    ranges = {
         name: extremes(field, form.fields[name].bound, clients, layout, covered.get(name, frozenset()))
         for name, field in looked_at.items()
     }
-    sent = {name: each for name, each in found.items() if each is not None}
-    kept = _finite([extremes(Field(value), "finite", clients, layout) for value in state.values()], held)
-    rows = torch.stack([kept, _reported(up, held), squares])
+    sent = {name: low_and_high for name, low_and_high in ranges.items() if low_and_high is not None}
+    state_is_finite = _finite(
+        [extremes(Field(value), "finite", clients, layout) for value in state.values()], sample_counts
+    )
+    rows = torch.stack([state_is_finite, _reported(up, sample_counts), squares])
     seen = torch.cat([*sent.values(), rows]).cpu().tolist()  # the one transfer: each waits
     *bounds, keeps, reported, moved = seen
     reasons = [
-        _reason(form, dict(zip(sent, zip(each[::2], each[1::2], strict=True), strict=True)), *rest)
-        for each, *rest in zip(_columns(bounds, clients), keeps, reported, samples.tolist(), strict=True)
+        _reason(form, dict(zip(sent, zip(of_client[::2], of_client[1::2], strict=True), strict=True)), *rest)
+        for of_client, *rest in zip(_columns(bounds, clients), keeps, reported, samples.tolist(), strict=True)
     ]
     unread = {reason: rows.tolist() for reason, rows in opened.wrong.items()}
     reasons = [next((why for why in unread if unread[why][c]), reason) for c, reason in enumerate(reasons)]
     reasons = [reason or ("" if isfinite(square) else ENDLESS) for reason, square in zip(reasons, moved, strict=True)]
     norms = [square**0.5 for square in moved]
-    return Inspection(reasons, norms, _lengths(opened.uploads, received, held, layout) if limited else {})
+    return Inspection(reasons, norms, _lengths(opened.uploads, received, sample_counts, layout) if limited else {})
 
 
 def _columns(rows: Sequence[Sequence[float]], count: int) -> list[list[float]]:
     return [[row[place] for row in rows] for place in range(count)]
 
 
-def _finite(found: Sequence[Tensor | None], like: Tensor) -> Tensor:
+def _finite(ranges: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """`[C]`: 1 where all of these are finite."""
-    there = [each for each in found if each is not None]
-    return torch.cat(there).isfinite().all(0).double() if there else torch.ones_like(like)
+    known_ranges = [each for each in ranges if each is not None]
+    return torch.cat(known_ranges).isfinite().all(0).double() if known_ranges else torch.ones_like(like)
 
 
-def outliers(ids: Sequence[int], norms: Sequence[float]) -> tuple[Outlier, ...]:
+def outlying_updates(ids: Sequence[int], norms: Sequence[float]) -> tuple[OutlyingUpdate, ...]:
     """The clients whose update is far from the cohort's median, in their order."""
     ratios = zip(ids, _ratios(norms), strict=True)
-    return tuple(Outlier(client, _rounded(ratio)) for client, ratio in ratios if ratio >= FAR)
+    return tuple(OutlyingUpdate(client, _rounded(ratio)) for client, ratio in ratios if ratio >= FAR)
 
 
 def too_long(ids: Sequence[int], lengths: Sequence[Mapping[str, float]], limit: float | None) -> tuple[LeftOut, ...]:
@@ -156,7 +159,7 @@ def too_long(ids: Sequence[int], lengths: Sequence[Mapping[str, float]], limit: 
 def _ratios(norms: Sequence[float]) -> list[float]:
     """Each norm by the median of those above 0; 0 where there are too few to compare with."""
     moved = [norm for norm in norms if norm > 0]
-    middle = median(moved) if len(moved) >= FEW else 0.0
+    middle = median(moved) if len(moved) >= MIN_UPDATES else 0.0
     return [norm / middle for norm in norms] if 0 < middle < float("inf") else [0.0] * len(norms)
 
 
@@ -164,22 +167,24 @@ def _rounded(ratio: float) -> float | None:
     return float(f"{ratio:.3g}") if isfinite(ratio) else None
 
 
-def _reason(form: Form, sent: Mapping[str, tuple[float, float]], kept: float, reported: float, held: int) -> str:
+def _reason(
+    form: Form, sent: Mapping[str, tuple[float, float]], state_is_finite: float, reported: float, samples: int
+) -> str:
     for name, (low, high) in sent.items():
         wrong = out_of_bounds(name, form.fields[name].bound, low, high)
         if wrong:
             return wrong
-    if not kept:
+    if not state_is_finite:
         return STATE_NOT_FINITE
-    if reported != held:
-        return f"it claims {reported:.0f} training samples and holds {held}"
+    if reported != samples:
+        return f"it claims {reported:.0f} training samples and holds {samples}"
     return ""
 
 
-def _reported(up: Parcel, held: Tensor) -> Tensor:
+def _reported(up: Parcel, sample_counts: Tensor) -> Tensor:
     """The number of samples that each client reports; what it holds, where it reports nothing."""
     value = up[COUNT].value if COUNT in up and not up[COUNT].common else None
-    return value.double() if isinstance(value, Tensor) and value.shape == held.shape else held
+    return value.double() if isinstance(value, Tensor) and value.shape == sample_counts.shape else sample_counts
 
 
 def _squares(
@@ -194,20 +199,20 @@ def _squares(
         field, before = up[name], received[name]
         if isinstance(field.value, Tensor) or isinstance(before.value, Tensor):
             continue
-        sent, known = field.sent(layout), before.sent(layout)
-        masks = [mask for mask in (sent, known) if mask is not None]
+        sent, received_mask = field.sent(layout), before.sent(layout)
+        masks = [mask for mask in (sent, received_mask) if mask is not None]
         compared = [tensor for tensor in field.rows if layout.specs[tensor].trainable and _fit(field, before, tensor)]
         for tensor in compared:
             block = field.rows[tensor]
             total += _square(block, before.rows[tensor].expand_as(block), [mask[tensor] for mask in masks])
-        covered[name] = frozenset(compared) if known is None else frozenset()
+        covered[name] = frozenset(compared) if received_mask is None else frozenset()
     return total, covered
 
 
 def _fit(field: Field, before: Field, tensor: str) -> bool:
     """Whether a tensor was received in the form in which it was sent."""
-    known = before.rows.get(tensor)
-    return known is not None and field.rows[tensor].shape[1:] == known.shape[0 if before.common else 1 :]
+    received = before.rows.get(tensor)
+    return received is not None and field.rows[tensor].shape[1:] == received.shape[0 if before.common else 1 :]
 
 
 def _lengths(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout) -> dict[str, list[float]]:
@@ -220,32 +225,33 @@ def _lengths(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: La
             if sent.value.is_floating_point() and len(sent.value) == len(like):
                 squares[f"field '{name}'"] = _square(sent.value, torch.zeros_like(sent.value), [])
             continue
-        there = name in received and not isinstance(received[name].value, Tensor)
-        known = received[name] if there else None
-        each = (sent.sent(layout), None if known is None else known.sent(layout))
+        is_comparable = name in received and not isinstance(received[name].value, Tensor)
+        before = received[name] if is_comparable else None
+        sent_and_received = (sent.sent(layout), None if before is None else before.sent(layout))
         for tensor, block in sent.rows.items():
             if not block.is_floating_point():
                 continue
-            begun = known is not None and _fit(sent, known, tensor)  # else it counts from 0
-            start = known.rows[tensor] if known is not None and begun else block.new_zeros(())
-            part = "update" if known else f"field '{name}'"
+            begun = before is not None and _fit(sent, before, tensor)  # else it counts from 0
+            start = before.rows[tensor] if before is not None and begun else block.new_zeros(())
+            part = "update" if before else f"field '{name}'"
             part = part if layout.specs[tensor].trainable else f"statistics of '{name}'"
-            masks = [mask[tensor] for mask in (each if begun else each[:1]) if mask is not None]
+            counted = sent_and_received if begun else sent_and_received[:1]
+            masks = [mask[tensor] for mask in counted if mask is not None]
             more = _square(block, start.expand_as(block), masks)
             squares[part] = squares.get(part, torch.zeros_like(like)) + more
-    return {part: each.sqrt().tolist() for part, each in squares.items()}
+    return {part: sent_and_received.sqrt().tolist() for part, sent_and_received in squares.items()}
 
 
 def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:
     """Some columns at a time: a copy in float64 of a whole cohort's embeddings would take longer than its sum."""
     clients = len(block)
     flat, start = (x.reshape(clients, -1) for x in (block, before))
-    there = [mask.expand_as(block).reshape(clients, -1) for mask in masks]
+    flat_masks = [mask.expand_as(block).reshape(clients, -1) for mask in masks]
     total = torch.zeros(clients, dtype=torch.float64, device=block.device)
     size = max(1, PIECE // clients if block.device.type == "cpu" else flat.shape[1])
     for some in pieces(flat.shape[1], size):
         update = (flat[:, some] - start[:, some]).double()  # squares of float32 overflow at 1e19
-        for mask in there:
+        for mask in flat_masks:
             update.masked_fill_(~mask[:, some], 0)
         total += row_dot(update, update)
     return total

@@ -52,12 +52,12 @@ class Predictor(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        given: Tensor = self.module(self.inputs(x))
+        outputs: Tensor = self.module(self.inputs(x))
         if self.preprocessing.targets is None:
-            return given
-        shape = given.shape[1:] if len(self.target_mean) > 1 else ()
+            return outputs
+        shape = outputs.shape[1:] if len(self.target_mean) > 1 else ()
         mean, deviation = self.target_mean.reshape(shape), self.target_deviation.reshape(shape)
-        return (given.double() * deviation + mean).to(given.dtype)
+        return (outputs.double() * deviation + mean).to(outputs.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples as the model takes them, with the same arithmetic as in training."""
@@ -105,9 +105,8 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch refuses some modules, with many types of errors
-        raise ModelError(
-            f"{type(model.module).__name__} cannot be exported to ONNX: {first_line(error, typed=True)}"
-        ) from error
+        name = type(model.module).__name__
+        raise ModelError(f"{name} cannot be exported to ONNX: {first_line(error, typed=True)}") from error
 
 
 @contextmanager

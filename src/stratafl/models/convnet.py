@@ -74,8 +74,8 @@ class ConvNet(Staged):
         return (*convolutions, *hidden, self._head_stage())
 
     def _convolution_stage(self, i: int) -> Stage:
-        there = (f"conv{i}", *([f"bn{i}"] if self.norm else []), *([f"drop{i}"] if self.dropout else []))
-        return Stage(f"conv{i}", there, partial(self._convolve, i))
+        modules = (f"conv{i}", *([f"bn{i}"] if self.norm else []), *([f"drop{i}"] if self.dropout else []))
+        return Stage(f"conv{i}", modules, partial(self._convolve, i))
 
     def _convolve(self, i: int, x: Tensor) -> Tensor:
         conv = self.convolutions[i - 1]

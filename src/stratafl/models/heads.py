@@ -187,9 +187,9 @@ class HeadExtension:
     def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         original = _head(module, head)
         features, outputs = _sizes(module, example, original, head)
-        made = _composed(self.kind, original, features, outputs, classes)
+        composed = _composed(self.kind, original, features, outputs, classes)
         like = next(original.parameters())
-        return replace_head(module, head, made.to(like.device, like.dtype).train(original.training))
+        return replace_head(module, head, composed.to(like.device, like.dtype).train(original.training))
 
 
 def replace_head(module: nn.Module, path: str, head: nn.Module) -> nn.Module:
@@ -201,9 +201,8 @@ def replace_head(module: nn.Module, path: str, head: nn.Module) -> nn.Module:
 
 def _head(module: nn.Module, path: str) -> nn.Module:
     if not path:
-        raise ModelError(
-            f"{type(module).__name__} is one layer, so its head cannot be replaced: pass nn.Sequential(nn.Flatten(), …)"
-        )
+        name = type(module).__name__
+        raise ModelError(f"{name} is one layer and has no separate head: pass nn.Sequential(nn.Flatten(), …)")
     return module.get_submodule(path)
 
 
@@ -231,13 +230,13 @@ def _composed(
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     out, width = weight.shape
-    made: nn.Linear = nn.utils.skip_init(
+    linear: nn.Linear = nn.utils.skip_init(
         nn.Linear, width, out, bias=bias is not None
     )  # a draw would change the next part's
-    made.weight = nn.Parameter(weight)
+    linear.weight = nn.Parameter(weight)
     if bias is not None:
-        made.bias = nn.Parameter(bias)
-    return made
+        linear.bias = nn.Parameter(bias)
+    return linear
 
 
 def _taken_bias(head: nn.Module) -> Tensor:
@@ -247,7 +246,7 @@ def _taken_bias(head: nn.Module) -> Tensor:
         last = last[-1]
     if not isinstance(last, nn.Linear):
         raise ModelError(
-            f"a bias of its own needs a head that is nn.Linear, or nn.Sequential that ends in one: it is {_kind(head)}"
+            f"the bias of {_kind(head)} cannot be split off: end with nn.Linear, alone or in nn.Sequential"
         )
     bias = last.weight.new_zeros(last.out_features) if last.bias is None else last.bias.detach().clone()
     last.bias = None  # type: ignore[assignment]
@@ -260,8 +259,8 @@ def _sizes(module: nn.Module, example: Tensor, head: nn.Module, path: str) -> tu
         return (head.in_features,), (head.out_features,)
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    def see(_: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        seen.append((tuple(given[0].shape[1:]), tuple(out.shape[1:])))
+    def see(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        seen.append((tuple(inputs[0].shape[1:]), tuple(out.shape[1:])))
 
     dtype = next(module.parameters()).dtype
     hook = head.register_forward_hook(see)
@@ -279,10 +278,8 @@ def _sizes(module: nn.Module, example: Tensor, head: nn.Module, path: str) -> tu
 
 def _flat(kind: Kind, what: str, shape: tuple[int, ...]) -> int:
     if len(shape) != 1:
-        raise ModelError(
-            f"a head of kind '{kind}' needs {what} [B, n], those of this head are [B, {', '.join(map(str, shape))}]: "
-            "name a head after the flattening"
-        )
+        axes = ", ".join(map(str, shape))
+        raise ModelError(f"a head of kind '{kind}' needs {what} [B, n], not [B, {axes}]: flatten before it")
     return shape[0]
 
 

@@ -38,10 +38,8 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: boo
     shared = {name: value for name, value in stored.items() if name in current}
     for name, value in shared.items():
         if value.shape != current[name].shape:
-            raise ModelError(
-                f"'{name}' has shape {tuple(value.shape)} in the weights file '{os.fspath(path)}' "
-                f"and {tuple(current[name].shape)} in the module"
-            )
+            shapes = tuple(value.shape), tuple(current[name].shape)
+            raise ModelError(f"'{name}' has shape {shapes[0]} in '{os.fspath(path)}', but {shapes[1]} in the module")
     module.load_state_dict(shared, strict=False)
     return tuple(shared)
 

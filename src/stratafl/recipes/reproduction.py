@@ -22,7 +22,7 @@ import torch
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables, with_values
 from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.memory import device_of
 from stratafl.files import write_atomically
@@ -54,7 +54,7 @@ class Reproduction:
     scale: str
     settings: Settings = field(default_factory=dict)
     seeds: int | None = None
-    trust: Trust = NOTHING
+    trust: Trust = NO_TRUST
     refused: dict[str, str] = field(default_factory=dict)  # why a column could not be run
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
     ended: dict[Path, Outcome] = field(default_factory=dict)  # finished runs, each read once
@@ -302,7 +302,7 @@ class Reproduction:
         return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
 
 
-def run_name(experiment: Experiment, trust: Trust | bool = NOTHING) -> str:
+def run_name(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> str:
     """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
     tables = to_tables(completed(experiment, trust))
     _as_before(tables)

@@ -29,7 +29,7 @@ The two draws together overestimate the variance somewhat, because the means of 
 the error is on the safe side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isclose, log, sqrt
@@ -39,8 +39,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stratafl.report.intervals import Interval
-from stratafl.report.student import exceeded, two_sided
+from stratafl.report.intervals import Interval, t_tail
 
 Array = NDArray[np.float64]
 DRAWS = 2000
@@ -79,7 +78,7 @@ class Uncertainty:
         power = 0.5 if self.seed_freedom <= 1 else 1.0
         of_seeds, others = float(self.between_seeds**power), float(self.between_clients**power)
         parts = ((of_seeds, self.seed_freedom), (others, of_clients))
-        return sum(part * two_sided(t, freedom) for part, freedom in parts if part) / (of_seeds + others)
+        return sum(part * t_tail(t, freedom) for part, freedom in parts if part) / (of_seeds + others)
 
     @property
     def p(self) -> float:
@@ -91,7 +90,7 @@ class Uncertainty:
         return self.tail(self.mean / self.error)
 
     def interval(self, alpha: float = ALPHA) -> Interval:
-        half = exceeded(alpha, self.tail) * self.error if self.error else 0.0
+        half = _distance(alpha, self.tail) * self.error if self.error else 0.0
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def tells(self, level: float) -> bool:
@@ -183,6 +182,17 @@ def _inverse_trigamma(value: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _trigamma(middle) > value else (low, middle)
     return high
+
+
+def _distance(probability: float, tail: Callable[[float], float]) -> float:
+    """The distance from 0 beyond which a tail has this probability, by bisection: mixed tails have no quantile."""
+    low, high = 0.0, 1.0
+    while tail(high) > probability:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle) > probability else (low, middle)
+    return (low + high) / 2
 
 
 def _clients(weights: Array) -> float:

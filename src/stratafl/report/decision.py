@@ -1,26 +1,40 @@
-"""The decision that a study supports, in plain words: what to use and why, who gains, how sure."""
+"""The decision that a study supports: what to use and why, who gains, how sure that is, with one picture.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+`decision` chooses; `sentences` has the words, `notes` the doubts that stand before the answer. The best method is the
+first whose score is not chance. Among methods whose difference from it is small and not significant, the cheapest is
+recommended.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from stratafl.algorithms.methods import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
+from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
-from stratafl.report.doubts import doubts, of_learning
-from stratafl.report.formats import apart_by, listed, score, size
+from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
+from stratafl.report.formats import apart_by, limits, listed, score, size
 from stratafl.report.gains import ALONE, ClientGain, Gains
-from stratafl.report.gains.words import mean_words
+from stratafl.report.gains.gain_text import mean_text
+from stratafl.report.intervals import interval
+from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
-from stratafl.report.paired import Paired
-from stratafl.report.ranking import Rank, winner
+from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
+from stratafl.report.ranking import Rank, ranked
+from stratafl.report.sentences import Finding, finding
 from stratafl.report.study import Study
 
-POINT = 0.01  # methods that differ by less, and that cannot be told apart, are equally good
-MOST = 4  # doubts in a decision; the notes have all of them
+EQUAL_SCORES = 0.01  # methods that differ by less, and not significantly, are equally good
+MAX_DOUBTS = 4  # in a decision; the notes have all of them
+MAX_CLIENT_NAMES = 4  # in a sentence
+MAX_RIVALS = 4  # that the lead compares the first method with
+MAX_CHARTED = 12  # methods in the picture
+Findings = list[Finding]
 
 
 @short_repr
@@ -29,77 +43,93 @@ class Decision:
     """What to use (None if nothing can be recommended), as a headline and answers by question; doubts come first."""
 
     use: Rank | None
-    headline: str
-    answers: tuple[tuple[str, str], ...] = ()
-    cautions: tuple[str, ...] = ()
+    headline: Sequence[Finding]
+    answers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    cautions: Sequence[Finding] = ()
 
 
 def decision(study: Study) -> Decision:
     if not study.ranks:
-        return Decision(None, "This report has verdicts but no runs.")
-    found = [said for said in doubts(study) if study.no_choice is None or said not in of_learning(study)]
-    more = len(found) - MOST
-    said = (*found[:MOST], *((f"{counted(more, 'more note')} under Ranking.",) if more > 0 else ()))
-    rivals = [rank for rank in study.ranks if not rank.leaks and "score" in rank.numbers]
-    first = winner(study.ranks)
-    if first is None:
-        return Decision(None, "No method can be recommended: no run has a result that can be ranked.", (), said)
+        return Decision(None, [finding(say.NO_RUNS)])
+    cautions = _cautions(study)
+    rivals = ranked(study.ranks)
+    if not rivals:
+        return Decision(None, [finding(say.NO_SCORE)], cautions=cautions)
     if study.no_choice is not None:
-        return _by_probabilities(study.no_choice, study, said)
+        return _no_recommendation(study.no_choice, study, cautions)
+    choice = _choose(rivals, study)
+    answers = {
+        "Why": _why(choice),
+        "Who gains": _who_gains(choice),
+        "How sure": _how_sure(choice),
+        "What would change it": _what_would_change_it(choice),
+    }
+    return Decision(choice.use, _headline(choice), {title: said for title, said in answers.items() if said}, cautions)
+
+
+def _cautions(study: Study) -> Findings:
+    """The gravest doubts; that scores are chance is in the headline already if no method is recommended."""
+    in_headline = doubts_of_learning(study) if study.no_choice is not None else []
+    shown = [doubt for doubt in doubts(study) if doubt not in in_headline]
+    more = len(shown) - MAX_DOUBTS
+    rest = [finding(say.MORE_NOTES, notes=counted(more, "more note"))] if more > 0 else []
+    return [*shown[:MAX_DOUBTS], *rest]
+
+
+def _no_recommendation(no_choice: NoChoice, study: Study, cautions: Findings) -> Decision:
+    """The scores are chance: what the probabilities of the same runs show instead."""
+    metric, shown = study.measured, no_choice.shown
+    answers = {"Why": [no_choice.why]}
+    if metric.name not in OF_ANSWERS or (shown is not None and shown.at_chance):
+        headline = finding(say.USE_NONE)
+    elif shown is None:
+        headline = finding(say.USE_NONE_BY, metric=metric.title)
+        answers["What the probabilities show"] = [finding(say.NO_PREDICTIONS)]
+    else:
+        sentence = say.NOT_BY_ANSWERS if no_choice.all_at_chance else say.NOT_BY_METRIC
+        headline = finding(sentence, metric=metric.title)
+    if shown is not None:
+        answers["What the probabilities show"] = shown.findings
+        if not shown.at_chance:
+            folders = common_folder([run.folder for run in study.outcomes])
+            answers["What to do"] = [how_to_rank(folders, metric)]
+    return Decision(None, [headline], answers, cautions)
+
+
+# What to use
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The method to use, and those that it was chosen from."""
+
+    use: Rank
+    best: Rank  # the first whose score is not chance
+    skipped: Sequence[Rank]  # ranked before the best, but their answers show nothing
+    others: Sequence[Rank]  # all that can be compared but `use`, in the order of the ranking
+    study: Study
+
+    @property
+    def metric(self) -> Metric:
+        return self.study.measured
+
+    def score(self, rank: Rank) -> str:
+        return score(rank.numbers["score"].mean, self.metric)
+
+    def against(self, other: Rank) -> Paired | None:
+        """The method to use compared with another one; None if that is unknown."""
+        pair = pair_of(self.study.pairs, self.use.label, other.label)
+        return pair if pair is not None and pair.seeds else None
+
+
+def _choose(rivals: Sequence[Rank], study: Study) -> _Choice:
     unsure = study.chance.unsure if study.chance else frozenset[str]()
     learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
-    compared = study.pairs
     best = learned[0]
-    ahead = rivals[: rivals.index(best)]  # their answers show nothing
-    use = _to_use(best, learned, compared)
-    others = [rank for rank in rivals if rank is not use]
-    answers = (
-        ("Why", _why(use, best, ahead, others, study)),
-        ("Who gains", _gains(use, study)),
-        ("How sure", _sure(use, others, compared)),
-        ("What would change it", _change(use, others, compared)),
-    )
-    return Decision(
-        use, _headline(use, first, others, compared), tuple((title, text) for title, text in answers if text), said
-    )
-
-
-def _by_probabilities(found: NoChoice, study: Study, cautions: tuple[str, ...]) -> Decision:
-    """No recommendation, because the scores are chance: what the probabilities of the same runs show instead."""
-    metric, shown = study.measured, found.shown
-    why = f"{found.why[0].upper()}{found.why[1:]}."
-    if metric.name not in OF_ANSWERS or (shown is not None and shown.at_chance):
-        said = shown.sentences if shown else []
-        return Decision(
-            None, "Use none of these models: they are not better than chance.", _answers(why, said), cautions
-        )
-    if shown is None:
-        again = "These runs have no stored predictions that show more. Compare again with --metric auroc."
-        headline = f"Use none of these models: their {metric.title} shows nothing."
-        return Decision(None, headline, _answers(why, [again]), cautions)
-    folders = common_folder([one.folder for one in study.outcomes])
-    answers = (*_answers(why, shown.sentences), ("What to do", how_to_rank(folders, metric)))
-    but = "the answers of these models show nothing" if found.all_at_chance else "the probabilities say otherwise"
-    return Decision(None, f"Do not choose by {metric.title}: {but}.", answers, cautions)
-
-
-def _answers(why: str, shown: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return ("Why", why), *((("What the probabilities show", " ".join(shown)),) if shown else ())
-
-
-def _to_use(best: Rank, rivals: Sequence[Rank], pairs: Sequence[Paired]) -> Rank:
-    """The best, or the one that costs least among those that are as good as it and cost less."""
-    cheaper = [rank for rank in rivals if _cost(rank) < _cost(best) < (inf,) and _as_good(rank, best, pairs)]
-    return min([best, *cheaper], key=_cost)
-
-
-def _as_good(rank: Rank, first: Rank, pairs: Sequence[Paired]) -> bool:
-    """Whether they differ by less than a point, or a hundredth of the score, and it cannot be told that they differ."""
-    own, best = rank.numbers["score"].mean, first.numbers["score"].mean
-    metric = first.members[0].metric
-    near = abs(own - best) < POINT * (1 if metric.percent else abs(best))
-    found = _between(rank, first, pairs)
-    return near and (found is None or found.verdict == "unclear")
+    equal = [rank for rank in learned if _cost(rank) < _cost(best) < (inf,) and _is_as_good(rank, best, study)]
+    use = min([best, *equal], key=_cost)
+    skipped, others = rivals[: rivals.index(best)], [rank for rank in rivals if rank is not use]
+    return _Choice(use, best, skipped, others, study)
 
 
 def _cost(rank: Rank) -> tuple[float, bool]:
@@ -111,164 +141,249 @@ def _bytes(rank: Rank) -> float:
     return rank.numbers["bytes"].mean if "bytes" in rank.numbers else inf
 
 
-def _between(rank: Rank, other: Rank, compared: Sequence[Paired]) -> Paired | None:
-    """The comparison of two methods, whichever comes first in it."""
-    return next((pair for pair in compared if {pair.first, pair.second} == {rank.label, other.label}), None)
+def _is_as_good(rank: Rank, best: Rank, study: Study) -> bool:
+    """Whether they differ by less than a point, or a hundredth of the score, and not significantly."""
+    reached, top = rank.numbers["score"].mean, best.numbers["score"].mean
+    is_near = abs(reached - top) < EQUAL_SCORES * (1 if study.measured.percent else abs(top))
+    pair = pair_of(study.pairs, rank.label, best.label)
+    return is_near and (pair is None or pair.verdict == "unclear")
 
 
-def _headline(use: Rank, first: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+def _headline(choice: _Choice) -> Findings:
     """What to use; that its lead may be chance, whichever method leads."""
+    use, others = choice.use, choice.others
     if not others:
-        return _alone(use)
-    name, next_ = str(use.settings["algorithm.name"]), _between(use, others[0], compared)
-    chance = " Its lead may be chance." if use is first and (next_ is None or next_.verdict == "unclear") else ""
-    if name == ALONE:
-        found = [_between(use, rank, compared) for rank in others]
-        sure = all(pair is not None and _seen_from(use, pair) == "better" for pair in found)
-        what = "every federated method here is worse" if sure else "no federated method here is clearly better"
-        return f"Train every client alone ({use.label}): {what}.{chance}"
-    known = METHODS.get(name)
-    what = f": {KINDS[known.kind]}" if known and known.kind != "controls" else ""
-    return f"Use {use.label}{what}.{chance}"
+        return [finding(say.ONLY_METHOD, method=use.label)]
+    runner_up = choice.against(others[0])
+    leads = choice.use is choice.best and not choice.skipped
+    may_be_chance = leads and (runner_up is None or runner_up.verdict == "unclear")
+    chance = [finding(say.LEAD_MAY_BE_CHANCE)] if may_be_chance else []
+    if use.method == ALONE:
+        verdicts = [pair.verdict if (pair := choice.against(rank)) else "unclear" for rank in others]
+        is_sure = all(verdict == "better" for verdict in verdicts)
+        return [finding(say.TRAIN_ALONE if is_sure else say.TRAIN_ALONE_UNCLEAR, method=use.label), *chance]
+    method = METHODS.get(use.method)
+    if method is None or method.kind == "controls":
+        return [finding(say.USE, method=use.label), *chance]
+    return [finding(say.USE_KIND, method=use.label, kind=KINDS[method.kind]), *chance]
 
 
-def _alone(use: Rank) -> str:
-    return f"There is nothing to choose from: {use.label} is the only method."
-
-
-def _why(use: Rank, best: Rank, ahead: Sequence[Rank], others: Sequence[Rank], study: Study) -> str:
-    """The scores of what to use and of those `ahead` of the best, whose answers show nothing; what it sends."""
-    metric = study.measured
-    reached, top = (score(rank.numbers["score"].mean, metric) for rank in (use, best))
-    if not others:
-        return f"It reaches a test {metric.title} of {reached}."
-    said = _not_chosen(ahead, metric)
-    behind = [rank for rank in others if rank not in ahead]
+def _why(choice: _Choice) -> Findings:
+    use, best, metric = choice.use, choice.best, choice.metric.title
+    if not choice.others:
+        return [finding(say.REACHES, metric=metric, score=choice.score(use))]
+    skipped = [f"{rank.label} ({choice.score(rank)})" for rank in choice.skipped]
+    before = [finding(say.SKIPPED, methods=skipped)] if skipped else []
     if use is not best:
-        said.append(
-            f"{'Of the others, ' if ahead else ''}{best.label} has the best test {metric.title} ({top}), but that "
-            f"cannot be told from the {reached} of {use.label}, which {_saves(use, best)}."
-        )
-        return " ".join(said)
-    said.append(f"It has the best test {metric.title}{' of the others' if ahead else ''}: {reached}.")
-    said += [f"{rank.label} follows with {score(rank.numbers['score'].mean, metric)}." for rank in behind[:1]]
-    if _bytes(use) < inf:
-        cost = f"All clients together send and receive {size(_bytes(use))}." if _bytes(use) else "It sends nothing."
-        said.append(cost)
-    return " ".join(said)
+        sentence = say.NEEDS_NO_GUARD if _bytes(use) == _bytes(best) else say.SENDS_LESS
+        scores = {"top": choice.score(best), "score": choice.score(use), "metric": metric}
+        sizes = {"size": size(_bytes(use)), "more": size(_bytes(best))}
+        return [*before, finding(sentence, best=best.label, method=use.label, **scores, **sizes)]
+    leads = finding(say.BEST_OF_REST if skipped else say.BEST, metric=metric, score=choice.score(use))
+    behind = [rank for rank in choice.others if rank not in choice.skipped][:1]
+    follows = [finding(say.RUNNER_UP, method=rank.label, score=choice.score(rank)) for rank in behind]
+    return [*before, leads, *follows, *_sending(_bytes(use))]
 
 
-def _saves(use: Rank, best: Rank) -> str:
-    if _bytes(use) == _bytes(best):
-        return "sends as much and needs no guard"
-    return f"sends less: {size(_bytes(use))} against {size(_bytes(best))} in all"
+def _sending(sent: float) -> Findings:
+    if sent == inf:
+        return []
+    return [finding(say.SENDS, size=size(sent)) if sent else finding(say.SENDS_NOTHING)]
 
 
-def _not_chosen(ahead: Sequence[Rank], metric: Metric) -> list[str]:
-    """Why methods that are ahead in the ranking are not considered."""
-    named = [f"{rank.label} ({score(rank.numbers['score'].mean, metric)})" for rank in ahead]
-    verb = "comes" if len(ahead) == 1 else "come"
-    why = "cannot be told from always giving the most frequent class"
-    return [f"{listed(named, 3)} {verb} first in the ranking, but {why}."] if ahead else []
+# Who gains
 
 
-def _gains(use: Rank, study: Study) -> str:
+def _who_gains(choice: _Choice) -> Findings:
     """Which clients are better off than alone, by name; if alone is best, what the next method would do for them."""
-    alone = str(use.settings["algorithm.name"]) == ALONE
-    found = next((each for each in study.gains if alone or each.label == use.label), None)
-    if found is None:
-        return "" if alone else f"Unknown, because no run trains every client alone. Add {ALONE} to the methods."
-    if not found.clients:
-        return f"Unknown: {found.why}."
-    said = _counts(found, f"With {found.label}, compared with" if alone else "Compared with")
-    return " ".join([*said, *([] if alone else _joining(use, study))])
-
-
-def _counts(found: Gains, start: str) -> list[str]:
-    """How many clients surely gain and lose, with their names and what chance gives; then all."""
-    better = [each for each in found.clients if each.difference > 0]
-    worse = sorted((each for each in found.clients if each.difference < 0), key=lambda each: each.difference)
-    total = counted(len(found.clients), "client")
-    several = f" in {found.partitions} partitions" if found.partitions > 1 else ""
-    scores = f"{len(better)} score better and {len(worse)} worse, and {mean_words(found)}"
-    if not found.sure:
-        named = f" Lower scores: {_named(worse, found)}." if worse else ""
-        return [f"{start} training alone, of {total}{several} {scores}; which of these are chance is unknown.{named}"]
-    sure = {word: [each for each in found.clients if each.verdict == word] for word in ("gains", "loses")}
-    gain = sorted(sure["gains"], key=lambda each: -each.difference)
-    loss = sorted(sure["loses"], key=lambda each: each.difference)
-    gaining = f"{len(gain) or 'none'} of {total}{several} surely {'gain' if len(gain) > 1 else 'gains'}"
-    winners = f": {_named(gain, found)};" if gain else " and"
-    losing = f"{len(loss)} {'lose' if len(loss) > 1 else 'loses'}: {_named(loss, found)}" if loss else "none loses"
-    said = f"{start} training alone, {gaining}{winners} {losing}."
-    return [said, *([_by_chance(found)] if gain or loss else []), f"In all, {scores}."]
-
-
-def _by_chance(found: Gains) -> str:
-    """How many clients would seem to gain, and as many to lose, if none did: intervals are of one client alone."""
-    many = round(ALPHA / 2 * sum(each.low is not None for each in found.clients))
-    return f"By chance alone {f'about {many}' if many else 'fewer than one'} would gain, and as many lose."
-
-
-def _named(clients: Sequence[ClientGain], found: Gains) -> str:
-    named = [f"{found.client_label(each)} ({apart_by(each.difference, found.metric, '+')})" for each in clients]
-    return listed(named, 4)
-
-
-def _joining(use: Rank, study: Study) -> list[str]:
+    use, is_alone = choice.use, choice.use.method == ALONE
+    gains = next((each for each in choice.study.gains if is_alone or each.label == use.label), None)
+    if gains is None:
+        return [] if is_alone else [finding(say.NO_LOCAL, local=ALONE)]
+    if not gains.clients:
+        return [finding(say.GAINS_UNKNOWN, reason=gains.why)]
     new = use.numbers.get("new_trained")
-    reached = score(new.mean, study.measured) if new else ""
-    return [f"Clients that join later reach {reached} after one round of training."] if new else []
+    joining = [finding(say.NEW_CLIENTS_REACH, score=score(new.mean, choice.metric))] if new and not is_alone else []
+    return [*gain_counts(gains), *joining]
 
 
-def _sure(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
+def gain_counts(gains: Gains) -> Findings:
+    """How many clients are better and worse off, which of them surely, and what chance alone gives."""
+    by_difference = sorted(gains.clients, key=lambda client: client.difference)
+    worse = [client for client in by_difference if client.difference < 0]
+    better = sum(client.difference > 0 for client in by_difference)
+    clients = counted(len(by_difference), "client")
+    numbers = {"better": better, "worse": len(worse), "clients": clients, "mean": mean_text(gains)}
+    several = [finding(say.IN_PARTITIONS, partitions=gains.partitions)] if gains.partitions > 1 else []
+    overall = [finding(say.AGAINST_ALONE, method=gains.label, **numbers), *several]
+    if not gains.sure:
+        named = [finding(say.LOWER_SCORES, names=_named(worse, gains))] if worse else []
+        return [*overall, finding(say.CHANCE_UNKNOWN), *named]
+    gaining = [client for client in reversed(by_difference) if client.verdict == "gains"]
+    losing = [client for client in by_difference if client.verdict == "loses"]
+    sure = [
+        _surely(gaining, gains, say.SURELY_BETTER, say.NONE_SURELY_BETTER),
+        _surely(losing, gains, say.SURELY_WORSE, say.NONE_SURELY_WORSE),
+    ]
+    return [*overall, *sure, *([_by_chance(gains)] if gaining or losing else [])]
+
+
+def _surely(clients: Sequence[ClientGain], gains: Gains, some: str, none: str) -> Finding:
+    return finding(some, count=len(clients), names=_named(clients, gains)) if clients else finding(none)
+
+
+def _by_chance(gains: Gains) -> Finding:
+    """How many clients would seem to gain, and as many to lose, if none did: intervals are of one client alone."""
+    count = round(ALPHA / 2 * sum(client.low is not None for client in gains.clients))
+    return finding(say.BY_CHANCE, count=count) if count else finding(say.RARELY_BY_CHANCE)
+
+
+def _named(clients: Sequence[ClientGain], gains: Gains) -> str:
+    named = [f"{gains.client_label(each)} ({apart_by(each.difference, gains.metric, '+')})" for each in clients]
+    return listed(named, MAX_CLIENT_NAMES)
+
+
+# How sure
+
+
+def _how_sure(choice: _Choice) -> Findings:
     """What the paired comparisons say of the method against each of the others."""
-    found = [(rank.label, _between(use, rank, compared)) for rank in others]
-    known = [(label, pair, _seen_from(use, pair)) for label, pair in found if pair is not None and pair.seeds]
-    if not known:
-        return "Unknown: the methods have no seed in common." if others else ""
-    judged = {
-        word: [label for label, _, verdict in known if verdict == word] for word in ("better", "unclear", "worse")
-    }
+    pairs = [pair for rank in choice.others if (pair := choice.against(rank)) is not None]
+    if not pairs:
+        return [finding(say.NO_SEED_IN_COMMON)] if choice.others else []
+    sentences = {"better": say.SURELY_BETTER_THAN, "unclear": say.NOT_SIGNIFICANT, "worse": say.SURELY_WORSE_THAN}
     said = []
-    if judged["better"]:
-        every = len(judged["better"]) == len(others) > 1
-        said.append(f"It is better than {'all the others' if every else listed(judged['better'], 6)}, beyond chance.")
-    said += [f"It cannot be told from {listed(judged['unclear'], 6)}."] if judged["unclear"] else []
-    said += [f"It is worse than {listed(judged['worse'], 6)}, beyond chance."] if judged["worse"] else []
-    seeds, clients = (max(getattr(pair, name) for _, pair, _ in known) for name in ("seeds", "clients"))
-    basis = f"This rests on {counted(seeds, 'seed')} and {counted(clients, 'client')}"
-    here = all(pair.about_these_clients for _, pair, _ in known)
-    whom = " and is about these clients, not about others" if here else ""
-    return " ".join([*said, f"{basis}{whom}{'; other seeds may differ' if seeds == 1 else ''}."])
-
-
-def _seen_from(use: Rank, pair: Paired) -> str:
-    turned = {"better": "worse", "worse": "better"}
-    return pair.verdict if pair.first == use.label else turned.get(pair.verdict, pair.verdict)
-
-
-def _change(use: Rank, others: Sequence[Rank], compared: Sequence[Paired]) -> str:
-    """How many more seeds would tell the method from training alone, or else from the next that is unclear."""
-    ordered = sorted(others, key=lambda rank: str(rank.settings["algorithm.name"]) != ALONE)
-    found = [(rank.label, _between(use, rank, compared)) for rank in ordered]
-    open_ = [(label, pair) for label, pair in found if pair is not None and pair.seeds and pair.verdict == "unclear"]
-    if not open_:
-        return ""
-    label, pair = open_[0]
-    if pair.seeds == 1:
-        return f"More seeds may tell it from {label}: repeat with --seeds 3."
-    if pair.limited:
-        why = (
-            "test samples are too few; more test samples might"
-            if pair.about_these_clients
-            else "clients differ too much; more clients might"
-        )
-        return f"More seeds may not tell it from {label}, because {why}."
-    if pair.difference.low == pair.difference.high:
-        return f"Nothing tells it from {label} here: all their scores differ by the same amount."
-    if pair.more_seeds is None:
-        return f"Only far more seeds than are sensible would tell it from {label}: the difference is too small."
-    return (
-        f"About {counted(pair.more_seeds, 'more seed')} would tell it from {label}, if the difference stays as it is."
+    for verdict, sentence in sentences.items():
+        methods = [pair.second for pair in pairs if pair.verdict == verdict]
+        said += [finding(sentence, methods=methods)] if methods else []
+    seeds, clients = max(pair.seeds for pair in pairs), counted(max(pair.clients for pair in pairs), "client")
+    said.append(
+        finding(say.RESTS_ON_ONE_SEED, clients=clients)
+        if seeds == 1
+        else finding(say.RESTS_ON, seeds=counted(seeds, "seed"), clients=clients)
     )
+    return [*said, *([finding(say.ABOUT_THESE_CLIENTS)] if all(pair.about_these_clients for pair in pairs) else [])]
+
+
+def _what_would_change_it(choice: _Choice) -> Findings:
+    """How many more seeds would tell the method from training alone, or else from the next that is unclear."""
+    ordered = sorted(choice.others, key=lambda rank: rank.method != ALONE)
+    pairs = [pair for rank in ordered if (pair := choice.against(rank)) is not None and pair.verdict == "unclear"]
+    return [what_would_show(pairs[0])] if pairs else []
+
+
+def what_would_show(pair: Paired) -> Finding:
+    """What would show a difference of the first method from the second, which is not significant yet."""
+    method = pair.second
+    if pair.seeds == 1:
+        return finding(say.REPEAT, method=method)
+    if pair.limited:
+        return finding(say.TOO_FEW_SAMPLES if pair.about_these_clients else say.CLIENTS_DISAGREE, method=method)
+    if pair.is_constant:
+        return finding(say.CONSTANT_DIFFERENCE, method=method)
+    if pair.more_seeds is None:
+        return finding(say.TOO_SMALL_TO_SHOW, method=method, seeds=MAX_FORECAST_SEEDS)
+    return finding(say.FURTHER_SEEDS, method=method, seeds=counted(pair.more_seeds, "further seed"))
+
+
+# The lead of the ranking
+
+
+def ranking_lead(study: Study) -> Findings:
+    """Which method comes first, which ones it is better than, and from which ones it does not differ significantly."""
+    rivals = ranked(study.ranks)
+    if not rivals:
+        return [finding(say.NO_SCORE if study.ranks else say.NO_RUNS)]
+    compared = with_first(study.pairs)
+    chance = [study.no_choice.why] if study.no_choice else []
+    return [_first_place(rivals[0], study, is_alone=not compared), *chance, *_against_rivals(compared)]
+
+
+def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
+    metric, values = first.members[0].metric, list(first.by_seed("score").values())
+    tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
+    sentence = say.ALONE_REACHES if is_alone else say.SHARED_FIRST if tied else say.FIRST
+    title = "loss" if metric.key == "loss" else metric.title
+    reached = {"metric": title, "score": score(first.numbers["score"].mean, metric), "basis": _basis(values, metric)}
+    return finding(sentence, method=first.label, others=tied, **reached)
+
+
+def _basis(values: Sequence[float], metric: Metric) -> str:
+    """What a mean over seeds is of; the t interval of two values would say nothing."""
+    if len(values) == 1:
+        return "one seed"
+    if len(values) == 2:
+        return f"2 seeds: {' and '.join(score(value, metric) for value in values)}"
+    return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
+
+
+def _against_rivals(compared: Sequence[Paired]) -> Findings:
+    sentences = {"better": say.FIRST_BETTER, "worse": say.FIRST_WORSE, "unclear": say.FIRST_UNCLEAR}
+    said = []
+    for verdict, sentence in sentences.items():
+        pairs = [f"{pair.second} ({pair.evidence})" for pair in compared if pair.seeds and pair.verdict == verdict]
+        said += [finding(sentence, pairs=listed(pairs, MAX_RIVALS))] if pairs else []
+    apart = [pair.second for pair in compared if not pair.seeds]
+    said += [finding(say.FIRST_APART, methods=apart)] if apart else []
+    return said + ([finding(say.FIRST_ONE_SEED)] if any(pair.seeds == 1 for pair in compared) else [])
+
+
+# The picture
+
+
+def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
+    """The first methods of the ranking, the best on top, with the one to `use` in colour; None if there is only one."""
+    scored = [(label, rank) for label, rank in zip(study.labels, study.ranks, strict=True) if "score" in rank.numbers]
+    shown = scored[:MAX_CHARTED]
+    if len(shown) < 2:
+        return None
+    names, metric = [plain_text(label) for label, _ in shown], study.measured
+    base = study.chance.base if study.no_choice and study.chance else None
+    traces = [_seeds_trace(shown)] if any(len(rank.seeds) > 1 for _, rank in shown) else []
+    traces.append(_means_trace(shown, names, use, metric))
+    traces += [_chance_line(rounded(base), names)] if base is not None else []
+    x_axis = value_axis(f"test {metric.title}", [x for trace in traces for x in trace["x"]], share=metric.percent)
+    layout = {"xaxis": x_axis, "yaxis": category_axis(down=True), "showlegend": False}
+    meaning = f" ({metric.says})" if metric.says and metric.name != "accuracy" else ""
+    caption = [
+        f"Test {metric.title}{meaning}: {'higher' if metric.larger_is_better else 'lower'} is better.",
+        _points_drawn(shown),
+        "Dotted: always predicting a client's most frequent class." if base is not None else "",
+        "The axis does not start at 0.",
+        f"The first {MAX_CHARTED} of {len(scored)} methods." if len(scored) > MAX_CHARTED else "",
+    ]
+    figure, height = {"data": traces, "layout": layout}, 110 + 38 * len(shown)
+    return Chart("decision", "The methods compared", " ".join(filter(None, caption)), figure, height=height)
+
+
+def _points_drawn(shown: Sequence[tuple[str, Rank]]) -> str:
+    counts = {len(rank.seeds) for _, rank in shown}
+    if counts == {1}:
+        return "One run of each method."
+    runs = f"the mean of {counted(max(counts), 'run')}" if len(counts) == 1 else "the mean of its runs"
+    return f"Large: {runs} with different random seeds. Small: each of them."
+
+
+def _means_trace(
+    shown: Sequence[tuple[str, Rank]], names: Sequence[str], use: Rank | None, metric: Metric
+) -> dict[str, Any]:
+    colours = [COLOURS[0] if rank is use else COLOURS[6] for _, rank in shown]
+    symbols = ["diamond" if rank is use else "circle" for _, rank in shown]
+    means = [rounded(rank.numbers["score"].mean) for _, rank in shown]
+    hover = f"%{{y}}: %{{x:{'.1%' if metric.percent else '.4g'}}}<extra></extra>"
+    marker = {"color": colours, "symbol": symbols, "size": 13}
+    return scatter("markers", means, names, name="mean", marker=marker, hovertemplate=hover)
+
+
+def _seeds_trace(shown: Sequence[tuple[str, Rank]]) -> dict[str, Any]:
+    points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.by_seed("score").values()]
+    x, y = [value for value, _ in points], [label for _, label in points]
+    # Longer than the mark of the mean, so that none is hidden behind it.
+    marker = {"color": COLOURS[6], "size": 10, "symbol": "line-ns-open", "line": {"width": 2}, "opacity": 0.8}
+    return scatter("markers", x, y, name="seeds", marker=marker, hoverinfo="x+y")
+
+
+def _chance_line(at: float | None, names: Sequence[str]) -> dict[str, Any]:
+    """Down through all methods."""
+    look = {"color": COLOURS[6], "width": 2, "dash": "dot"}
+    return scatter("lines", [at, at], [names[0], names[-1]], name="most frequent class", line=look, hoverinfo="x")

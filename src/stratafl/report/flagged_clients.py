@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from math import inf
 
 from stratafl.errors import counted, shown
-from stratafl.evaluation.flags import MOST, Flag, all_left_out, flags
+from stratafl.evaluation.flags import MAX_NAMED_CLIENTS, Flag, all_left_out, flags
 from stratafl.execute.uploads import FAR
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.report.tables import Cell, Table, text
 from stratafl.runs.directory import CONFIG
 
-Found = list[tuple[Outcome, Flag]]  # of one client, by run
+Flagged = list[tuple[Outcome, Flag]]  # of one client, by run
 
 
 def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
@@ -20,39 +20,38 @@ def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
 
     Runs that ended with all clients left out name no client, because the model diverged.
     """
-    left_out, far = dict[str, Found](), dict[str, Found]()
-    for one in _alive(outcomes):
-        for flag in flags(one.lines):
-            for there, flagged in ((flag.left_out, left_out), (flag.far, far)):
-                if there:
-                    flagged.setdefault(flag.name, []).append((one, flag))
-    out, long, runs = list[str](), list[str](), len(outcomes)
-    for who, found in left_out.items():
-        reasons = "; ".join(dict.fromkeys(shown(flag.reason) for _, flag in found))
-        out.append(f"{who} was left out of {_rounds(found, runs, 'left_out')}: {reasons}")
-    for who, found in far.items():
-        longest = max((flag for _, flag in found), key=lambda f: inf if f.ratio is None else f.ratio).times
-        where = _rounds(found, runs, "far")
-        long.append(f"{who} sent updates of up to {longest} times the median norm of the cohort in {where}")
-    said = [*_few(out, "was left out", "were left out"), *_few(long, "sent long updates", "sent long updates")]
-    return [*_ended(outcomes), *said]
+    left_out, far = dict[str, Flagged](), dict[str, Flagged]()
+    for run in _alive(outcomes):
+        for flag in flags(run.lines):
+            for count, flagged in ((flag.left_out, left_out), (flag.far, far)):
+                if count:
+                    flagged.setdefault(flag.name, []).append((run, flag))
+    dropped, outlying = list[str](), list[str]()
+    for client, flagged in left_out.items():
+        reasons = "; ".join(dict.fromkeys(shown(flag.reason) for _, flag in flagged))
+        dropped.append(f"{client} was left out of {_rounds(flagged, outcomes, 'left_out')}: {reasons}")
+    for client, flagged in far.items():
+        longest = max((flag for _, flag in flagged), key=lambda f: inf if f.ratio is None else f.ratio).times
+        where = _rounds(flagged, outcomes, "far")
+        outlying.append(f"{client} sent updates of up to {longest} times the median norm of the cohort in {where}")
+    return [*_diverged(outcomes), *_shortened(dropped, "left out"), *_shortened(outlying, "with long updates")]
 
 
 def where_to_look(outcomes: Sequence[Outcome]) -> str | None:
     """The command that shows the data of flagged clients, if there are any."""
-    first = next((one for one in _alive(outcomes) if flags(one.lines)), None)
+    first = next((run for run in _alive(outcomes) if flags(run.lines)), None)
     return None if first is None else f"strata data show --config {shlex.quote(str(first.folder / CONFIG))}"
 
 
 def flag_table(ranks: Sequence[Rank]) -> Table | None:
     rows = []
     for rank in ranks:
-        for one in rank.members:
-            for flag in flags(one.lines):
-                cells = [text(rank.label), text(one.seed), text(flag.name)]
-                cells += [Cell(f"{flag.left_out} of {one.rounds}", flag.left_out), text(shown(flag.reason))]
+        for run in rank.members:
+            for flag in flags(run.lines):
+                cells = [text(rank.label), text(run.seed), text(flag.name)]
+                cells += [Cell(f"{flag.left_out} of {run.rounds}", flag.left_out), text(shown(flag.reason))]
                 ratio = Cell(flag.times, flag.ratio) if flag.far else Cell("")
-                rows.append((*cells, Cell(f"{flag.far} of {one.rounds}", flag.far), ratio))
+                rows.append((*cells, Cell(f"{flag.far} of {run.rounds}", flag.far), ratio))
     caption = (
         "Left out: the upload is not finite, its number of samples is wrong, or it is above a limit. Outlier: the norm "
         f"of the update is at least {FAR:g} times the median of the cohort; the update takes part."
@@ -62,26 +61,29 @@ def flag_table(ranks: Sequence[Rank]) -> Table | None:
 
 
 def _alive(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [one for one in outcomes if not all_left_out(one.lines[-1])]
+    return [run for run in outcomes if not all_left_out(run.lines[-1])]
 
 
-def _ended(outcomes: Sequence[Outcome]) -> list[str]:
+def _diverged(outcomes: Sequence[Outcome]) -> list[str]:
     """A sentence on the runs that ended with all clients left out."""
-    lost = [one for one in outcomes if all_left_out(one.lines[-1])]
+    lost = [run for run in outcomes if all_left_out(run.lines[-1])]
     if not lost:
         return []
-    still, rounds = sum(all_left_out(line) for one in lost for line in one.lines), sum(one.rounds for one in lost)
-    where = f" in {len(lost)} of {len(outcomes)} runs" if len(outcomes) > 1 else ""
-    return [f"all clients were left out of {still} of {counted(rounds, 'round')}{where}; try a smaller train.lr"]
+    empty, rounds = sum(all_left_out(line) for run in lost for line in run.lines), sum(run.rounds for run in lost)
+    where = _in_runs(len(lost), outcomes)
+    return [f"all clients were left out of {empty} of {counted(rounds, 'round')}{where}; try a smaller train.lr"]
 
 
-def _rounds(found: Found, runs: int, kind: str) -> str:
+def _rounds(flagged: Flagged, outcomes: Sequence[Outcome], kind: str) -> str:
     """In how many rounds, of how many rounds of the runs that flagged it."""
-    times, rounds = sum(getattr(flag, kind) for _, flag in found), sum(one.rounds for one, _ in found)
-    where = f" in {len(found)} of {runs} runs" if runs > 1 else ""
-    return f"{times} of {counted(rounds, 'round')}{where}"
+    times, rounds = sum(getattr(flag, kind) for _, flag in flagged), sum(run.rounds for run, _ in flagged)
+    return f"{times} of {counted(rounds, 'round')}{_in_runs(len(flagged), outcomes)}"
 
 
-def _few(said: Sequence[str], one: str, several: str) -> list[str]:
-    more = len(said) - MOST
-    return [*said[:MOST], *([f"{counted(more, 'more client')} {one if more == 1 else several}"] if more > 0 else [])]
+def _in_runs(count: int, outcomes: Sequence[Outcome]) -> str:
+    return f" in {count} of {len(outcomes)} runs" if len(outcomes) > 1 else ""
+
+
+def _shortened(sentences: Sequence[str], what: str) -> list[str]:
+    more = len(sentences) - MAX_NAMED_CLIENTS
+    return [*sentences[:MAX_NAMED_CLIENTS], *([f"{counted(more, 'more client')} {what}"] if more > 0 else [])]

@@ -16,7 +16,7 @@ from stratafl.report.charts import (
     thinned,
 )
 from stratafl.report.gains import ClientGain, Gains
-from stratafl.report.gains.words import unit, with_ends
+from stratafl.report.gains.gain_text import gain_unit, with_ends
 from stratafl.report.study import Study
 
 SHOWN = 200  # clients at most
@@ -41,9 +41,8 @@ def gains_chart(study: Study) -> Chart | None:
     most = max(len(each.clients) for each in found)
     cut = f" {SHOWN} of {most} clients, evenly spaced." if most > SHOWN else ""
     over = " Bars: 95 % intervals." if any(each.sure for each in found) else ""
-    caption = (
-        f"Each client's model against the one it trains alone: {unit(found[0].metric)}. Above 0 it gains.{over}{cut}"
-    )
+    unit = gain_unit(found[0].metric)
+    caption = f"Each client's model against the one it trains alone: {unit}. Above 0 it gains.{over}{cut}"
     return Chart("gains", "Who gains", caption, tree, (Control("method"), Control("order by", "switch")), 440)
 
 

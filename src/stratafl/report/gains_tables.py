@@ -7,8 +7,8 @@ from typing import Any
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.formats import NOTHING, minus, score
 from stratafl.report.gains import ClientGain, Gains, SeedGain, verdict
+from stratafl.report.gains.gain_text import gain_unit, reading, share_text, signed, with_ends
 from stratafl.report.gains.traits import NEAREST, ClientFacts, Dependence
-from stratafl.report.gains.words import reading, shares, signed, unit, with_ends
 from stratafl.report.ranking import Rank
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, as_csv, text
@@ -33,13 +33,13 @@ def gains_table(study: Study) -> Table | None:
         open_ = 1 - each.surely_better - each.surely_worse
         cells = [text(each.label), text(len(each.clients)), Cell(signed(each.mean, each.metric), each.mean, "strong")]
         cells += [Cell(signed(each.median, each.metric), each.median)]
-        cells += [Cell(shares(each.better, each.surely_better, each), each.better)]
-        cells += [Cell(shares(each.worse, each.surely_worse, each), each.worse)]
+        cells += [Cell(share_text(each.better, each.surely_better, each), each.better)]
+        cells += [Cell(share_text(each.worse, each.surely_worse, each), each.worse)]
         cells += [Cell(f"{100 * open_:.0f} %", open_) if each.sure else Cell(NOTHING)]
         worst = f"{each.client_label(each.worst)}: {signed(each.worst.difference, each.metric)}"
         rows.append((*cells, Cell(worst, each.client_label(each.worst))))
     against = ", ".join(dict.fromkeys(each.alone for each in found))
-    caption = " ".join([f"Clients against {against}: {unit(found[0].metric)}.", *reading(found)])
+    caption = " ".join([f"Clients against {against}: {gain_unit(found[0].metric)}.", *map(str, reading(found))])
     return Table("gains", caption, head, tuple(rows), written=summary_csv(found), stacked=True)
 
 

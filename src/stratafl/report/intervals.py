@@ -1,11 +1,13 @@
-"""Numbers over seeds: mean, standard deviation and 95 % interval."""
+"""Numbers over seeds: mean, standard deviation and 95 % interval, from Student's t distribution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
-from stratafl.report.student import quantile
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 
@@ -35,11 +37,25 @@ class Interval:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
+    def turned(self) -> "Interval":
+        """The same interval of the opposite difference."""
+        return Interval(-self.mean, -self.high, -self.low)
+
 
 def interval(values: Sequence[float]) -> Interval | None:
     """Student's t interval of the mean, mean ± t · s / √n; None for a single value."""
     if len(values) < 2:
         return None
     mean = fmean(values)
-    half = quantile(1 - LEVEL, len(values) - 1) * stdev(values) / sqrt(len(values))
+    half = float(t_quantile(1 - LEVEL, len(values) - 1)) * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
+
+
+def t_tail(t: float, freedom: float) -> float:
+    """The probability that Student's t is at least as far from 0 as `t`, on either side."""
+    return 2 * float(stdtr(freedom, -abs(t)))
+
+
+def t_quantile(probability: float, freedom: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """The distance from 0 that Student's t exceeds, on either side, with this probability."""
+    return np.asarray(-stdtrit(freedom, probability / 2))

@@ -12,7 +12,7 @@ from torch import Tensor
 from stratafl.evaluation.measure import MetricValues
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.intervals import Spread
-from stratafl.report.outcome import Outcome, numbers_of
+from stratafl.report.outcome import Outcome, is_imported, numbers_of
 from stratafl.report.ranking import Rank
 
 MAJORITY = "majority class"
@@ -32,7 +32,7 @@ def majority(ranks: Sequence[Rank]) -> Rank | None:
 
 def majority_values(one: Outcome) -> MetricValues | None:
     """What the majority class scores on the test samples of a run, by the metric of the run."""
-    found = majority_predictions(one) if one.metric.classes and ":" not in one.metric.name else None
+    found = majority_predictions(one) if one.metric.classes and not is_imported(one.metric) else None
     return None if found is None else MetricValues.of(one.metric, found)
 
 

@@ -219,6 +219,17 @@ def measured_by(one: Outcome, metric: Metric) -> Outcome:
     return replace(one, config=config, values=values, selection_table=one.selection)
 
 
+def is_imported(metric: Metric) -> bool:
+    """Whether it is code of your own, which no report runs."""
+    return ":" in metric.name
+
+
+def stored_predictions(outcomes: Iterable[Outcome]) -> dict[Path, Predictions]:
+    """The predictions of those runs that have stored some, by their folders."""
+    stored = ((outcome.folder, outcome.predictions) for outcome in outcomes)
+    return {folder: predictions for folder, predictions in stored if predictions is not None and len(predictions)}
+
+
 def read_outcome(folder: Path) -> Outcome:
     then = directory.environment_of(folder)
     config = to_tables(directory.config_of(folder))

@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -17,16 +17,15 @@ from stratafl.report.charts import Chart, on_dark
 from stratafl.report.class_counts import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
-from stratafl.report.decision import MOST, decision
-from stratafl.report.decision_chart import decision_chart
-from stratafl.report.doubts import doubts
+from stratafl.report.decision import MAX_DOUBTS, decision, decision_chart, ranking_lead
 from stratafl.report.flagged_clients import flag_table
-from stratafl.report.gains.words import how_to_get, unpaired
+from stratafl.report.gains.gain_text import how_to_see_gains, unpaired
 from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import dependence_table, gains_table, losers_table
 from stratafl.report.guards import guard_sentences
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.metric_tables import confusion_chart, metrics_table
+from stratafl.report.notes import cautions, doubts
 from stratafl.report.paired import pairs_table
 from stratafl.report.ranking import winner
 from stratafl.report.ranking_tables import (
@@ -36,10 +35,11 @@ from stratafl.report.ranking_tables import (
     ranking_table,
     runs_table,
 )
+from stratafl.report.run_facts import run_facts
+from stratafl.report.sentences import Finding
 from stratafl.report.study import Study
-from stratafl.report.summary import cautions, facts, summary
 from stratafl.report.tables import Table, escape
-from stratafl.report.tuning_tables import rates_chart, tuning_table
+from stratafl.report.tuned import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
@@ -95,10 +95,11 @@ def is_report(path: Path) -> bool:
 
 
 def page(study: Study) -> str:
-    made = sections(study)
-    first, *rest = made
-    charts = [part for section in made for part in section.parts if isinstance(part, Chart)]
-    tables = {part.name: part.csv for section in made for part in section.parts if not isinstance(part, Chart | str)}
+    all_sections = sections(study)
+    first, *rest = all_sections
+    parts = [part for section in all_sections for part in section.parts]
+    charts = [part for part in parts if isinstance(part, Chart)]
+    tables = {part.name: part.csv for part in parts if isinstance(part, Table)}
     title, subtitle = _title(study)
     return Template(_asset("page.html")).substitute(
         title=escape(title),
@@ -116,56 +117,64 @@ def page(study: Study) -> str:
 
 def decision_section(study: Study) -> Section:
     """At most one screen: what to use, who gains, how sure, with one picture."""
-    made = decision(study)
-    warned = "".join(f"<li>{escape(line)}</li>" for line in made.cautions)
-    caution = f'<div class="caution" role="note"><strong>Before you act</strong><ul>{warned}</ul></div>'
-    headline = f'<p class="headline">{escape(made.headline)}</p>'
-    answers = "".join(f"<dt>{escape(title)}</dt><dd>{escape(said)}</dd>" for title, said in made.answers)
-    listed = f'<dl class="answers">{answers}</dl>' if answers else None
-    return Section(
-        "decision", "Decision", caution if warned else None, headline, listed, decision_chart(study, made.use)
-    )
+    decided = decision(study)
+    headline = f'<p class="headline">{escape(_joined(decided.headline))}</p>'
+    answers = _definitions({title: _joined(said) for title, said in decided.answers.items()}, "answers")
+    chart = decision_chart(study, decided.use)
+    return Section("decision", "Decision", _warning("Before you act", decided.cautions), headline, answers, chart)
 
 
 def sections(study: Study) -> list[Section]:
     """The decision, then everything; sections without content are left out."""
-    warned = "".join(f"<li>{escape(line)}</li>" for line in (*doubts(study)[MOST:], *cautions(study)))
-    caution = f'<div class="caution" role="note"><strong>Please note</strong><ul>{warned}</ul></div>'
-    made = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
+    after = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
     if study.ranks:
-        lead = f'<p class="lead">{escape(summary(study, study.pairs))}</p>'
+        lead = f'<p class="lead">{escape(_joined(ranking_lead(study)))}</p>'
+        warning = _warning("Please note", [*doubts(study)[MAX_DOUBTS:], *cautions(study)])
         runs = "This run has" if len(study.records) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
-        made += [
-            Section("ranked", "Ranking", lead, caution if warned else None, ranking_table(study), numbers_table(study)),
+        after += [
+            Section("ranked", "Ranking", lead, warning, ranking_table(study), numbers_table(study)),
             Section("paired", "How sure", pairs_table(study.pairs)),
             Section("gaining", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
             Section("measured", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
-            Section("tuning", "Tuning", tuning_table(study), rates_chart(study)),
+            Section("tuning", "Tuning", tuning_table(study.tuned), rates_chart(study.tuned)),
             Section("lab", "Layers", *layers),
             Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
             Section("ablations", "Ablations", *ablation_tables(study)),
+            Section("made", "What was run", _definitions(run_facts(study)), runs_table(study)),
         ]
-        pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(study))
-        made.append(Section("made", "What was run", f"<dl>{pairs}</dl>", runs_table(study)))
-    return [decision_section(study), *(section for section in made if section.parts)]
+    return [decision_section(study), *(section for section in after if section.parts)]
 
 
 def gains_parts(study: Study) -> list[Part | None]:
     """Who gains, or how to get to know it, and what clients take under a guard; nothing for a single method."""
     guarded = _paragraphs(f"{sentence}." for sentence in guard_sentences(study.ranks))
     if not study.gains:
-        return [_paragraphs(filter(None, [how_to_get(study.ranks)])), guarded]
-    said = _paragraphs(unpaired(study.gains))
-    return [gains_table(study), said, guarded, gains_chart(study), losers_table(study), dependence_table(study)]
+        return [_paragraphs(how_to_see_gains(study.ranks)), guarded]
+    why = _paragraphs(unpaired(study.gains))
+    return [gains_table(study), why, guarded, gains_chart(study), losers_table(study), dependence_table(study)]
 
 
-def _paragraphs(sentences: Iterable[str]) -> str | None:
-    return "".join(f"<p>{escape(each)}</p>" for each in sentences) or None
+def _joined(findings: Iterable[Finding]) -> str:
+    return " ".join(map(str, findings))
+
+
+def _warning(title: str, lines: Sequence[object]) -> str | None:
+    listed = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
+    return f'<div class="caution" role="note"><strong>{title}</strong><ul>{listed}</ul></div>' if lines else None
+
+
+def _definitions(texts: Mapping[str, str], look: str = "") -> str | None:
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in texts.items())
+    return f'<dl class="{look}">{listed}</dl>' if texts and look else f"<dl>{listed}</dl>" if texts else None
+
+
+def _paragraphs(lines: Iterable[object]) -> str | None:
+    return "".join(f"<p>{escape(str(line))}</p>" for line in lines) or None
 
 
 def in_script(value: Any) -> str:
@@ -192,12 +201,12 @@ def _title(study: Study) -> tuple[str, str]:
     data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
-    told = dict(facts(study))
-    seeds, rounds = len({one.seeds.parts for one in outcomes}), told["rounds"]
+    facts = run_facts(study)
+    seeds, rounds = len({run.seeds.parts for run in outcomes}), facts["rounds"]
     kind = "method" if len(study.ranks) == len(methods) else "configuration"
     counts = [(len(study.ranks), kind), (seeds, "seed"), (len(outcomes), "run")]
     rounds = counted(int(rounds), "round") if rounds.isdecimal() else f"{rounds} rounds"
-    words = [told["data"], told["model"], rounds] if len(data) == 1 else []
+    words = [facts["data"], facts["model"], rounds] if len(data) == 1 else []
     words += [counted(n, word) for n, word in counts]
     return f"{what} on {' and '.join(data)}", " · ".join(words)
 

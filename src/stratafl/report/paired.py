@@ -14,16 +14,20 @@ from typing import Literal
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
 from stratafl.report.formats import apart_by, listed
 from stratafl.report.intervals import Interval
 from stratafl.report.pairing import Couple, StoredScores, pair_uncertainty
-from stratafl.report.ranking import Rank
+from stratafl.report.ranking import Rank, ranked
+from stratafl.report.sentences import finding
 from stratafl.report.tables import Cell, Table, as_csv, text
 
 Judgement = Literal["better", "worse", "unclear"]
-MOST = 100  # more seeds than this are "more than 100"
-MANY = 10**6  # seeds: what is still uncertain then is due to the clients
+MAX_FORECAST_SEEDS = 100  # more seeds than this are "more than 100"
+UNLIMITED_SEEDS = 10**6  # what is still uncertain then is due to the clients
+SENTENCES = {"better": say.PAIR_BETTER, "worse": say.PAIR_WORSE, "unclear": say.PAIR_UNCLEAR}
+TURNED: dict[Judgement, Judgement] = {"better": "worse", "worse": "better", "unclear": "unclear"}
 
 
 @short_repr
@@ -37,7 +41,7 @@ class Paired:
     p: float
     adjusted: float  # p after Holm's correction
     verdict: Judgement  # of the first
-    more_seeds: int | None  # would tell, if the difference stays as it is; None: nothing to tell, or more than MOST
+    more_seeds: int | None  # would tell, if the difference stays; None: nothing to tell, or too many
     seeds: int
     clients: int
     pairs: int = 1  # that p is adjusted for
@@ -45,32 +49,32 @@ class Paired:
     limited: bool = False  # not by the seeds: the clients are too few, or for these clients their test samples
     about_these_clients: bool = False  # which the data names, and not about others like them
 
+    def turned(self) -> "Paired":
+        """The same comparison with the other method first."""
+        other = replace(self, first=self.second, second=self.first, difference=self.difference.turned())
+        return replace(other, verdict=TURNED[self.verdict])
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all scores differ by the same amount."""
+        return self.difference.low == self.difference.high
+
     @property
     def sentence(self) -> str:
+        """Which is better, or what is needed to know; without a full stop."""
         if not self.seeds:
-            return f"{self.first} and {self.second} have no seed in common, so they cannot be compared."
-        if self.verdict == "unclear":
-            return f"Whether {self.first} or {self.second} is better{self._whom} cannot be told: {self._unclear}."
-        only = "; one seed, others may differ" if self.seeds == 1 else ""
-        return f"{self.first} is {self._better} by {self.distance}{self._whom} ({self._interval}{only})."
+            return str(finding(say.PAIR_APART, first=self.first, second=self.second))
+        compared = finding(SENTENCES[self.verdict], first=self.first, second=self.second, evidence=self.evidence)
+        return "; ".join(filter(None, (str(compared), self._outlook)))
 
     @property
-    def short(self) -> str:
-        """The sentence for a narrow line."""
-        if not self.seeds:
-            return f"{self.first} and {self.second}: no common seed"
-        only = ", one seed" if self.seeds == 1 else ""
-        if self.verdict != "unclear":
-            return f"{self.first} is {self._better} by {self.distance}{self._whom} ({self._limits}{only})"
-        return f"{self.first} or {self.second}: cannot be told ({self._limits}{self._too_many}{only}){self._wanted}"
-
-    @property
-    def told(self) -> str:
-        """The difference, its interval and what would tell, without the names."""
-        if self.verdict != "unclear":
-            return f"{self.distance}, {self._interval}"
-        more = self._wanted.removesuffix(" would tell") if self.seeds > 1 else ""
-        return f"{self.distance}, {self._interval}{self._too_many}{more}"
+    def evidence(self) -> str:
+        """The difference with its interval, and what the reader must know of them."""
+        low, high = (apart_by(end, self.metric) for end in self._favourable_limits)
+        parts = [str(finding(say.PAIR_INTERVAL, distance=self.distance, low=low, high=high))]
+        parts += [f"not enough for one of {self.pairs} pairs"] if self._is_lost_among_pairs else []
+        parts += ["for these clients"] if self.about_these_clients else []
+        return ", ".join([*parts, *(["one seed"] if self.seeds == 1 else [])])
 
     @property
     def distance(self) -> str:
@@ -85,46 +89,27 @@ class Paired:
         return (max(low, -1.0), min(high, 1.0)) if self.metric.percent else (low, high)
 
     @property
-    def _better(self) -> str:
-        return f"{self.verdict} than {self.second}"
+    def _favourable_limits(self) -> tuple[float, float]:
+        """Of the distance: what is negative favours the other side."""
+        return self.limits if self.difference.mean >= 0 else (-self.limits[1], -self.limits[0])
 
     @property
-    def _whom(self) -> str:
-        return " for these clients" if self.about_these_clients else ""
+    def _is_lost_among_pairs(self) -> bool:
+        """Whether the interval alone would exclude 0, but there are many pairs."""
+        return self.verdict == "unclear" and self.difference.beyond_noise
 
     @property
-    def _limits(self) -> str:
-        """Of the distance, where what is negative favours the other side."""
-        low, high = self.limits if self.difference.mean >= 0 else (-self.limits[1], -self.limits[0])
-        return f"{apart_by(low, self.metric)} to {apart_by(high, self.metric)}"
-
-    @property
-    def _interval(self) -> str:
-        return f"95 % interval {self._limits}"
-
-    @property
-    def _too_many(self) -> str:
-        """Why an interval that excludes 0 tells nothing."""
-        return f", not enough for one of {self.pairs} pairs" if self.difference.beyond_noise else ""
-
-    @property
-    def _unclear(self) -> str:
-        if self.difference.mean == self.difference.low == self.difference.high == 0:
-            return "all their scores are equal"
-        return f"they differ by {self.distance} ({self._interval}{self._too_many}){self._wanted}"
-
-    @property
-    def _wanted(self) -> str:
-        if self.difference.low == self.difference.high:
+    def _outlook(self) -> str:
+        """What may show a difference where there is none yet."""
+        if self.verdict != "unclear" or self.is_constant:
             return ""
         if self.seeds == 1:
-            return "; more seeds may tell"
+            return say.OUTLOOK_ONE_SEED
         if self.limited:
-            few = "test samples are too few" if self.about_these_clients else "clients differ too much"
-            return f"; more seeds may not tell, because {few}"
+            return say.OUTLOOK_SAMPLES if self.about_these_clients else say.OUTLOOK_CLIENTS
         if self.more_seeds is None:
-            return f"; it would take more than {MOST} more seeds"
-        return f"; about {counted(self.more_seeds, 'more seed')} would tell"
+            return str(finding(say.OUTLOOK_MANY, seeds=MAX_FORECAST_SEEDS))
+        return str(finding(say.OUTLOOK_SEEDS, seeds=counted(self.more_seeds, "further seed")))
 
 
 def pairs(ranks: Sequence[Rank]) -> list[Paired]:
@@ -133,26 +118,34 @@ def pairs(ranks: Sequence[Rank]) -> list[Paired]:
     Pairs with a guarded method are corrected apart from the others: it is a second look at the same runs, so whether
     clients were guarded does not decide what is known of the methods themselves.
     """
-    rivals = [rank for rank in ranks if not rank.leaks and "score" in rank.numbers]
+    rivals = ranked(ranks)
     stored = StoredScores([one for rank in rivals for one in rank.members] if len(rivals) > 1 else [])
     couples = list(combinations([_Method(rank, stored) for rank in rivals], 2))
-    plain = [couple for couple in couples if not any(each.rank.is_guarded for each in couple)]
-    found = _corrected(plain) | _corrected([couple for couple in couples if couple not in plain])
-    return [found[couple] for couple in couples]
+    plain = [couple for couple in couples if not any(method.rank.is_guarded for method in couple)]
+    compared = _corrected(plain) | _corrected([couple for couple in couples if couple not in plain])
+    return [compared[couple] for couple in couples]
 
 
 def _corrected(couples: Sequence[tuple["_Method", "_Method"]]) -> dict[tuple["_Method", "_Method"], Paired]:
-    known = {couple: pair_uncertainty(_common(*couple)) for couple in couples}
-    own = {couple: found for couple, found in known.items() if found is not None}
-    each = dict(zip(own, sharing(list(own.values())), strict=True))
-    adjusted, level = holm([each[couple].p if couple in each else 1.0 for couple in couples])
-    made = [_paired(*couple, each.get(couple), p, level) for couple, p in zip(couples, adjusted, strict=True)]
-    return {couple: replace(pair, pairs=len(couples)) for couple, pair in zip(couples, made, strict=True)}
+    alone = {couple: pair_uncertainty(_common(*couple)) for couple in couples}
+    certain = {couple: uncertainty for couple, uncertainty in alone.items() if uncertainty is not None}
+    shared = dict(zip(certain, sharing(list(certain.values())), strict=True))
+    adjusted, level = holm([shared[couple].p if couple in shared else 1.0 for couple in couples])
+    judged = zip(couples, adjusted, strict=True)
+    return {couple: replace(_paired(*couple, shared.get(couple), p, level), pairs=len(couples)) for couple, p in judged}
 
 
-def with_first(found: Sequence[Paired]) -> list[Paired]:
+def with_first(compared: Sequence[Paired]) -> list[Paired]:
     """The pairs with the method that comes first."""
-    return [pair for pair in found if pair.first == found[0].first]
+    return [pair for pair in compared if pair.first == compared[0].first]
+
+
+def pair_of(compared: Sequence[Paired], first: str, second: str) -> Paired | None:
+    """The comparison of two methods, turned so that `first` comes first; None if they are not compared."""
+    for pair in compared:
+        if {pair.first, pair.second} == {first, second}:
+            return pair if pair.first == first else pair.turned()
+    return None
 
 
 def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]:
@@ -165,47 +158,43 @@ def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]
     return adjusted, alpha / max(left, 1)
 
 
-def pairs_table(found: Sequence[Paired]) -> Table | None:
+def pairs_table(compared: Sequence[Paired]) -> Table | None:
     """All pairs: difference, interval, adjusted p and the verdict."""
-    if not found:
+    if not compared:
         return None
-    head = ("first", "second", "difference", "95 % interval", "p, corrected", "verdict", "more seeds")
+    head = ("first", "second", "difference", "95 % interval", "p, corrected", "verdict", "further seeds")
+    looks = {"better": "holds", "worse": "fails", "unclear": "doubtful"}
     rows = []
-    for pair in found:
-        cells = [text(pair.first), text(pair.second), *_numbers(pair)]
-        look = "doubtful" if pair.verdict == "unclear" else "holds" if pair.verdict == "better" else "fails"
-        words = "cannot be told" if pair.verdict == "unclear" else f"{pair.first} is {pair.verdict}"
-        rows.append((*cells, Cell(words, pair.verdict, look), Cell(_more(pair), pair.more_seeds)))
+    for pair in compared:
+        words = "not significant" if pair.verdict == "unclear" else f"{pair.first} is {pair.verdict}"
+        verdict = Cell(words, pair.verdict, looks[pair.verdict])
+        cells = [text(pair.first), text(pair.second), *_numbers(pair), verdict]
+        rows.append((*cells, Cell(_further_seeds(pair), pair.more_seeds)))
     caption = (
-        f"Paired differences, the first minus the second, by seed and client ({_basis(found)}). "
-        f"{about(found)} Intervals are of one pair alone; p is corrected for the number of pairs (Holm), and verdicts "
-        "follow it."
+        f"Paired differences, the first minus the second, by seed and client ({_basis(compared)}). "
+        f"{whom_verdicts_are_about(compared)} Intervals are of one pair alone; p is corrected for the number of pairs "
+        "(Holm), and verdicts follow it."
     )
-    return Table("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(found), stacked=True)
+    return Table("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(compared), stacked=True)
 
 
-def about(found: Sequence[Paired]) -> str:
-    """What other runs may differ in from these, and verdicts hold all the same."""
-    here, general = (
-        [pair for pair in found if pair.seeds and pair.about_these_clients is told] for told in (True, False)
-    )
-    if not here:
+def whom_verdicts_are_about(compared: Sequence[Paired]) -> str:
+    """Other clients like these, or these clients that the data names; the two are mixed if predictions are missing."""
+    with_seeds = [pair for pair in compared if pair.seeds]
+    about_others = [f"{pair.first} and {pair.second}" for pair in with_seeds if not pair.about_these_clients]
+    if len(about_others) == len(with_seeds):
         return "Verdicts are about other seeds and other clients like these."
-    named = "about these clients, because the data names them: with other seeds and test samples."
-    if not general:
-        return f"Verdicts are {named}"
-    without = listed([f"{pair.first} and {pair.second}" for pair in general], 3)
-    return f"Verdicts are {named} Only those on {without} are about other clients like these."
+    named = "Verdicts are about other seeds and other test samples of these clients, because the data names them."
+    return f"{named} About other clients like these are only: {listed(about_others, 3)}." if about_others else named
 
 
-def pairs_csv(found: Sequence[Paired]) -> str:
+def pairs_csv(compared: Sequence[Paired]) -> str:
     head = ("first", "second", "difference", "low", "high", "p", "p_adjusted", "verdict", "more_seeds")
     rows = []
-    for pair in found:
-        given = pair.difference
-        ends = [end if abs(end) < inf else None for end in (given.low, given.high)]
-        told = (pair.p, pair.adjusted, pair.verdict, pair.more_seeds, pair.seeds, pair.clients, pair.sentence)
-        rows.append([pair.first, pair.second, given.mean, *ends, *told])
+    for pair in compared:
+        ends = [end if abs(end) < inf else None for end in (pair.difference.low, pair.difference.high)]
+        about = (pair.p, pair.adjusted, pair.verdict, pair.more_seeds, pair.seeds, pair.clients, pair.sentence)
+        rows.append([pair.first, pair.second, pair.difference.mean, *ends, *about])
     return as_csv((*head, "seeds", "clients", "sentence"), rows)
 
 
@@ -216,22 +205,20 @@ def _numbers(pair: Paired) -> tuple[Cell, ...]:
     return Cell(shown), Cell(f"{low} to {high}" if pair.seeds else "–"), Cell(p)
 
 
-def _more(pair: Paired) -> str:
+def _further_seeds(pair: Paired) -> str:
     if pair.verdict != "unclear" or pair.seeds < 2:
         return "–"
     if pair.limited:
-        return "may not tell"
-    return f"more than {MOST}" if pair.more_seeds is None else f"about {pair.more_seeds}"
+        return "may not help"
+    return f"more than {MAX_FORECAST_SEEDS}" if pair.more_seeds is None else f"about {pair.more_seeds}"
 
 
-def _basis(found: Sequence[Paired]) -> str:
+def _basis(compared: Sequence[Paired]) -> str:
     """How many seeds and clients the pairs have."""
-    seeds, clients = ({getattr(pair, name) for pair in found} for name in ("seeds", "clients"))
-    said = [
-        counted(max(each), name) if len(each) == 1 else f"up to {counted(max(each), name)}"
-        for each, name in ((seeds, "seed"), (clients, "client"))
-    ]
-    return ", ".join(said)
+    counts = [({pair.seeds for pair in compared}, "seed"), ({pair.clients for pair in compared}, "client")]
+    return ", ".join(
+        counted(max(each), name) if len(each) == 1 else f"up to {counted(max(each), name)}" for each, name in counts
+    )
 
 
 # From runs to pairs
@@ -242,27 +229,27 @@ class _Method:
 
     def __init__(self, rank: Rank, stored: StoredScores) -> None:
         self.rank = rank
-        self.runs = {one.seeds.parts: stored.run(one) for one in rank.members if "score" in one.numbers()}
+        self.runs = {run.seeds.parts: stored.run(run) for run in rank.members if "score" in run.numbers()}
 
 
 def _common(first: _Method, second: _Method) -> list[Couple]:
     return [(run, second.runs[parts]) for parts, run in first.runs.items() if parts in second.runs]
 
 
-def _paired(first: _Method, second: _Method, found: Uncertainty | None, adjusted: float, level: float) -> Paired:
+def _paired(first: _Method, second: _Method, estimate: Uncertainty | None, adjusted: float, level: float) -> Paired:
     one, other, metric = first.rank, second.rank, first.rank.members[0].metric
-    if found is None:
+    if estimate is None:
         apart = Interval(one.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
         return Paired(one.label, other.label, apart, 1.0, 1.0, "unclear", None, 0, 0, metric=metric)
-    side: Judgement = "better" if metric.sign * found.mean > 0 else "worse"
+    side: Judgement = "better" if metric.sign * estimate.mean > 0 else "worse"
     verdict: Judgement = side if adjusted < ALPHA else "unclear"
-    more, limited = _more_seeds(found, level) if verdict == "unclear" else (None, False)
+    more, limited = _more_seeds(estimate, level) if verdict == "unclear" else (None, False)
     common = _common(first, second)
     return Paired(
         first=one.label,
         second=other.label,
-        difference=found.interval(),
-        p=found.p,
+        difference=estimate.interval(),
+        p=estimate.p,
         adjusted=adjusted,
         verdict=verdict,
         more_seeds=more,
@@ -270,15 +257,15 @@ def _paired(first: _Method, second: _Method, found: Uncertainty | None, adjusted
         clients=max(len(run.clients) for run, _ in common),
         metric=metric,
         limited=limited,
-        about_these_clients=found.about_these_clients,
+        about_these_clients=estimate.about_these_clients,
     )
 
 
-def _more_seeds(found: Uncertainty, level: float) -> tuple[int | None, bool]:
+def _more_seeds(estimate: Uncertainty, level: float) -> tuple[int | None, bool]:
     """How many more seeds would tell at this level, if the difference stays; and whether even many may not."""
-    if found.seeds < 2 or found.mean == 0:
+    if estimate.seeds < 2 or estimate.mean == 0:
         return None, False
-    if not found.with_seeds(MANY).tells(level):
+    if not estimate.with_seeds(UNLIMITED_SEEDS).tells(level):
         return None, True
-    enough = (more for more in range(1, MOST + 1) if found.with_seeds(found.seeds + more).tells(level))
-    return next(enough, None), False
+    candidates = range(1, MAX_FORECAST_SEEDS + 1)
+    return next((more for more in candidates if estimate.with_seeds(estimate.seeds + more).tells(level)), None), False

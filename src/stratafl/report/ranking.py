@@ -45,6 +45,10 @@ class Rank:
         return _method(self.members[0].config)
 
     @property
+    def method(self) -> str:
+        return str(self.settings["algorithm.name"])
+
+    @property
     def is_guarded(self) -> bool:
         return bool(self.members) and all(one.is_guarded for one in self.members)
 
@@ -112,9 +116,14 @@ def _placed(ranks: Sequence[Rank]) -> list[Rank]:
     return found
 
 
+def ranked(ranks: Sequence[Rank]) -> list[Rank]:
+    """The configurations that can be compared: those with a score whose training sees no test data."""
+    return [rank for rank in ranks if not rank.leaks and "score" in rank.numbers]
+
+
 def winner(ranks: Sequence[Rank]) -> Rank | None:
-    """The first comparable configuration: a method that leaks cannot win."""
-    return next((rank for rank in ranks if not rank.leaks and "score" in rank.numbers), None)
+    """The first configuration that can be compared."""
+    return next(iter(ranked(ranks)), None)
 
 
 def has_column(name: str, ranks: Sequence[Rank]) -> bool:

@@ -17,8 +17,8 @@ from stratafl.report.formats import (
     spread,
 )
 from stratafl.report.intervals import Interval, interval
-from stratafl.report.outcome import measure, what_counts
-from stratafl.report.paired import Paired
+from stratafl.report.outcome import is_imported, measure, what_counts
+from stratafl.report.paired import Paired, pair_of
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.study import Study
 from stratafl.report.tables import Cell, Table, text
@@ -58,7 +58,7 @@ def ranking_table(study: Study) -> Table:
     if study.majority is not None:
         caption += " Majority class: every client always gives the class that it has most in training."
         rows.append(row(study.majority))
-    elif ":" in metric.name and not study.regression:
+    elif is_imported(metric) and not study.regression:
         caption += " Majority class: unknown, because reports do not run your own metric."
     behind = {rank.label: found for rank in study.ranks if first and (found := _minus(rank, first, study))}
     written = to_csv(study.ranks, behind)
@@ -75,24 +75,23 @@ def _interval(values: Sequence[float], kind: Kind) -> str:
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     if first is None or rank is first:
         return Cell("first" if rank is first else NOTHING)
-    pair, turned = _pair(rank, first, study), _minus(rank, first, study)
-    if pair is None or turned is None:
+    pair = _pair(rank, first, study)
+    if pair is None:
         return Cell(NOTHING)
-    words = {"better": "worse", "worse": "better", "unclear": "cannot be told"}
-    return Cell(difference(turned, study.measured), turned.mean, "", words[pair.verdict])
+    verdict = "not significant" if pair.verdict == "unclear" else pair.verdict
+    return Cell(difference(pair.difference, study.measured), pair.difference.mean, "", verdict)
 
 
 def _pair(rank: Rank, first: Rank, study: Study) -> Paired | None:
     """The comparison with a method that comes before it, if they have a common seed."""
-    found = (pair for pair in study.pairs if (pair.first, pair.second) == (first.label, rank.label) and pair.seeds)
-    return next(found, None)
+    pair = pair_of(study.pairs, rank.label, first.label)
+    return pair if pair is not None and pair.seeds else None
 
 
 def _minus(rank: Rank, first: Rank, study: Study) -> Interval | None:
     """The paired difference, this one minus the first."""
     pair = _pair(rank, first, study)
-    given = pair.difference if pair else None
-    return None if given is None else Interval(-given.mean, -given.high, -given.low)
+    return pair.difference if pair else None
 
 
 def numbers_table(study: Study) -> Table | None:
@@ -155,7 +154,7 @@ def ablation_tables(study: Study) -> list[Table]:
     """One table for each method with several configurations, the best one first."""
     groups: dict[str, list[Rank]] = {}
     for rank in study.ranks:
-        groups.setdefault(str(rank.settings["algorithm.name"]), []).append(rank)
+        groups.setdefault(rank.method, []).append(rank)
     several = [(name, group) for name, group in groups.items() if len(group) > 1]
     found = [(name, group, differing([rank.settings for rank in group])) for name, group in several]
     return [_ablation(number, *each, study) for number, each in enumerate(found) if len(each[2]) <= ABLATION_KEYS]

@@ -17,7 +17,7 @@ from stratafl.config.assemble import completed, seeds_of, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
 from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
 from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown, unknown
@@ -46,7 +46,7 @@ class Member:
     seed: int
     experiment: Experiment
     folder: Path
-    trust: Trust = NOTHING
+    trust: Trust = NO_TRUST
     alone: LocalTraining | None = (
         None  # how local training is set in this comparison, which a guard takes as the safe choice
     )
@@ -84,7 +84,7 @@ class Comparison:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     per_method: Mapping[str, Settings]
-    trust: Trust = NOTHING
+    trust: Trust = NO_TRUST
     vary: Varied = "all"
 
     @classmethod
@@ -95,7 +95,7 @@ class Comparison:
         methods: Sequence[str],
         seeds: int,
         settings: Settings,
-        trust: Trust = NOTHING,
+        trust: Trust = NO_TRUST,
         vary: str = "all",
         checked: bool = True,
     ) -> "Comparison":
@@ -126,7 +126,7 @@ class Comparison:
         return comparison
 
     @classmethod
-    def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Comparison":
+    def open(cls, folder: Path, trust: Trust | bool = NO_TRUST) -> "Comparison":
         """A stored comparison to continue; refused if its runs are not what it says."""
         trust = Trust.of(trust).asked_by(folder / COMPARISON)
         comparison = replace(cls.read(folder), trust=trust)

@@ -7,7 +7,7 @@ from typing import Any, Self
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, to_tables
 from stratafl.config.metric_choice import metric_for
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RecordError, RunError
 from stratafl.evaluation import LayerDiagnostics
@@ -46,7 +46,7 @@ sendable(StartMessage, RoundMessage)
 
 
 def trial_of(
-    experiment: Experiment, sim: Simulation, process_group: ProcessGroup, trust: Trust | bool = NOTHING
+    experiment: Experiment, sim: Simulation, process_group: ProcessGroup, trust: Trust | bool = NO_TRUST
 ) -> Trial:
     """The trial of an experiment; refused if its metric does not fit the data, or its stage the method."""
     evaluate = experiment.evaluate
@@ -134,7 +134,7 @@ def final_predictions(trial: Trial, selection: Selection, stage: str) -> dict[st
 class FollowerRun:
     """A run as every rank but 0 sees it: it goes on, and ends, when rank 0 does, and writes nothing."""
 
-    def __init__(self, process_group: ProcessGroup, trust: Trust | bool = NOTHING) -> None:
+    def __init__(self, process_group: ProcessGroup, trust: Trust | bool = NO_TRUST) -> None:
         start: StartMessage = process_group.told(StartMessage({}, {}, {}, []))
         self.process_group, self.experiment = process_group, from_tables(start.tables)
         self.history, self.notes = list(start.history), list[str]()

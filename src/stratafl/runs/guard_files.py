@@ -22,7 +22,7 @@ from torch import Tensor
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.setting_tables import AlgorithmTable, EvaluateTable, StopTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError, shown
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
@@ -117,7 +117,7 @@ def run_to_end(steps: Generator[int, None, T]) -> T:
             return done.value  # type: ignore[no-any-return]
 
 
-def companion(sim: Simulation, experiment: Experiment, trust: Trust | bool = NOTHING) -> Simulation:
+def companion(sim: Simulation, experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Simulation:
     """Local training beside a simulation; of the model without the layers that its method adds to it."""
     if not extended(sim):
         return alone_like(sim, experiment.train)
@@ -134,7 +134,7 @@ def guarding(
     experiment: Experiment,
     trial: Trial,
     progress: Progress,
-    trust: Trust | bool = NOTHING,
+    trust: Trust | bool = NO_TRUST,
     local: Path | None = None,
     train: LocalTraining | None = None,
 ) -> Generator[int, None, GuardedModels]:

@@ -23,7 +23,7 @@ from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.metric_choice import with_metric
 from stratafl.config.migrations import with_format
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
@@ -64,7 +64,7 @@ class Run:
         experiment: Experiment,
         sim: Simulation,
         process_group: ProcessGroup = SINGLE_PROCESS,
-        trust: Trust | bool = NOTHING,
+        trust: Trust | bool = NO_TRUST,
     ) -> None:
         self.folder, self.experiment, self.sim, self.process_group = folder, experiment, sim, process_group
         self._place, self._trust = folder.absolute(), trust
@@ -104,7 +104,7 @@ class Run:
         experiment: Experiment,
         folder: Path,
         process_group: ProcessGroup = SINGLE_PROCESS,
-        trust: Trust | bool = NOTHING,
+        trust: Trust | bool = NO_TRUST,
     ) -> Self:
         """A new run; everything is checked before the directory is made, and nothing is overwritten."""
         directory.refuse_existing(folder)
@@ -126,7 +126,7 @@ class Run:
         return cls(folder, experiment, sim, process_group, trust)
 
     @classmethod
-    def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NOTHING) -> Self:
+    def open(cls, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS, trust: Trust | bool = NO_TRUST) -> Self:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
         directory.refuse_guard(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import Federation
 from stratafl.data.preprocessing import preprocessing_from
 from stratafl.errors import DamagedError, RunError, unknown
@@ -28,7 +28,7 @@ ROUNDS_KEPT = ("selected", "newest")  # whose states can be asked for
 
 
 def read_run(
-    folder: Path, round: str = "newest", device: str | None = None, trust: Trust | bool = NOTHING
+    folder: Path, round: str = "newest", device: str | None = None, trust: Trust | bool = NO_TRUST
 ) -> tuple[Simulation, Progress, list[Line]]:
     """What a run directory holds: simulation, state, and lines up to the newest checkpoint.
 

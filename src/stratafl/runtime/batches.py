@@ -66,12 +66,12 @@ def plan_batches(
     if batch < smallest:
         return BatchPlan(tuple(counts), (0,) * len(counts), (0,) * len(counts), batch, tuple(counts))
     tails = [n % batch for n in counts]
-    kept = [tail >= smallest and not drop_last for tail in tails]
-    per_epoch = [n // batch + (tail > 0 and keep) for n, tail, keep in zip(counts, tails, kept, strict=True)]
+    keeps_tail = [tail >= smallest and not drop_last for tail in tails]
+    per_epoch = [n // batch + (tail > 0 and keep) for n, tail, keep in zip(counts, tails, keeps_tail, strict=True)]
     per_epoch = [ceil(round(share * m, 9)) for m in per_epoch]
-    each = [epochs] * len(counts) if isinstance(epochs, int) else epochs
-    taken = [(m * e if steps is None else steps) if m else 0 for m, e in zip(per_epoch, each, strict=True)]
-    dropped = tuple(0 if keep else tail for tail, keep in zip(tails, kept, strict=True))
+    epochs_of_client = [epochs] * len(counts) if isinstance(epochs, int) else epochs
+    taken = [(m * e if steps is None else steps) if m else 0 for m, e in zip(per_epoch, epochs_of_client, strict=True)]
+    dropped = tuple(0 if keep else tail for tail, keep in zip(tails, keeps_tail, strict=True))
     return BatchPlan(tuple(counts), tuple(per_epoch), tuple(taken), batch, dropped)
 
 

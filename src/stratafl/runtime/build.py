@@ -24,7 +24,7 @@ from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import keeps_state, likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.runtime import Runtime, steps_of
-from stratafl.runtime.speed import USUAL, Speed, check_precision, precision, with_convolutions
+from stratafl.runtime.speed import DEFAULT_SPEED, Speed, check_precision, precision, with_convolutions
 from stratafl.runtime.tables import table_of
 from stratafl.runtime.ways import Way
 
@@ -42,7 +42,7 @@ def build_runtime(
     head: str | None = None,
     device: str | torch.device = "cpu",
     engine: EngineName = "auto",
-    speed: Speed = USUAL,
+    speed: Speed = DEFAULT_SPEED,
     batch: int = 10,
     measures: bool = True,
     numbers: tuple[int, ...] | None = None,
@@ -72,20 +72,20 @@ def build_runtime(
         rounded = speed.precision == "bf16"
         return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 
-    given = speed
+    asked_speed = speed
     with precision(speed.precision):
         speed = with_convolutions(speed, module, sample, min(federation.clients, SEVERAL), batch)
     measures = (
         measures
         and engine == "auto"
-        and given.products is None
-        and given.convolutions == "auto"
+        and asked_speed.products is None
+        and asked_speed.convolutions == "auto"
         and device.type == "cpu"
     )
     stacked = StackedEngine(lambda: model(True, speed.products))
     alone = lambda: model(False, speed.products)  # noqa: E731
-    found = lambda: _why_not_stacked(stacked, module, layout, federation, sample)  # noqa: E731
-    chosen = _engine(module, engine, stacked, sample, alone, lambda: once(("stacks", speed.key), found))
+    why_not = lambda: _why_not_stacked(stacked, module, layout, federation, sample)  # noqa: E731
+    chosen = _engine(module, engine, stacked, sample, alone, lambda: once(("stacks", speed.key), why_not))
     possible = chosen is stacked
     if measures and isinstance(chosen, StackedEngine) and not speed.captures(device) and is_measured(module):
         loop = _loop(module, sample, lambda: model(False))
@@ -106,7 +106,7 @@ def build_runtime(
 
 
 def head_width(module: nn.Module, layout: Layout, head: str | None, samples: SampleFormat) -> int:
-    """The width of what the head is given, found without data; raises if the module does not take such samples."""
+    """The width of the head's input, found without data. Raises if the module does not take such samples."""
     sample = numbers_of(samples.zeros(2)[0], next(module.parameters()).dtype)
     _check_outputs(module, sample, samples.classes, samples.outputs)
     alone = LoopEngine(lambda: Model(module, layout, head=head, stacked=False, device=sample.device))
@@ -130,7 +130,7 @@ def _two(x: Tensor) -> Tensor:
 
 
 def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wanted: int) -> None:
-    """Raise unless the module gives scores of so many classes, or as many numbers as are `wanted`."""
+    """Raise unless the module gives scores for all classes, or `wanted` numbers where there are no classes."""
     name, shape = type(module).__name__, tuple(sample.shape[1:])
     trial = copy.deepcopy(module).to(sample.device).eval()
     try:
@@ -150,7 +150,7 @@ def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wante
 
 
 def _width(engine: Engine, module: nn.Module, sample: Tensor) -> int:
-    """The width of what the head is given."""
+    """The width of the head's input."""
     rows = expand({n: x.to(sample.device) for n, x in columns(module).items()}, 1)
     weight = torch.ones(1, len(sample), dtype=next(module.parameters()).dtype, device=sample.device)
     _, features = engine.outputs(rows, sample.unsqueeze(0), weight, (len(sample),))
@@ -205,13 +205,13 @@ def _faster(
     """The engine that is faster on this processor, unless single-threaded clients would leave half of it idle."""
     if 2 * federation.clients <= torch.get_num_threads():
         return stacked
-    found = measured(stacked, loop, module, federation, sample, batch)
-    stacked.client_seconds, loop.client_seconds = found.stacked, found.loop
+    times = measured(stacked, loop, module, federation, sample, batch)
+    stacked.client_seconds, loop.client_seconds = times.stacked, times.loop
     log.info(
         "a client's step takes %.2f ms stacked and %.2f ms client by client: engine '%s'",
-        *(1e3 * found.stacked, 1e3 * found.loop, found.engine),
+        *(1e3 * times.stacked, 1e3 * times.loop, times.engine),
     )
-    return loop if found.engine == "loop" else stacked
+    return loop if times.engine == "loop" else stacked
 
 
 def _why_not_stacked(

@@ -22,17 +22,17 @@ from stratafl.runtime.scan import Scan
 from stratafl.runtime.schedule import joined_slots, slots_for
 
 log = logging.getLogger("stratafl")
-KEPT = 1  # steps for the same scans that are kept while another one is made
+MAX_STEPS_PER_SCAN = 1  # steps for the same scans that are kept while another one is made
 UNUSED = 4  # steps that are kept although no run under way has used them: the next may do so, with its third scan
-MORE = 2  # a cohort that needs more than so many times the slots gets a new captured step
-COMPILING = (20.0, 0.8)  # seconds until a step is compiled beside the rounds, and for each tensor of the model
+MORE = 2  # a cohort that needs more than MORE times the slots gets a new captured step
+COMPILING = (20.0, 0.8)  # seconds to compile a step during the rounds, plus seconds per tensor of the model
 LOADING = 5.0  # … until one from the cache is loaded
 
 
 class CapturedSteps:
     """The captured steps of a runtime: made when a scan first needs one, and kept for later rounds.
 
-    With `compile="auto"`, steps are compiled, or loaded from the cache, beside the rounds if the rounds that are left
+    With `compile="auto"`, steps are compiled, or loaded from the cache, during the rounds if the rounds that are left
     take longer than that, and each is used as soon as it is there. `switched` says of an earlier part of a run from
     which round on each compiled step was used. If it `joins` scans of several runs, they share no constants.
     """
@@ -93,11 +93,11 @@ class CapturedSteps:
             slots = joined_slots(steps, first.width, self._device.type)
         else:
             slots = self._slots(key, slots_for(steps))
-        kept = self._kept.pop((key, slots), None)
-        if kept is not None:
-            self._kept[key, slots] = kept  # the last one that was used
-            self._switch(kept, (key, slots), scans)
-            return self._or_apart(key, partial(kept.run, scans))
+        captured_before = self._kept.pop((key, slots), None)
+        if captured_before is not None:
+            self._kept[key, slots] = captured_before  # the last one that was used
+            self._switch(captured_before, (key, slots), scans)
+            return self._or_apart(key, partial(captured_before.run, scans))
         try:
             captured = CapturedStep(first, slots, key[1])
             self._prepare(captured, (key, slots), scans)
@@ -105,7 +105,7 @@ class CapturedSteps:
             log.warning("a step cannot be captured and runs more slowly: %s", first_line(error, typed=True))
             self._refused.add(key)
             return None
-        self._forget(key, KEPT)
+        self._forget(key, MAX_STEPS_PER_SCAN)
         self._kept[key, slots] = captured
         return self._or_apart(key, partial(captured.run, scans))
 
@@ -128,8 +128,8 @@ class CapturedSteps:
 
     def _slots(self, key: Hashable, slots: int) -> int:
         """The slots of the step that is kept for such scans, unless they need many more."""
-        kept = next((step.slots for (known, _), step in self._kept.items() if known == key), slots)
-        return kept if slots <= MORE * kept else slots
+        slots_before = next((step.slots for (step_key, _), step in self._kept.items() if step_key == key), slots)
+        return slots_before if slots <= MORE * slots_before else slots
 
     def _forget(self, key: Hashable, but: int) -> None:
         """Free the steps for such scans but the last: as runs begin and end, their scans need more or fewer slots."""
@@ -178,7 +178,7 @@ class CapturedSteps:
         if self.compiles is not False:
             captured.rewind()
             with fusing():
-                described = lambda *given: captured.on(given).compute(step)  # noqa: E731
+                described = lambda *tensors: captured.on(tensors).compute(step)  # noqa: E731
                 self._compiler.start(name, described, captured.tensors(), launch=bool(self.compiles))
             self._switch(captured, name, scans)
 
@@ -208,9 +208,9 @@ class CapturedSteps:
 
         captured.rewind()
         replay = capture(once) if self._graphs else once
-        found = captured.difference(replay, scans)
-        if found > _rounding(scans[0].source.dtype):
-            raise ModelError(f"compiled, it differs by {100 * found:.0f} % of what a step changes")
+        difference = captured.difference(replay, scans)
+        if difference > _rounding(scans[0].source.dtype):
+            raise ModelError(f"compiled, it differs by {100 * difference:.0f} % of what a step changes")
         return replay
 
 

@@ -38,7 +38,7 @@ class CapturedStep:
         self.slots, self.likeness, self._common = slots, like.likeness, common
         self._empty = tuple(name for name, value in like.carry.items() if not isinstance(value, Tensor) and not value)
         self._carry = {name: _blank(x, slots) for name, x in leaves(like.carry).items()}
-        self._constants = {name: _constant(x, slots, name in common) for name, x in leaves(like.held).items()}
+        self._constants = {name: _constant(x, slots, name in common) for name, x in leaves(like.constants).items()}
         per_client = {name: x for name, x in self._constants.items() if name not in common}
         self._carry_rows, self._constant_rows = RowViews(self._carry), RowViews(per_client)
         self._inputs = [InputBuffers.blank(like.source, batches, slots) for batches in like.batches]
@@ -74,7 +74,7 @@ class CapturedStep:
     def _moving(self, scans: Sequence[Scan]) -> list["_ScanRows"]:
         """The rows of these scans. Constants that all clients share are set here, because they never move."""
         for name in self._common:
-            self._constants[name][:1].copy_(leaves(scans[0].held)[name][:1])
+            self._constants[name][:1].copy_(leaves(scans[0].constants)[name][:1])
         return [_ScanRows(scan, self._common) for scan in scans]
 
     def _unseat(self, leaving: Sequence[Turn], plan: SlotPlan, moving: Sequence["_ScanRows"]) -> None:
@@ -168,7 +168,7 @@ class _ScanRows:
         self.steps = scan.steps
         self.after = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in before.items()}
         self.received, self.finished = RowViews(before), RowViews(self.after)
-        self.constants = RowViews({name: x for name, x in leaves(scan.held).items() if name not in common})
+        self.constants = RowViews({name: x for name, x in leaves(scan.constants).items() if name not in common})
 
     def keep_idle(self, copies: "RowCopies") -> None:
         """Copy the rows of clients that take no step."""
@@ -211,7 +211,7 @@ class RowCopies:
 
 
 def _share(x: Tensor, usual: Tensor, start: Tensor) -> float:
-    """‖x − usual‖ / ‖usual − start‖ beyond what is rounded when numbers are stored; what is not finite counts as 0."""
+    """‖x − usual‖ / ‖usual − start‖, apart from rounding when numbers are stored. NaN and infinity count as 0."""
     if not x.is_floating_point():
         return float(not torch.equal(x, usual))
     rounded = 4 * torch.finfo(x.dtype).eps

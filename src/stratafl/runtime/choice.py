@@ -1,7 +1,7 @@
 """Which engine is faster on this processor: all clients stacked, or client by client with stock modules.
 
 Stock convolutions are slow on some processors (ARM) and fast on others (x86), so a training step of both engines is
-timed, in one thread and in CPU time, which other programs hardly change. What is found holds for this machine: it is
+timed, in one thread and in CPU time, which other programs hardly change. The result holds for this machine: it is
 kept in `$STRATAFL_CACHE/engines`, keyed by everything it depends on, so that runs with the same settings compute the
 same bits. A run also keeps it (`tuning`), and so do processes that work together.
 """
@@ -38,13 +38,13 @@ from stratafl.runtime.tables import table_of
 EngineChoice = Literal["stacked", "loop"]
 VERSION = 2  # raised when an engine becomes faster or slower
 SWITCH = "STRATAFL_MEASURE"  # "off": clients are stacked without measuring; tests need the same engine everywhere
-SMALL = 2**19  # columns of a model of linear layers that is always stacked: its operations are short
+MAX_STACKED_COLUMNS = 2**19  # columns of a model of linear layers that is always stacked: its operations are short
 CLEARLY = 0.95  # of the stacked engine's time, which the loop must stay below
 OBVIOUS, FAR = 1.5, 2.5  # times as long: no further repeats; no second one
 REPEATS = 5
-ENOUGH = 0.3  # seconds of CPU time for each engine
+ENOUGH_SECONDS = 0.3  # seconds of CPU time for each engine
 SHORT = 0.25  # seconds of a stacked step which gains much when it is traced
-MOST_BYTES = 1 << 16
+MAX_ENTRY_BYTES = 1 << 16
 _PLAIN_LAYERS = (nn.Linear, nn.BatchNorm1d, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -63,7 +63,7 @@ def is_measured(module: nn.Module) -> bool:
         return False
     layers = [sub for sub in module.modules() if next(sub.parameters(recurse=False), None) is not None]
     plain = all(isinstance(sub, _PLAIN_LAYERS) for sub in layers)
-    return not plain or sum(p.numel() for p in module.parameters()) > SMALL
+    return not plain or sum(p.numel() for p in module.parameters()) > MAX_STACKED_COLUMNS
 
 
 def measured(
@@ -78,43 +78,46 @@ def measured(
     text = json.dumps(key, sort_keys=True)
     if text not in _known:
         entry = cache_folder() / "engines" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-        found = _read(entry, key)
-        if found is None:
+        result = _read(entry, key)
+        if result is None:
             steps = _steps(stacked, loop, module, federation, sample, batch, clients)
-            found = _keep(entry, key, compare(*steps, stacked, clients))
-        _known[text] = found
+            result = _keep(entry, key, compare_engines(*steps, stacked, clients))
+        _known[text] = result
     return _known[text]
 
 
 _known: dict[str, Measured] = {}
 
 
-def compare(stacked: Callable[[], object], loop: Callable[[], object], engine: StackedEngine, clients: int) -> Measured:
-    """Whether a step of one client by the loop takes clearly less time than one of so many stacked clients for each.
+def compare_engines(
+    stacked: Callable[[], object], loop: Callable[[], object], engine: StackedEngine, clients: int
+) -> Measured:
+    """Whether a client's step takes clearly less time by the loop than as one of `clients` stacked clients.
 
     A stacked step that is short gains much when it is traced, so the loop has to win against the trace as well.
     """
-    found = _timed(stacked, loop, clients)
-    if found.engine == "loop" and clients * found.stacked < SHORT:
+    result = _timed(stacked, loop, clients)
+    if result.engine == "loop" and clients * result.stacked < SHORT:
         _trace(engine, stacked)
-        found = _timed(stacked, loop, clients)
-    return found
+        result = _timed(stacked, loop, clients)
+    return result
 
 
 def _timed(stacked: Callable[[], object], loop: Callable[[], object], clients: int) -> Measured:
     """Both in turns, until it is clear; the fastest of each counts, the first only if long steps are far apart."""
     first = seconds(stacked) / clients, seconds(loop)
-    if min(first) > ENOUGH / 4 and max(first) > FAR * min(first):
+    if min(first) > ENOUGH_SECONDS / 4 and max(first) > FAR * min(first):
         return Measured("loop" if first[1] < first[0] else "stacked", *first)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(REPEATS):
-        for each, step in zip(times, (stacked, loop), strict=True):
-            each.append(seconds(step))
-        own, other = min(times[0]) / clients, min(times[1])
+        for seconds_of_engine, step in zip(times, (stacked, loop), strict=True):
+            seconds_of_engine.append(seconds(step))
+        stacked_seconds, loop_seconds = min(times[0]) / clients, min(times[1])
         spent = min(sum(times[0]), sum(times[1]))
-        if spent > ENOUGH or (spent > ENOUGH / 10 and max(own, other) > OBVIOUS * min(own, other)):
+        faster, slower = sorted((stacked_seconds, loop_seconds))
+        if spent > ENOUGH_SECONDS or (spent > ENOUGH_SECONDS / 10 and slower > OBVIOUS * faster):
             break
-    return Measured("loop" if other < CLEARLY * own else "stacked", own, other)
+    return Measured("loop" if loop_seconds < CLEARLY * stacked_seconds else "stacked", stacked_seconds, loop_seconds)
 
 
 def _trace(engine: StackedEngine, step: Callable[[], object]) -> None:
@@ -156,7 +159,7 @@ def _steps(
     batch: int,
     clients: int,
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A training step of so many stacked clients, and one of a single client by the loop."""
+    """A training step of `clients` stacked clients, and one of a single client by the loop."""
     x = sample[torch.arange(batch) % len(sample)]
     y = federation.y[torch.arange(batch) % len(federation.y)]
     objective = default_objective(federation.classes)
@@ -192,20 +195,20 @@ def _digest(module: nn.Module) -> str:
 def processor() -> str:
     """The processor and what torch uses of it."""
     named = ("model name", "CPU implementer", "CPU part", "CPU variant")
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() in named:
-                found.setdefault(name.strip(), value.strip())
-    words = [platform.machine(), *(found.values() or [platform.processor()]), torch.backends.cpu.get_cpu_capability()]
+                facts.setdefault(name.strip(), value.strip())
+    words = [platform.machine(), *(facts.values() or [platform.processor()]), torch.backends.cpu.get_cpu_capability()]
     return " ".join(word for word in words if word)
 
 
 def _read(entry: Path, key: Mapping[str, Any]) -> Measured | None:
-    """What was found before; None if there is no file or it is not about this."""
+    """An earlier result; None if there is no file, or if it is about something else."""
     try:
-        stored = json.loads(read_plain(entry, MOST_BYTES))
+        stored = json.loads(read_plain(entry, MAX_ENTRY_BYTES))
         if stored["key"] != key or stored["engine"] not in get_args(EngineChoice):
             return None
         times = [stored["stacked"], stored["loop"]]
@@ -216,12 +219,12 @@ def _read(entry: Path, key: Mapping[str, Any]) -> Measured | None:
         return None
 
 
-def _keep(entry: Path, key: Mapping[str, Any], found: Measured) -> Measured:
+def _keep(entry: Path, key: Mapping[str, Any], result: Measured) -> Measured:
     """Write it; if another process has meanwhile found something, that counts, so that both compute the same bits."""
     partial = entry.with_name(f".{entry.name}.{uuid.uuid4().hex}.partial")
     with suppress(OSError):  # without a cache it holds for this process
         entry.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"key": key, **asdict(found)}), encoding="utf-8")
+        partial.write_text(json.dumps({"key": key, **asdict(result)}), encoding="utf-8")
         try:
             os.link(partial, entry)  # fails if there is one, unlike a rename
         except OSError:
@@ -229,4 +232,4 @@ def _keep(entry: Path, key: Mapping[str, Any], found: Measured) -> Measured:
                 os.replace(partial, entry)
         finally:
             partial.unlink(missing_ok=True)
-    return _read(entry, key) or found
+    return _read(entry, key) or result

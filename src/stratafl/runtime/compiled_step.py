@@ -18,19 +18,19 @@ from stratafl.files import read_plain
 
 REQUEST, DONE, MODULE = "request.json", "done.json", "step.py"
 LIBRARIES = ("*.so", "*.cubin")
-SMALL, LARGE = 2**16, 2**28  # bytes that the files may have
+MAX_LOG_BYTES, MAX_FILE_BYTES = 2**16, 2**28  # bytes that the files may have
 Run = Callable[..., object]
 
 
 def read_done(folder: Path, request: bytes) -> dict[str, Any] | None:
     """What `done.json` says, if the entry is whole and was made for this request, not only under its name."""
     try:
-        done: dict[str, Any] = json.loads(read_plain(folder / DONE, LARGE))
+        done: dict[str, Any] = json.loads(read_plain(folder / DONE, MAX_FILE_BYTES))
         whole = (
             done["key"] == hashlib.sha256(request).hexdigest()
             and isinstance(done["seconds"], dict)
-            and read_plain(folder / REQUEST, LARGE) == request
-            and hashlib.sha256(read_plain(folder / MODULE, LARGE)).hexdigest() == done["sha256"]
+            and read_plain(folder / REQUEST, MAX_FILE_BYTES) == request
+            and hashlib.sha256(read_plain(folder / MODULE, MAX_FILE_BYTES)).hexdigest() == done["sha256"]
             and all(_digest(folder / name) == digest for name, digest in done["libraries"].items())
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedError):
@@ -39,9 +39,9 @@ def read_done(folder: Path, request: bytes) -> dict[str, Any] | None:
 
 
 def libraries(folder: Path) -> dict[str, str]:
-    """Checksums of what is executed beside the step itself."""
-    found = sorted(file for kind in LIBRARIES for file in folder.rglob(kind) if file.is_file())
-    return {str(file.relative_to(folder)): _digest(file) for file in found}
+    """Checksums of the libraries that the step loads."""
+    files = sorted(file for kind in LIBRARIES for file in folder.rglob(kind) if file.is_file())
+    return {str(file.relative_to(folder)): _digest(file) for file in files}
 
 
 def _digest(file: Path) -> str:
@@ -56,7 +56,7 @@ def load_step(file: Path) -> Run:
 
     with _environ(torch_caches(file.parent)), config.patch(compile_threads=1):  # kernels are there: no processes
         exec(compile(file.read_text(encoding="utf-8"), file, "exec"), vars(module))
-    return lambda *given: module.call(list(given))
+    return lambda *arguments: module.call(list(arguments))
 
 
 def torch_caches(folder: Path) -> dict[str, str]:

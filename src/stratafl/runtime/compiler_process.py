@@ -26,13 +26,22 @@ from torch.fx import GraphModule
 
 from stratafl.errors import first_line
 from stratafl.files import atomically, read_plain, write_atomically
-from stratafl.runtime.compiled_step import DONE, LARGE, MODULE, REQUEST, libraries, load_step, read_done, torch_caches
+from stratafl.runtime.compiled_step import (
+    DONE,
+    MAX_FILE_BYTES,
+    MODULE,
+    REQUEST,
+    libraries,
+    load_step,
+    read_done,
+    torch_caches,
+)
 from stratafl.runtime.grouped import teach_compiler
 from stratafl.runtime.step_graph import blank_tensors, build_step, fake_tensors
 
 LOCK = "lock"
 NICE = 5  # less urgent than the rounds, which go on
-KEPT = 64  # entries of the cache
+MAX_ENTRIES = 64  # entries of the cache
 FREE = 4  # times the step's tensors that must be free on a GPU for a trial
 Timer = dict[str, float]
 
@@ -43,7 +52,7 @@ def main(folder: Path) -> None:
     with suppress(OSError):
         os.nice(NICE)
     with _locked(folder / LOCK):
-        data = read_plain(folder / REQUEST, LARGE)
+        data = read_plain(folder / REQUEST, MAX_FILE_BYTES)
         if read_done(folder, data) is None:  # else another process was done while this one waited
             _compile(folder, json.loads(data), hashlib.sha256(data).hexdigest())
     _remove_oldest(folder)
@@ -58,7 +67,7 @@ def _remove_oldest(folder: Path) -> None:
 
     with suppress(OSError):
         entries = sorted(filter(Path.is_dir, folder.parent.iterdir()), key=used, reverse=True)
-        for entry in entries[KEPT:]:
+        for entry in entries[MAX_ENTRIES:]:
             (entry / DONE).unlink(missing_ok=True)  # first, so that it is not found while it goes
             shutil.rmtree(entry, ignore_errors=True)
 
@@ -138,15 +147,15 @@ def build_module(graph: GraphModule, tensors: list[Tensor], file: Path) -> None:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    made: list[Any] = []
+    compiled: list[Any] = []
 
-    def keep(*given: Any, **options: Any) -> Any:
-        made.append(compile_fx_inner(*given, **options))
-        return made[-1]
+    def keep(*arguments: Any, **options: Any) -> Any:
+        compiled.append(compile_fx_inner(*arguments, **options))
+        return compiled[-1]
 
     with config.patch(shape_padding=False):  # padding factors takes longer than it saves: 84 ms a round, 81 without
         compile_fx(graph, tensors, inner_compile=keep)
-    (result,) = made
+    (result,) = compiled
     if result.constants:
         raise ValueError(f"the compiled step holds constants: {', '.join(result.constants)}")
     file.write_text(result.source_code, encoding="utf-8")
@@ -156,13 +165,13 @@ def _stages() -> Timer:
     """Where the time went, by torch's own timers."""
     from torch._dynamo.utils import compilation_time_metrics
 
-    known = ("create_aot_dispatcher_function", "compile_fx_inner", "GraphLowering.run", "GraphLowering.codegen",
+    timers = ("create_aot_dispatcher_function", "compile_fx_inner", "GraphLowering.run", "GraphLowering.codegen",
              "Scheduler.__init__", "Scheduler.codegen", "async_compile.wait", "compile_file")  # fmt: skip
-    return {f"compiler/{name}": sum(compilation_time_metrics.get(name, ())) for name in known}
+    return {f"compiler/{name}": sum(compilation_time_metrics.get(name, ())) for name in timers}
 
 
 def _try_out(file: Path, request: dict[str, Any]) -> None:
-    """Run the step once: it decides what is decided when kernels first run, so that nobody waits for that later."""
+    """Run the step once. Kernels are tuned when they first run, so no run has to wait for that later."""
     device = torch.device(request["environment"]["device"])
     needed = sum(x.nbytes for x in fake_tensors(request["step"]))
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < FREE * needed:

@@ -1,4 +1,4 @@
-"""Compiled steps: made by another process beside the rounds, and kept on disk for later runs.
+"""Compiled steps: another process makes them during the rounds, and they are kept on disk for later runs.
 
 A step is described as text (`step_graph.py`). The text, together with everything else that compiled code depends on, is
 the key of an entry in the cache; if there is no entry, `compiler_process.py` makes it. Whatever goes wrong is one line
@@ -33,15 +33,15 @@ from stratafl.core.reprs import short_repr
 from stratafl.data.cache import cache_folder
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
 from stratafl.files import write_atomically
-from stratafl.runtime.compiled_step import DONE, MODULE, REQUEST, SMALL, Run, load_step, read_done, torch_caches
+from stratafl.runtime.compiled_step import DONE, MAX_LOG_BYTES, MODULE, REQUEST, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 
 FORMAT = 2  # of the cache; another one is not found
 ALIGNED = 16  # bytes, which compiled code relies on
-AT_ONCE = max(2, (os.cpu_count() or 1) // 4)  # processes, each of which has threads of its own
-CLOSING = 5.0  # seconds that a process gets to end
-LONGEST = 600.0  # seconds that a run waits for a step
-SOON = 10.0  # … before it says so
+MAX_PROCESSES = max(2, (os.cpu_count() or 1) // 4)  # processes, each of which has threads of its own
+CLOSING_SECONDS = 5.0  # seconds that a process gets to end
+MAX_WAIT_SECONDS = 600.0  # seconds that a run waits for a step
+QUIET_SECONDS = 10.0  # … before it says so
 GENERATED_IMPORTS = ("torch._inductor.async_compile", "torch._inductor.select_algorithm")  # of compiled steps
 SWITCH_SECONDS = 1e-4
 log = logging.getLogger("stratafl")
@@ -58,11 +58,11 @@ class _Job:
     constants: list[Tensor]
     device: torch.device
     process: subprocess.Popen[bytes] | None = None
-    said: IO[bytes] | None = None  # what the process writes
+    log_file: IO[bytes] | None = None  # what the process writes
     run: Run | None = None
     queued: bool = False  # until its process is started
-    held: bool = False  # until somebody wants it
-    overdue: bool = False  # somebody has waited for it in vain
+    waiting: bool = False  # until a run decides to compile
+    overdue: bool = False  # a run has waited for it in vain
     failed: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -70,14 +70,14 @@ class _Job:
 class Compiler:
     """Compiles steps in other processes; nothing here raises because of a step that cannot be compiled.
 
-    Steps are named by whoever asks for them. `start` returns at once, `ready` never waits.
+    The caller names the steps. `start` returns at once, `ready` never waits.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._jobs: dict[Hashable, _Job] = {}
         self._failed: set[Hashable] = set()
-        weakref.finalize(self, _end_processes, self._jobs)  # if nobody closes it
+        weakref.finalize(self, _end_processes, self._jobs)  # if it is never closed
 
     def start(
         self, name: Hashable, step: Callable[..., None], tensors: Sequence[Tensor], *, launch: bool = True
@@ -93,9 +93,9 @@ class Compiler:
         try:
             self._jobs[name] = job = self._job(step, tensors)
             job.queued = read_done(job.folder, job.request) is None
-            job.held = not launch
+            job.waiting = not launch
         except Exception as error:  # a step that cannot be described, or no room on the disk
-            self._fail(name, error)
+            self.refuse(name, error)
         self._advance()
 
     @property
@@ -106,14 +106,14 @@ class Compiler:
     def launch(self) -> None:
         """Compile and load the steps that were only looked up so far."""
         for job in self._jobs.values():
-            job.held = False
+            job.waiting = False
         self._advance()
 
     def ready(self, name: Hashable) -> Run | None:
         """The compiled step as a function of its tensors, or None if it is not there yet or never will be."""
         self._advance()
         job = self._jobs.get(name)
-        if job is None or job.failed or job.held or job.queued or _is_alive(job):
+        if job is None or job.failed or job.waiting or job.queued or _is_alive(job):
             return None
         if job.run is None and is_compiler_imported():
             self._load(name, job)
@@ -123,28 +123,24 @@ class Compiler:
         """The same after its process has ended; None if that takes longer than `seconds`, which are waited once."""
         job = self._jobs.get(name)
         if job is not None:
-            job.held = False
+            job.waiting = False
             self._launch(name, job)
             if job.process is not None and not job.overdue:
-                self._wait_for(job.process, job, LONGEST if seconds is None else seconds)
+                self._wait_for(job.process, job, MAX_WAIT_SECONDS if seconds is None else seconds)
             _await_import()
         return self.ready(name)
 
     def _wait_for(self, process: subprocess.Popen[bytes], job: _Job, seconds: float) -> None:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(min(SOON, seconds))
+            process.wait(min(QUIET_SECONDS, seconds))
             return
-        if seconds > SOON:  # nothing moves on the screen meanwhile
+        if seconds > QUIET_SECONDS:  # nothing moves on the screen meanwhile
             log.warning("waiting for a step to be compiled, which may take minutes; run.compile=auto does not wait")
         try:
-            process.wait(max(0.0, seconds - SOON))
+            process.wait(max(0.0, seconds - QUIET_SECONDS))
         except subprocess.TimeoutExpired:
             job.overdue = True
             log.warning("a step is not compiled after %.0f s and runs more slowly until it is", seconds)
-
-    def refuse(self, name: Hashable, error: Exception) -> None:
-        """Give up a step that was compiled but does not run here."""
-        self._fail(name, error)
 
     def key(self, name: Hashable) -> str | None:
         """The entry of a step in the cache, to be recorded with a run."""
@@ -157,7 +153,7 @@ class Compiler:
         return {} if job is None else dict(job.seconds)
 
     def forget(self, name: Hashable) -> None:
-        """Give back what is kept of a step, and end its process."""
+        """Free what is kept of a step, and end its process."""
         self._failed.discard(name)
         job = self._jobs.pop(name, None)
         if job is not None:
@@ -172,8 +168,8 @@ class Compiler:
         described, constants = describe_step(step, tensors)
         asked = {"environment": environment(tensors[0].device), "step": described}
         request = json.dumps(asked, sort_keys=True).encode()
-        cache = private_folder(self._folder or cache_folder() / "compiled")
-        folder = private_folder(cache / hashlib.sha256(request).hexdigest()[:32])
+        cache = own_folder(self._folder or cache_folder() / "compiled")
+        folder = own_folder(cache / hashlib.sha256(request).hexdigest()[:32])
         job = _Job(folder, request, described, constants, tensors[0].device)
         job.seconds["describing"] = time.perf_counter() - begin
         return job
@@ -181,23 +177,23 @@ class Compiler:
     def _advance(self) -> None:
         """Start the next processes, a few at a time."""
         for name, job in list(self._jobs.items()):
-            if sum(map(_is_alive, self._jobs.values())) < AT_ONCE:
+            if sum(map(_is_alive, self._jobs.values())) < MAX_PROCESSES:
                 self._launch(name, job)
 
     def _launch(self, name: Hashable, job: _Job) -> None:
-        if not job.queued or job.held:
+        if not job.queued or job.waiting:
             return
         job.queued = False
         try:
             write_atomically(job.folder / REQUEST, job.request)
-            job.said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
+            job.log_file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
             job.process = subprocess.Popen(
-                command(job.folder),
-                stdin=subprocess.PIPE, stdout=job.said, stderr=job.said, cwd=job.folder, start_new_session=True,
+                compiler_command(job.folder),
+                stdin=subprocess.PIPE, stdout=job.log_file, stderr=job.log_file, cwd=job.folder, start_new_session=True,
                 env={**os.environ, **torch_caches(job.folder), "PYTHONPATH": _python_path()},
             )  # fmt: skip
         except Exception as error:  # no room on the disk, no processes left
-            self._fail(name, error)
+            self.refuse(name, error)
 
     def _load(self, name: Hashable, job: _Job) -> None:
         begin = time.perf_counter()
@@ -213,11 +209,12 @@ class Compiler:
             with suppress(OSError):  # a cache that cannot be written to serves as well
                 os.utime(job.folder / DONE)  # entries that are not used for long are removed first
         except Exception as error:  # whatever a damaged module does
-            self._fail(name, error)
+            self.refuse(name, error)
             with suppress(OSError):
                 (job.folder / DONE).unlink()  # so that the next run compiles again
 
-    def _fail(self, name: Hashable, error: Exception) -> None:
+    def refuse(self, name: Hashable, error: Exception) -> None:
+        """Give up a step that cannot be compiled, or does not run here."""
         self._failed.add(name)
         if name in self._jobs:
             self._jobs[name].failed = True
@@ -226,7 +223,7 @@ class Compiler:
         log.warning("a step cannot be compiled and runs more slowly: %s", reason)
 
 
-def command(folder: Path) -> list[str]:
+def compiler_command(folder: Path) -> list[str]:
     """What compiles the entry in this folder; modules in the working directory are not imported."""
     return [sys.executable, "-P", "-m", "stratafl.runtime.compiler_process", str(folder)]
 
@@ -240,14 +237,14 @@ def _end_process(job: _Job) -> None:
         assert job.process.stdin is not None
         job.process.stdin.close()  # which ends it
         try:
-            job.process.wait(CLOSING)
+            job.process.wait(CLOSING_SECONDS)
         except subprocess.TimeoutExpired:
             job.process.kill()
             with suppress(subprocess.TimeoutExpired):  # one that waits for a driver or a drive ends when it can
-                job.process.wait(CLOSING)
-    if job.said is not None:
-        job.said.close()
-    job.process = job.said = None
+                job.process.wait(CLOSING_SECONDS)
+    if job.log_file is not None:
+        job.log_file.close()
+    job.process = job.log_file = None
 
 
 def _end_processes(jobs: dict[Hashable, _Job]) -> None:
@@ -257,10 +254,10 @@ def _end_processes(jobs: dict[Hashable, _Job]) -> None:
 
 def _last_words(job: _Job) -> str:
     """The last line that the process has written."""
-    if job.said is None or job.process is None:
+    if job.log_file is None or job.process is None:
         return ""
-    job.said.seek(max(0, job.said.seek(0, os.SEEK_END) - SMALL))
-    text = job.said.read().decode(errors="replace").strip()
+    job.log_file.seek(max(0, job.log_file.seek(0, os.SEEK_END) - MAX_LOG_BYTES))
+    text = job.log_file.read().decode(errors="replace").strip()
     log.debug("the compiler's output:\n%s", text)
     lines = text.splitlines()
     return lines[-1] if lines else f"the compiler ended with code {job.process.returncode}"
@@ -272,14 +269,14 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
 
 
-def private_folder(path: Path) -> Path:
-    """The folder, made if it is missing; refused if somebody else may write to it."""
+def own_folder(path: Path) -> Path:
+    """The folder, made if it is missing. Refused if other users may write to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise DamagedError(f"'{path}' is not a folder: remove it, because compiled code is kept there")
-    if os.name != "nt" and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+    if os.name != "nt" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise DamagedError(f"others may write to '{path}', and code is executed from it: chmod 700, or remove it")
     return path
 
@@ -288,7 +285,7 @@ def private_folder(path: Path) -> Path:
 
 
 def environment(device: torch.device) -> Description:
-    """Everything beside the step itself that compiled code depends on."""
+    """Everything that compiled code depends on, apart from the step itself."""
     return {
         "format": FORMAT,
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
@@ -316,10 +313,10 @@ def _processor() -> str:
     """What the processor can do, because C++ is compiled for it."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        known = {
+        features = {
             line for line in lines if line.partition(":")[0].strip() in ("flags", "Features", "model name", "CPU part")
         }
-        return hashlib.sha256("\n".join(sorted(known)).encode()).hexdigest()
+        return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()
     return platform.processor()
 
 
@@ -340,8 +337,8 @@ def _checked(run: Run, job: _Job) -> Run:
     constants = job.constants
 
     def checked(*tensors: Tensor) -> object:
-        given = [([*x.shape], [*x.stride()], str(x.dtype).removeprefix("torch."), str(x.device)) for x in tensors]
-        if given != wanted or any(x.data_ptr() % ALIGNED for x in tensors):
+        kinds = [([*x.shape], [*x.stride()], str(x.dtype).removeprefix("torch."), str(x.device)) for x in tensors]
+        if kinds != wanted or any(x.data_ptr() % ALIGNED for x in tensors):
             raise ModelError("a compiled step was given tensors of other shapes, strides or types than it is made for")
         return run(*tensors, *constants)
 
@@ -352,7 +349,7 @@ def _checked(run: Run, job: _Job) -> Run:
 
 
 def is_compiler_imported() -> bool:
-    """Whether torch's compiler is imported. The first call begins to import it in a thread, beside the rounds."""
+    """Whether torch's compiler is imported. The first call begins to import it in a thread."""
     global _import_thread
     if all(name in sys.modules for name in GENERATED_IMPORTS) and _import_thread is None:
         return True

@@ -189,8 +189,8 @@ class StackedEngine(_ThreadModels):
                 log.info("a step cannot be traced and runs more slowly: %s", first_line(error, typed=True))
 
     def close(self) -> None:
-        for kept in (self._seen, self._wanted, self._traced):
-            kept.clear()
+        for cache in (self._seen, self._wanted, self._traced):
+            cache.clear()
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         model = self.model  # a thread's first call makes it, which cannot be done inside vmap
@@ -226,15 +226,15 @@ class LoopEngine(_ThreadModels):
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
-        each = self._each(
+        of_clients = self._each(
             lambda c: self._client(c, objective, rows, stack, trained, inputs, modes), range(len(stack.sizes))
         )
         return Gradients(
-            _stacked([g.rows for g in each]),
-            torch.stack([g.loss for g in each]),
-            _stacked([g.statistics for g in each]),
-            _stacked([g.carry for g in each]),
-            _stacked([g.metrics for g in each]),
+            _stacked([g.rows for g in of_clients]),
+            torch.stack([g.loss for g in of_clients]),
+            _stacked([g.statistics for g in of_clients]),
+            _stacked([g.carry for g in of_clients]),
+            _stacked([g.metrics for g in of_clients]),
         )
 
     def _each(self, run: Callable[[int], T], clients: Sequence[int]) -> list[T]:
@@ -277,8 +277,8 @@ class LoopEngine(_ThreadModels):
             with torch.no_grad():
                 return net.both({n: block[c] for n, block in rows.items()}, x[c, : max(sizes[c], 1)], train=False)
 
-        each = self._each(client, range(len(sizes)))
-        outputs, features = (pad_sequence(list(column), batch_first=True) for column in zip(*each, strict=True))
+        of_clients = self._each(client, range(len(sizes)))
+        outputs, features = (pad_sequence(list(column), batch_first=True) for column in zip(*of_clients, strict=True))
         return outputs, features
 
 
@@ -290,11 +290,11 @@ def _seeded(key: int) -> Iterator[None]:
         yield
 
 
-def _stacked(each: list[Rows]) -> Rows:
+def _stacked(of_clients: list[Rows]) -> Rows:
     """The rows of all clients; those of a single one are not copied."""
-    if len(each) == 1:
-        return {name: x.contiguous().unsqueeze(0) for name, x in each[0].items()}
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    if len(of_clients) == 1:
+        return {name: x.contiguous().unsqueeze(0) for name, x in of_clients[0].items()}
+    return {name: torch.stack([rows[name] for rows in of_clients]) for name in of_clients[0]}
 
 
 def _flat(arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Tensor]]:
@@ -305,9 +305,9 @@ def _flat(arguments: Sequence[Any]) -> tuple[tuple[str, ...], list[Tensor]]:
         if isinstance(value, Tensor):
             leaves.append(value)
             return
-        for name, each in value.items():
+        for name, part in value.items():
             names.append(name)
-            add(each)
+            add(part)
         names.append("")  # ends a table
 
     for value in arguments:

@@ -16,12 +16,12 @@ from torch import Tensor
 from stratafl.runtime.kernels import Convolution, Kind, Pair
 
 ORDER = (1, 4, 0, 3, 2)  # of the axes of `[C, B, channels, h, w]` in memory, the innermost is 0
-MANY = 256  # channels from which gradients of weights are not left to cuDNN
-ROOM = 2**30  # bytes that the columns of such a gradient may have
+MANY_CHANNELS = 256  # channels from which gradients of weights are not left to cuDNN
+MAX_COLUMN_BYTES = 2**30  # bytes that the columns of such a gradient may have
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ConvolutionShape:
     """What a convolution of one client is apart from its tensors."""
 
     image: tuple[int, ...]  # [B, in, h, w]
@@ -41,7 +41,7 @@ class Sizes:
     def reads_columns(self) -> bool:
         """Whether the gradient of the weight is a product with columns instead of cuDNN's."""
         plain = self.stride == self.dilation == (1, 1) and self.groups == 1
-        return plain and min(self.weight[:2]) >= MANY
+        return plain and min(self.weight[:2]) >= MANY_CHANNELS
 
     def columns(self, clients: int) -> int:
         """How many numbers the columns have."""
@@ -50,7 +50,7 @@ class Sizes:
         return clients * batch * inputs * prod(self.weight[2:]) * prod(out)
 
 
-def convolve(
+def grouped_convolution(
     x: Tensor,
     weight: Tensor,
     stride: Pair,
@@ -60,14 +60,14 @@ def convolve(
     rounded: torch.dtype | None = None,
 ) -> Tensor:
     """The convolution of `[B, in, h, w]` by `[out, in, kh, kw]`; `vmap` adds clients. Factors may be rounded first."""
-    sizes = Sizes(tuple(x.shape), tuple(weight.shape), stride, padding, dilation, groups)
+    sizes = ConvolutionShape(tuple(x.shape), tuple(weight.shape), stride, padding, dilation, groups)
     if rounded is None or x.dtype != torch.float32:
-        y: Tensor = Convolution.apply(x, weight, "output", partial(multiply, sizes))  # type: ignore[no-untyped-call]
+        y: Tensor = Convolution.apply(x, weight, "output", partial(grouped_product, sizes))  # type: ignore[no-untyped-call]
         return y
-    return convolve(x.to(rounded), weight.to(rounded), stride, padding, dilation, groups).to(x.dtype)
+    return grouped_convolution(x.to(rounded), weight.to(rounded), stride, padding, dilation, groups).to(x.dtype)
 
 
-def multiply(sizes: Sizes, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
+def grouped_product(sizes: ConvolutionShape, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
     """One of the three products of `kernels.Convolution` for all clients; images are `[C, B, channels, h, w]`."""
     clients = len(a)
     rest = (sizes.dilation, False, (0, 0), clients * sizes.groups)
@@ -78,9 +78,9 @@ def multiply(sizes: Sizes, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
         # As another convolution: for 256 channels cuDNN takes 373 µs, and 1,287 for its own gradient (H200, TF32).
         turned = _stacked(a.flip(3, 4).transpose(1, 2))
         return _apart(torch.ops.aten.convolution(_merged(b), turned, None, (1, 1), sizes.margin, *rest), clients)
-    if kind == "weight" and sizes.reads_columns and sizes.columns(clients) * a.element_size() <= ROOM:
+    if kind == "weight" and sizes.reads_columns and sizes.columns(clients) * a.element_size() <= MAX_COLUMN_BYTES:
         return _by_columns(sizes, clients_last(a), clients_last(b))
-    # Only the sizes matter of what is not there.
+    # Of the tensors that this product does not need, torch only reads the sizes.
     batch, inputs, *size = sizes.image
     x = _merged(a) if kind == "weight" else _empty(b, (batch, clients * inputs, *size))
     w = _stacked(a) if kind == "image" else _empty(b, (clients * sizes.weight[0], *sizes.weight[1:]))
@@ -91,7 +91,7 @@ def multiply(sizes: Sizes, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
     return _apart(dx, clients) if kind == "image" else dw.reshape(clients, *sizes.weight)
 
 
-def _by_columns(sizes: Sizes, x: Tensor, gradient: Tensor) -> Tensor:
+def _by_columns(sizes: ConvolutionShape, x: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of the weight as one product per client; both images have clients last, so neither is copied.
 
     For 22 clients, batches of 16 and 256 channels of 8×8 it takes an H200 211 µs. cuDNN takes 306 alone, and 1,050 in a
@@ -101,8 +101,8 @@ def _by_columns(sizes: Sizes, x: Tensor, gradient: Tensor) -> Tensor:
     windows = F.pad(x, (cols, cols, rows, rows)).unfold(3, height, 1).unfold(4, width, 1)
     columns = windows.permute(0, 1, 3, 4, 5, 6, 2).flatten(4, 6).flatten(1, 3)  # [C, places, taps · in]
     product = gradient.permute(0, 2, 1, 3, 4).flatten(2) @ columns
-    found: Tensor = product.unflatten(2, (height, width, -1))
-    return found.permute(0, 1, 4, 2, 3)
+    gradient_by_tap: Tensor = product.unflatten(2, (height, width, -1))
+    return gradient_by_tap.permute(0, 1, 4, 2, 3)
 
 
 def _merged(x: Tensor) -> Tensor:

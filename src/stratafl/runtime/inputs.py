@@ -14,13 +14,13 @@ from stratafl.runtime.batches import Batches
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.schedule import Turn, duration, timetable, turns
 
-LONGEST = 64  # steps of a window, at most
-LEAST = 4  # at least: a step runs a few times before it is captured
-WINDOW = {"cpu": 2**24, "cuda": 2**29}  # bytes of inputs that a window holds, at most
+MAX_WINDOW_STEPS = 64  # steps of a window, at most
+MIN_WINDOW_STEPS = 4  # at least: a step runs a few times before it is captured
+MAX_WINDOW_BYTES = {"cpu": 2**24, "cuda": 2**29}  # bytes of inputs that a window holds, at most
 
 
 def window_bytes(device: torch.device) -> int:
-    return WINDOW.get(device.type, WINDOW["cpu"])
+    return MAX_WINDOW_BYTES.get(device.type, MAX_WINDOW_BYTES["cpu"])
 
 
 class SlotPlan:
@@ -51,16 +51,16 @@ class SlotPlan:
 
     def sources(self, begin: int, end: int) -> Iterator[tuple[Source, tuple[Tensor, Tensor] | None]]:
         """Where samples of these steps are read, with the slots and steps that it is for; None if for all of them."""
-        found: dict[object, tuple[Source, list[int]]] = {}
+        runs_of_source: dict[object, tuple[Source, list[int]]] = {}
         for run, scan in enumerate(self._scans):
-            found.setdefault(scan.source.identity, (scan.source, []))[1].append(run)
-        if len(found) == 1:
+            runs_of_source.setdefault(scan.source.identity, (scan.source, []))[1].append(run)
+        if len(runs_of_source) == 1:
             yield self._scans[0].source, None
             return
         run_of = torch.tensor([run for run, _ in self.places])
         runs = run_of[self.table[0][:, begin:end]]
-        for source, mine in found.values():
-            slot, step = torch.isin(runs, torch.tensor(mine)).nonzero(as_tuple=True)
+        for source, run_numbers in runs_of_source.values():
+            slot, step = torch.isin(runs, torch.tensor(run_numbers)).nonzero(as_tuple=True)
             if len(slot):
                 yield source, (slot, step)
 
@@ -80,7 +80,7 @@ class InputBuffers:
         width = like.samples.shape[2]
         x, y = source.read(like.samples[:1, 0])
         room = window_bytes(x.device) // max(1, slots * width * x[0, 0].numel() * x.element_size())
-        shape = (slots, max(LEAST, min(LONGEST, room)))
+        shape = (slots, max(MIN_WINDOW_STEPS, min(MAX_WINDOW_STEPS, room)))
         x, y, weight = (each.new_zeros(*shape, *each.shape[1:]) for each in (x, y, like.weight[:1, 0]))
         return InputBuffers(x, y, weight, like.noise.new_zeros(shape))
 
@@ -109,25 +109,27 @@ class InputBuffers:
                 self.x[:, : end - begin].copy_(x)
                 self.y[:, : end - begin].copy_(y)
             else:
-                mine = tuple(place.to(device) for place in places)
-                self.x[mine], self.y[mine] = source.read(samples[mine])
+                slot_and_step = tuple(place.to(device) for place in places)
+                self.x[slot_and_step], self.y[slot_and_step] = source.read(samples[slot_and_step])
 
 
 def _by_time(plan: Sequence[Turn], when: str) -> dict[int, list[Turn]]:
-    found: dict[int, list[Turn]] = {}
+    turns_at: dict[int, list[Turn]] = {}
     for turn in plan:
-        found.setdefault(getattr(turn, when), []).append(turn)
-    return found
+        turns_at.setdefault(getattr(turn, when), []).append(turn)
+    return turns_at
 
 
-def _joined(each: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    if len(each) == 1:
-        return each[0]
-    longest = max(samples.shape[1] for samples, _, _ in each)
-    samples, weight, noise = (torch.cat([_lengthened(x, longest) for x in kind]) for kind in zip(*each, strict=True))
+def _joined(of_scans: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    if len(of_scans) == 1:
+        return of_scans[0]
+    longest = max(samples.shape[1] for samples, _, _ in of_scans)
+    samples, weight, noise = (
+        torch.cat([_lengthened(x, longest) for x in kind]) for kind in zip(*of_scans, strict=True)
+    )
     return samples, weight, noise
 
 
 def _lengthened(x: Tensor, length: int) -> Tensor:
-    """Zeros after the last step, where nobody looks."""
+    """Padded with zeros after the last step, where no slot reads."""
     return torch.cat([x, x.new_zeros(len(x), length - x.shape[1], *x.shape[2:])], 1) if x.shape[1] < length else x

@@ -1,6 +1,6 @@
 """Lanes: on a CPU clients are computed in parallel threads, each of which takes the next few clients when it is done.
 
-Clients that wait for no other use all cores, also where other programs work beside them: two lanes with half of the
+Clients that wait for no other use all cores, even if other programs use them too: two lanes with half of the
 clients each would take as long as the slower core. A row's bits do not depend on the other rows of its piece, so lanes
 change nothing but time. `Pace` does the same for steps that are too short for lanes: it tries how many threads pay.
 """
@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 _NAME = "lane"
 WORTHWHILE = 2**23  # numbers in the rows of a cohort whose steps are long, where none was timed
-LONG = 0.002  # seconds of one client's step from which lanes pay, in one thread
+LONG_SECONDS = 0.002  # seconds of one client's step from which lanes pay, in one thread
 PIECE = 4  # clients; on ARM a client takes 236, 202, 173, 166 ms among 1, 2, 4, 8 (ResNet-18), 36, 34, 30, 33 (CNN)
 
 
@@ -32,11 +32,11 @@ def is_long(elements: int, seconds: float | None = None) -> bool:
     Where operations are short, lanes wait for Python: a small MLP takes 0.18 ms per client-step with one lane and 0.29
     with two (2 ARM cores), 0.08 and 0.12 (8 Xeon cores).
     """
-    return elements >= WORTHWHILE if seconds is None else seconds >= LONG
+    return elements >= WORTHWHILE if seconds is None else seconds >= LONG_SECONDS
 
 
 def cut(clients: int, most: int = PIECE) -> list[slice]:
-    """Pieces of at most so many clients, as even as possible, and as many as keep all lanes busy to the end."""
+    """Pieces of at most `most` clients, as even as possible, and enough of them to keep all lanes busy to the end."""
     lanes = min(clients, torch.get_num_threads())
     needed = -(-clients // most)
     count = min(clients, -(-needed // lanes) * lanes)
@@ -128,7 +128,7 @@ _paces: dict[tuple[int, int], Pace] = {}
 
 
 def pace(elements: int, device: torch.device) -> Pace | None:
-    """The pace of steps on rows of about so many numbers; None where threads are not to be changed."""
+    """The pace of steps on rows of about `elements` numbers; None where threads must not be changed."""
     if device.type != "cpu" or in_a_lane():
         return None
     return _paces.setdefault((torch.get_num_threads(), elements.bit_length()), Pace())

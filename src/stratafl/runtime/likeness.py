@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-_USUAL = frozenset(vars(nn.Module()))  # what every module has: tensors, children, hooks, its mode
-_HOOKS = tuple(name for name in _USUAL if name.endswith("_hooks"))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: tensors, children, hooks, its mode
+_HOOKS = tuple(name for name in _MODULE_ATTRIBUTES if name.endswith("_hooks"))
 _PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.Size, type, FunctionType, BuiltinFunctionType)
 
 
@@ -28,31 +28,33 @@ def likeness(module: nn.Module) -> Hashable | None:
 
 
 def _described(module: nn.Module) -> Hashable | None:
-    found: list[Hashable] = []
+    descriptions: list[Hashable] = []
     for path, sub in module.named_modules(remove_duplicate=False):
-        own = {name: value for name, value in vars(sub).items() if name not in _USUAL}
-        if any(getattr(sub, hooks, None) for hooks in _HOOKS) or not all(_comparable(v) for v in own.values()):
+        attributes = {name: value for name, value in vars(sub).items() if name not in _MODULE_ATTRIBUTES}
+        if any(getattr(sub, hooks, None) for hooks in _HOOKS) or not all(_comparable(v) for v in attributes.values()):
             return None
         buffers = {name: x for name, x in sub._buffers.items() if x is not None}
         fixed = {name for name, x in buffers.items() if not x.is_floating_point()} | sub._non_persistent_buffers_set
         counters = tuple((name, _values(x)) for name, x in buffers.items() if name in fixed)
-        found.append((path, type(sub), tuple(sorted((name, _hashable(v)) for name, v in own.items())), counters))
-    return tuple(found), _ties(module)
+        descriptions.append(
+            (path, type(sub), tuple(sorted((name, _hashable(v)) for name, v in attributes.items())), counters)
+        )
+    return tuple(descriptions), _ties(module)
 
 
 def keeps_state(module: nn.Module, sample: torch.Tensor) -> bool:
     """Whether a pass in training changes attributes of a module: passes of other runs would change them too."""
     trial = copy.deepcopy(module).to(sample.device).train()
     persistent = frozenset(trial.state_dict())  # columns, and counters of a BatchNorm
-    before, kept = likeness(trial), {name: x.clone() for name, x in trial.named_buffers() if name in persistent}
+    before, buffers = likeness(trial), {name: x.clone() for name, x in trial.named_buffers() if name in persistent}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             trial(sample.clone())
     except Exception:  # a user's module may fail in any way, which is explained where it trains
         return False
     for name, x in trial.named_buffers():
-        if name in kept:
-            x.copy_(kept[name])
+        if name in buffers:
+            x.copy_(buffers[name])
     return likeness(trial) != before
 
 
@@ -63,8 +65,8 @@ def enclosed(step: object, name: Hashable = ()) -> Hashable:
     the name holds is looked at only for attributes that are no fields, because looking at it whole takes longer.
     """
     if isinstance(step, partial):
-        given = (*step.args, *(value for _, value in sorted(step.keywords.items())))
-        return enclosed(step.func, name), _known(given, name)
+        bound = (*step.args, *(value for _, value in sorted(step.keywords.items())))
+        return enclosed(step.func, name), _known(bound, name)
     if isinstance(step, MethodType):
         return enclosed(step.__func__, name), _known((step.__self__,), name)
     if not isinstance(step, FunctionType):
@@ -75,14 +77,14 @@ def enclosed(step: object, name: Hashable = ()) -> Hashable:
 def _known(values: Sequence[object], name: Hashable) -> Hashable:
     """The values that can be compared; None for others, such as tensors and tasks."""
     named = name if isinstance(name, tuple) else (name,)
-    found: list[Hashable] = []
+    parts: list[Hashable] = []
     for value in values:
         if isinstance(value, (FunctionType, MethodType, partial)):
-            found.append(enclosed(value, name))
+            parts.append(enclosed(value, name))
             continue
         rest = _further(value) if any(value is each for each in named) else value
-        found.append(_hashable(rest) if _comparable(rest) else None)
-    return tuple(found)
+        parts.append(_hashable(rest) if _comparable(rest) else None)
+    return tuple(parts)
 
 
 def _content(cell: CellType) -> object:
@@ -124,9 +126,9 @@ def _attributes(value: Any) -> list[Any]:
 
 def _further(value: Any) -> list[tuple[str, Any]]:
     """The attributes of a record that are no fields, so that two that are equal may differ in them."""
-    own = getattr(value, "__dict__", {})
-    named = {each.name for each in fields(value)} if is_dataclass(value) else own
-    return sorted((name, each) for name, each in own.items() if name not in named)
+    attributes = getattr(value, "__dict__", {})
+    named = {each.name for each in fields(value)} if is_dataclass(value) else attributes
+    return sorted((name, each) for name, each in attributes.items() if name not in named)
 
 
 def _values(buffer: torch.Tensor) -> Hashable:

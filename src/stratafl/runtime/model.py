@@ -35,8 +35,8 @@ class Model:
         self.context = Context()
         self.layout = layout
         self.head_name = head_of(module, head)
-        own = _skeleton(module).to(device)
-        self.module = prepare(own, self.context, stacked=stacked, device=device, rounded=rounded)
+        skeleton = _skeleton(module).to(device)
+        self.module = prepare(skeleton, self.context, stacked=stacked, device=device, rounded=rounded)
         for path, product in (products or {}).items():
             self.module.get_submodule(path).product = product  # type: ignore[assignment]
         self.module.requires_grad_(False)
@@ -96,10 +96,10 @@ class Model:
         if part not in self._path_of:
             paths = [path for path, _ in self.module.named_modules()]
             named = self.head_name + part.removeprefix("head")
-            known = [path for path in (part, named if part.partition(".")[0] == "head" else part) if path in paths]
-            if not known:
+            matching = [path for path in (part, named if part.partition(".")[0] == "head" else part) if path in paths]
+            if not matching:
                 raise unknown("part of the model", part, paths)
-            self._path_of[part] = known[0]
+            self._path_of[part] = matching[0]
         return self._path_of[part]
 
     def moving(self, row: Rows) -> tuple[Rows, Rows]:

@@ -36,7 +36,7 @@ class Context:
 class MaskedBatchNorm(_BatchNorm):
     """BatchNorm whose batch statistics see real samples only, and which leaves running statistics in the context.
 
-    Zero padding would shift mean and variance; stock BatchNorm would write into the buffers it is given.
+    Zero padding would shift mean and variance; stock BatchNorm would write into its buffers.
     """
 
     context: Context
@@ -107,8 +107,8 @@ class KeyedDropout(_DropoutNd):
         index = torch.arange(torch.Size(shape).numel(), device=x.device).reshape(shape)
         if is_fusing():  # the compiler would multiply the places themselves by the key's numbers, which overflow there
             index = index ^ (key ^ key)
-        kept = keys.stream(key, index) >= keys.threshold(self.p)
-        return x * kept / (1 - self.p) if self.p < 1 else x * 0
+        mask = keys.stream(key, index) >= keys.threshold(self.p)
+        return x * mask / (1 - self.p) if self.p < 1 else x * 0
 
 
 _DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}

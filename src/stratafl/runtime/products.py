@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stratafl.runtime import grouped, kernels
-from stratafl.runtime.ways import FusedWay, Size, Way, count_clients, fused_way
+from stratafl.runtime.ways import ConvolutionSize, FusedWay, Way, count_clients, fused_way
 
 OUTER = 16  # samples of a batch whose outer products are added
 
@@ -238,7 +238,7 @@ class MatmulConv2d(nn.Conv2d):
         stride, weight = (rows.stride, cols.stride), self.weight
         if way == "grouped":
             padding, dilation = (rows.padding, cols.padding), (rows.dilation, cols.dilation)
-            y = grouped.convolve(x, weight, stride, padding, dilation, self.groups, _rounded)
+            y = grouped.grouped_convolution(x, weight, stride, padding, dilation, self.groups, _rounded)
             return y if self.bias is None else y + self.bias[:, None, None]
         if (len(rows.taps), len(cols.taps)) != self.kernel_size:  # a slice of everything would still be differentiated
             weight = weight[:, :, rows.taps.start : rows.taps.stop, cols.taps.start : cols.taps.stop]
@@ -262,7 +262,7 @@ class MatmulConv2d(nn.Conv2d):
             return "product"
         channels, out = (self.in_channels, self.out_channels), (rows.out, cols.out)
         stride, padding = (rows.stride, cols.stride), (rows.padding, cols.padding)
-        size = Size(count_clients(x, self.weight), len(x), *channels, taps, stride, padding, out)
+        size = ConvolutionSize(count_clients(x, self.weight), len(x), *channels, taps, stride, padding, out)
         return fused_way(size, kernels=usable)
 
     def _multiplied(self, x: Tensor, weight: Tensor, rows: _Axis, cols: _Axis) -> Tensor:

@@ -16,11 +16,13 @@ from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import ScanRequest, this_run
 from stratafl.runtime.scan import Scan, Source
-from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.speed import DEFAULT_SPEED, Speed
 from stratafl.runtime.tables import Table
 
 KEPT_BATCHES = 8  # groups of clients × splits
-SMALL = 2**19  # columns of a model whose clients gain on a CPU by company: their steps are many short operations
+MAX_JOINED_COLUMNS = (
+    2**19
+)  # columns of a model whose clients gain on a CPU by company: their steps are many short operations
 
 
 @short_repr
@@ -34,9 +36,9 @@ class Runtime:
     dtype: torch.dtype
     device: torch.device
     smallest_batch: int = 1
-    features: int = 0  # the width of what the head is given
+    features: int = 0  # the width of the head's input
     captured: CapturedSteps | None = None
-    speed: Speed = USUAL
+    speed: Speed = DEFAULT_SPEED
     likeness: Hashable = None  # the same for runs whose engines compute the same; None: it runs alone
     prefers_loop: bool = False  # client by client although the model runs stacked
     table: Table | None = None  # of which steps may take the embeddings in use
@@ -55,7 +57,7 @@ class Runtime:
     @property
     def small(self) -> bool:
         """Whether operations of a step are so short that more clients hardly make it longer."""
-        return self.device.type != "cpu" or self.layout.columns <= SMALL
+        return self.device.type != "cpu" or self.layout.columns <= MAX_JOINED_COLUMNS
 
     @property
     def joins(self) -> bool:
@@ -97,9 +99,9 @@ class Runtime:
                 return done
         if self.captured is None:
             return None
-        found = self.captured.scan([scan])
+        carries = self.captured.scan([scan])
         self._note_switch(self.captured, scan)
-        return None if found is None else found[0]
+        return None if carries is None else carries[0]
 
     def _note_switch(self, steps: CapturedSteps, scan: Scan) -> None:
         for entry in steps.compiled(scan):
@@ -115,11 +117,15 @@ class Runtime:
 
     @property
     def tuning(self) -> dict[str, object]:
-        """What was measured about speed; a resumed run is given it, so that it computes the same bits."""
+        """What was measured about speed. A resumed run reads it, so that it computes the same bits."""
         steps = next(iter(self._joined), self.captured)
         compiled, engine = None if steps is None else steps.compiles, "loop" if self.prefers_loop else "stacked"
-        found: dict[str, object] = {"products": dict(self.speed.products or {}), "compiled": compiled, "engine": engine}
-        return {**found, "switched": {**(self.speed.switched or {}), **self._switched}}
+        choices: dict[str, object] = {
+            "products": dict(self.speed.products or {}),
+            "compiled": compiled,
+            "engine": engine,
+        }
+        return {**choices, "switched": {**(self.speed.switched or {}), **self._switched}}
 
     @property
     def kept(self) -> int:
@@ -138,7 +144,7 @@ class Runtime:
 
 
 def steps_of(speed: Speed, device: torch.device, tensors: int, joins: bool = False) -> CapturedSteps:
-    """The captured steps of a model with so many tensors, of one run or for runs that are joined."""
+    """The captured steps of a model with `tensors` tensors, of one run or of joined runs."""
     graphs = speed.graphs != "off"
     return CapturedSteps(
         device, speed.compile, captures=graphs, tensors=tensors, joins=joins, switched=None if joins else speed.switched

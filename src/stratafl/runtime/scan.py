@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def form(self) -> Hashable:
-        """The type and shape of what is read."""
+        """The types and shapes of inputs and targets."""
         x, y = self.read(torch.zeros(1, dtype=torch.int64, device=self.x.device))
         return x.dtype, x.shape[1:], y.dtype, y.shape[1:]
 
@@ -61,7 +61,7 @@ class Scan:
     name: Hashable
     step: ScanStep
     carry: State
-    held: State  # constants
+    constants: State
     batches: Sequence[Batches]
     steps: Sequence[int]  # of each client
     source: Source
@@ -74,9 +74,11 @@ class Scan:
     @cached_property
     def likeness(self) -> Hashable:
         """The same for scans that one captured step serves."""
-        carry, held = (tuple((n, x.shape[1:], x.dtype) for n, x in leaves(s).items()) for s in (self.carry, self.held))
+        carry, constants = (
+            tuple((n, x.shape[1:], x.dtype) for n, x in leaves(s).items()) for s in (self.carry, self.constants)
+        )
         code = enclosed(self.step, self.name)  # two methods may have chosen the same name
-        return self.name, code, self.model, carry, held, self.width, len(self.batches), self.source.form
+        return self.name, code, self.model, carry, constants, self.width, len(self.batches), self.source.form
 
     @property
     def width(self) -> int:
@@ -95,7 +97,7 @@ class Scan:
     @cached_property
     def common(self) -> frozenset[str]:
         """The constants that all clients share."""
-        return frozenset(name for name, x in leaves(self.held).items() if shared(x))
+        return frozenset(name for name, x in leaves(self.constants).items() if shared(x))
 
 
 def leaves(state: Mapping[str, Value]) -> Rows:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST = 128  # slots of joined scans: more do not make a GPU faster
-KEPT = 32  # timetables
+MAX_SLOTS = 128  # slots of joined scans: more do not make a GPU faster
+MAX_TIMETABLES = 32  # timetables
 IDLE = 0.1  # the share of a joined step's slots that may wait
 # Samples of a joined step. Six evaluations of LeNet with 20 clients each and 256 samples a step take 6.3 GB with 64
 # slots, where the same runs one after the other take 1.9 GB. On an H200 16 slots are as fast for each sample as 128.
-AT_ONCE = {"cpu": 2**11, "cuda": 2**12}
+MAX_JOINED_SAMPLES = {"cpu": 2**11, "cuda": 2**12}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def joined_slots(steps: Sequence[int], batch: int, device: str) -> int:
     """
     longest = max(steps, default=0)
     busy = max(1, sum(steps) // longest) if longest else 1
-    most = max(1, min(MOST, AT_ONCE.get(device, AT_ONCE["cpu"]) // batch))
+    most = max(1, min(MAX_SLOTS, MAX_JOINED_SAMPLES.get(device, MAX_JOINED_SAMPLES["cpu"]) // batch))
     slots = 1 << (min(busy, most).bit_length() - 1)
     hardly_idle = 2 * slots * duration(steps, 2 * slots) <= (1 + IDLE) * sum(steps)
     return 2 * slots if slots < busy and 2 * slots <= most and hardly_idle else slots
@@ -64,21 +64,21 @@ def duration(steps: Sequence[int], slots: int) -> int:
 def turns(steps: Sequence[int], slots: int) -> list[Turn]:
     """Slots are filled one after the other; a client that does not fit into the rest of one begins at the next."""
     length = duration(steps, slots)
-    found: list[Turn] = []
+    plan: list[Turn] = []
     slot = at = 0
     for client, count in enumerate(steps):
         begun = max(0, at + count - length)  # steps that are taken at the next slot, before those at this one
         if begun:
-            found.append(Turn(client, slot + 1, 0, begun))
+            plan.append(Turn(client, slot + 1, 0, begun))
         if count > begun:
-            found.append(Turn(client, slot, at, at + count - begun, begun))
+            plan.append(Turn(client, slot, at, at + count - begun, begun))
         at += count
         if at >= length and length:
             slot, at = slot + 1, begun
-    return found
+    return plan
 
 
-@lru_cache(KEPT)
+@lru_cache(MAX_TIMETABLES)
 def timetable(steps: tuple[int, ...], slots: int) -> tuple[Tensor, Tensor]:
     """`[slots, length]`: the client at each slot and step, and which of its own steps that is; 0 and 0 if idle.
 

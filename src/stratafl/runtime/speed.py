@@ -63,7 +63,7 @@ class Speed:
         return "on" in (self.graphs, self.compile) or (self.graphs == "auto" and device.type == "cuda")
 
 
-USUAL = Speed()
+DEFAULT_SPEED = Speed()
 
 
 def check_precision(name: str, device: torch.device) -> None:
@@ -104,32 +104,32 @@ _faster_way: dict[Hashable, bool] = {}  # once per process, so that its runs cho
 def faster_ways(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
     """For each convolution, whether a product is faster than stock for this number of clients and samples."""
     module = copy.deepcopy(module).to(sample.device).eval().requires_grad_(False)
-    mine = {path: module.get_submodule(path) for path in convolutions(module)}
-    for conv in mine.values():
+    convs = {path: module.get_submodule(path) for path in convolutions(module)}
+    for conv in convs.values():
         conv.__class__ = MatmulConv2d
-    found: dict[str, bool] = {}
+    is_product: dict[str, bool] = {}
     how = (clients, batch, sample.device, sample.dtype, torch.get_float32_matmul_precision())
-    for path, shape in _inputs(module, mine, sample).items():
-        conv = cast(MatmulConv2d, mine[path])
+    for path, shape in _inputs(module, convs, sample).items():
+        conv = cast(MatmulConv2d, convs[path])
         geometry = (conv.weight.shape, conv.stride, conv.padding, conv.dilation, conv.groups, shape, is_rounding(), how)
         if geometry not in _faster_way:
             x = sample.new_zeros(clients, batch, *shape)
             _faster_way[geometry] = _is_product_faster(conv, _step(conv, x, clients))
-        found[path] = _faster_way[geometry]
-    return found
+        is_product[path] = _faster_way[geometry]
+    return is_product
 
 
 def convolutions(module: nn.Module) -> list[str]:
     return [path for path, sub in module.named_modules() if may_be_product(sub)]
 
 
-def _inputs(module: nn.Module, mine: Mapping[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
+def _inputs(module: nn.Module, convs: Mapping[str, nn.Module], sample: Tensor) -> dict[str, torch.Size]:
     shapes: dict[str, torch.Size] = {}
 
     def see(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         shapes[path] = inputs[0].shape[1:]
 
-    hooks = [conv.register_forward_pre_hook(partial(see, path)) for path, conv in mine.items()]
+    hooks = [conv.register_forward_pre_hook(partial(see, path)) for path, conv in convs.items()]
     try:
         with torch.no_grad():
             module(sample)

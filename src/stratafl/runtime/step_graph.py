@@ -93,15 +93,15 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _place(self, x: Tensor) -> Place:
-        found: Place | None = self._places.get(x)
-        if found is None:
-            found = self._places[x] = Place("constant", len(self.constants))
+        place: Place | None = self._places.get(x)
+        if place is None:
+            place = self._places[x] = Place("constant", len(self.constants))
             self.constants.append(x.detach())
-        return found
+        return place
 
 
 def _check_writes(function: Any, args: Any, kwargs: Any) -> None:
-    """A constant belongs to somebody else, who would not see what a recorded step writes to its copy."""
+    """A constant has another owner, which would not see what a recorded step writes to its copy."""
     if function._schema.is_mutable:
         for argument, place in zip(function._schema.arguments, args, strict=False):
             if argument.is_write and isinstance(place, Place) and place.kind == "constant":
@@ -118,12 +118,12 @@ class _Builder:
 
     def add_constant(self, index: int, name: str | None = None) -> None:
         """As an attribute, or as one more argument."""
-        made = self.graph.placeholder(f"constant{index}") if name is None else self.graph.get_attr(name)
-        self._nodes[Place("constant", index)] = made
+        node = self.graph.placeholder(f"constant{index}") if name is None else self.graph.get_attr(name)
+        self._nodes[Place("constant", index)] = node
 
     def add(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        made = self.graph.call_function(function, tuple(self.filled(args)), self.filled(kwargs))
-        self._nodes[Place("value", self._operations)] = made
+        node = self.graph.call_function(function, tuple(self.filled(args)), self.filled(kwargs))
+        self._nodes[Place("value", self._operations)] = node
         self._operations += 1
 
     def filled(self, value: Any) -> Any:
@@ -170,9 +170,9 @@ def describe_step(step: Callable[..., None], tensors: Sequence[Tensor]) -> tuple
         step(*tensors)
     if recorder.largest > ELEMENTS:
         raise ModelError(f"a step makes a tensor of {recorder.largest:,} numbers: at most {ELEMENTS:,} are compiled")
-    held = sum(x.nbytes for x in recorder.constants)
-    if held > CONSTANTS:
-        raise ModelError(f"a step holds {held:,} bytes of constants: at most {CONSTANTS:,} are compiled")
+    constant_bytes = sum(x.nbytes for x in recorder.constants)
+    if constant_bytes > CONSTANTS:
+        raise ModelError(f"a step holds {constant_bytes:,} bytes of constants: at most {CONSTANTS:,} are compiled")
     return {
         "tensors": [_likeness(x) for x in tensors],
         "constants": [_likeness(x) | {"data": _data(x)} for x in recorder.constants],
@@ -200,8 +200,8 @@ def _written(value: Any) -> Any:
         return {"table": {name: _written(x) for name, x in value.items()}}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    for kind, known in KINDS.items():
-        if isinstance(value, known):
+    for kind, torch_type in KINDS.items():
+        if isinstance(value, torch_type):
             return {kind: _word(value)}
     raise ModelError(f"a step uses a {type(value).__name__} as an argument, which cannot be compiled")
 
@@ -218,12 +218,12 @@ def _word(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
-def build_step(given: Description) -> GraphModule:
+def build_step(description: Description) -> GraphModule:
     """The step of a text, as a function of its tensors and then its constants that returns nothing."""
-    builder = _Builder(len(given["tensors"]))
-    for index in range(len(given["constants"])):
+    builder = _Builder(len(description["tensors"]))
+    for index in range(len(description["constants"])):
         builder.add_constant(index)
-    for name, args, kwargs in given["operations"]:
+    for name, args, kwargs in description["operations"]:
         builder.add(_target(name), _read(args), _read(kwargs))
     builder.graph.output(())
     return GraphModule(torch.nn.Module(), builder.graph)
@@ -237,10 +237,10 @@ def _target(name: str) -> Callable[..., Any]:
     if namespace == "stratafl":
         with suppress(ModuleNotFoundError):
             importlib.import_module(OWN_OPERATIONS)
-    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    if not isinstance(found, torch._ops.OpOverload):
+    operation = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if not isinstance(operation, torch._ops.OpOverload):
         raise ModelError(f"'{name}' is not an operation of torch")
-    return found
+    return operation
 
 
 def _read(value: Any) -> Any:
@@ -261,41 +261,43 @@ def _read(value: Any) -> Any:
 
 def torch_word(kind: str, word: str) -> Any:
     """Such as `torch.float32`, from its kind ("dtype") and its name."""
-    found = getattr(torch, word, None)
-    if kind not in KINDS or not isinstance(found, KINDS[kind]):
+    torch_value = getattr(torch, word, None)
+    if kind not in KINDS or not isinstance(torch_value, KINDS[kind]):
         raise ModelError(f"'{word}' is not a {kind} of torch")
-    return found
+    return torch_value
 
 
-def blank_tensors(given: Description) -> Iterator[Tensor]:
+def blank_tensors(description: Description) -> Iterator[Tensor]:
     """Tensors of zeros like those of a text, then its constants."""
-    for each in given["tensors"]:
-        yield _zeros(each)
-    for each in given["constants"]:
-        made = _zeros(each)
-        data = torch.frombuffer(bytearray(base64.b64decode(each["data"])), dtype=made.dtype).reshape(made.shape)
-        once = tuple(slice(1) if stride == 0 else slice(None) for stride in made.stride())  # what is repeated, once
-        made[once].copy_(data[once])
-        yield made
+    for likeness in description["tensors"]:
+        yield _zeros(likeness)
+    for likeness in description["constants"]:
+        blank = _zeros(likeness)
+        data = torch.frombuffer(bytearray(base64.b64decode(likeness["data"])), dtype=blank.dtype).reshape(blank.shape)
+        once = tuple(
+            slice(1) if stride == 0 else slice(None) for stride in blank.stride()
+        )  # an expanded axis is written once
+        blank[once].copy_(data[once])
+        yield blank
 
 
-def _zeros(each: Description) -> Tensor:
-    size, stride = each["shape"], each["stride"]
+def _zeros(likeness: Description) -> Tensor:
+    size, stride = likeness["shape"], likeness["stride"]
     needed = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if 0 not in size else 0
-    return torch.zeros(needed, **_kind(each)).as_strided(size, stride)
+    return torch.zeros(needed, **_kind(likeness)).as_strided(size, stride)
 
 
-def fake_tensors(given: Description) -> list[Tensor]:
+def fake_tensors(description: Description) -> list[Tensor]:
     """Such tensors and constants without memory, as a compiler takes them."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes half a second
 
     with FakeTensorMode(shape_env=ShapeEnv()):
         return [
-            torch.empty_strided(each["shape"], each["stride"], **_kind(each))
-            for each in (*given["tensors"], *given["constants"])
+            torch.empty_strided(likeness["shape"], likeness["stride"], **_kind(likeness))
+            for likeness in (*description["tensors"], *description["constants"])
         ]
 
 
-def _kind(each: Description) -> dict[str, Any]:
-    return {"dtype": torch_word("dtype", each["dtype"]), "device": torch.device(each["device"])}
+def _kind(likeness: Description) -> dict[str, Any]:
+    return {"dtype": torch_word("dtype", likeness["dtype"]), "device": torch.device(likeness["device"])}

@@ -32,12 +32,12 @@ class Table:
             return None
         # Those up to the padding's are always there: sorted, they are where the model looks for them.
         fixed = torch.arange(first, dtype=tokens.dtype).expand(clients, -1)
-        found, order = torch.cat([fixed, tokens.flatten(1)], 1).sort(1)
-        begins = torch.ones_like(found, dtype=torch.bool)
-        begins[:, 1:] = found[:, 1:] != found[:, :-1]
+        sorted_tokens, order = torch.cat([fixed, tokens.flatten(1)], 1).sort(1)
+        begins = torch.ones_like(sorted_tokens, dtype=torch.bool)
+        begins[:, 1:] = sorted_tokens[:, 1:] != sorted_tokens[:, :-1]
         places = begins.cumsum(1) - 1
         short = torch.empty_like(places).scatter_(1, order, places)[:, first:].reshape(tokens.shape)
-        return EmbeddingsInUse(short.to(tokens.dtype), found.long(), places)
+        return EmbeddingsInUse(short.to(tokens.dtype), sorted_tokens.long(), places)
 
 
 @short_repr
@@ -46,19 +46,19 @@ class EmbeddingsInUse:
     """The embeddings of some clients' batches, and the batches with places in the short table."""
 
     tokens: Tensor  # [C, B, …]
-    found: Tensor  # [C, n]: tokens, sorted; some come more than once
+    sorted_tokens: Tensor  # [C, n]: tokens, sorted; some come more than once
     places: Tensor  # [C, n]: where each is in the short table
 
     def taken(self, whole: Tensor) -> Tensor:
         """The short table, as long for every batch of this size, so that steps can be traced; its end may be unused."""
-        clients, length = self.found.shape
-        tokens = torch.zeros_like(self.found).scatter_(1, self.places, self.found)
+        clients, length = self.sorted_tokens.shape
+        tokens = torch.zeros_like(self.sorted_tokens).scatter_(1, self.places, self.sorted_tokens)
         return whole[torch.arange(clients)[:, None], tokens].reshape(clients, length, *whole.shape[2:])
 
     def put_back(self, whole: Tensor, short: Tensor) -> None:
         """Write the embeddings into the table. Those that come more than once are written with the same numbers."""
         client = torch.arange(len(whole))[:, None]
-        whole[client, self.found] = short[client, self.places]
+        whole[client, self.sorted_tokens] = short[client, self.places]
 
 
 def table_of(module: nn.Module) -> Table | None:
@@ -78,14 +78,14 @@ def table_of(module: nn.Module) -> Table | None:
 def with_short_table(step: ScanStep, table: Table) -> Callable[[State, State, Stack], State]:
     """The step of a descent with sparse updates, on the embeddings in use."""
 
-    def short(carry: State, held: State, stack: Stack) -> State:
+    def short(carry: State, constants: State, stack: Stack) -> State:
         row = rows_of(carry, "row")
         whole = row[table.name]
         used = table.in_use(stack.x, whole)
         if used is None:
-            return step(carry, held, stack)
-        given = {**carry, "row": {**row, table.name: used.taken(whole)}}
-        after = step(given, held, replace(stack, x=used.tokens))
+            return step(carry, constants, stack)
+        shortened = {**carry, "row": {**row, table.name: used.taken(whole)}}
+        after = step(shortened, constants, replace(stack, x=used.tokens))
         moved = rows_of(after, "row")
         used.put_back(whole, moved[table.name])
         return {**after, "row": {**moved, table.name: whole}}

@@ -23,7 +23,7 @@ WIDE, ALIGNED = 64, 8  # channels from which, and in multiples of which, cuDNN i
 
 
 @dataclass(frozen=True)
-class Size:
+class ConvolutionSize:
     """What the time of a convolution depends on."""
 
     clients: int
@@ -43,7 +43,7 @@ class Size:
         return 4 * self.clients * self.batch * self.inputs * prod(self.kernel) * prod(self.out)
 
 
-def fused_way(size: Size, *, kernels: bool) -> FusedWay:
+def fused_way(size: ConvolutionSize, *, kernels: bool) -> FusedWay:
     """The way in a compiled step on a GPU; `kernels`: whether there are Triton kernels for it.
 
     Measured on an H200 with 100 clients in TF32, µs for output, image and weight as a product, by cuDNN with a group

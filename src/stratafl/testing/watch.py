@@ -1,10 +1,12 @@
-"""An algorithm whose inputs are watched, and a task that traces its steps."""
+"""Wrappers of an algorithm for the laws: inputs are watched, uploads changed, other fields hidden, steps traced."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
@@ -14,7 +16,7 @@ from stratafl.core.fields import FieldSpec
 from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
-from stratafl.core.parcel import Field, Parcel
+from stratafl.core.parcel import Field, Parcel, join
 from stratafl.core.phased import Phased
 from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import State, Value, clone, flatten, pick
@@ -23,7 +25,7 @@ from stratafl.core.task import ScanStep, Stack, Task
 from stratafl.errors import ContractError
 from stratafl.execute import Simulation
 from stratafl.runtime.batches import Batches
-from stratafl.runtime.task import CohortTask
+from stratafl.runtime.cohort_task import CohortTask
 from stratafl.testing.case import difference
 
 
@@ -77,6 +79,55 @@ class Watched(Algorithm):
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         with unchanged("deploy", client):
             return self.inner.deploy(rnd, client, task)
+
+
+Change = Callable[[Parcel], Parcel]  # of one client's upload
+
+
+class Tampered(Watched):
+    """An algorithm in which these clients' uploads are changed on their way, so that no server can use them."""
+
+    def __init__(self, inner: Algorithm, changes: Mapping[int, Change]) -> None:
+        super().__init__(inner)
+        self.changes = changes
+
+    def work(self, rnd: Round, client: State, task: Task) -> Work:
+        done = super().work(rnd, client, task)
+        upload = done.upload
+        for place, number in enumerate(task.ids.tolist()):
+            if number in self.changes:  # what does not fit beside the others' can only be sent alone
+                changed = self.changes[number](upload.pick(slice(place, place + 1)))
+                parts = [upload.pick(slice(place)), changed, upload.pick(slice(place + 1, None))]
+                upload = changed if len(task) == 1 else join(parts)
+        return done._replace(upload=upload)
+
+
+def not_finite(value: float = torch.nan) -> Change:
+    """One value that is sent becomes NaN or infinite: the last of the last field of numbers that are not whole."""
+
+    def change(parcel: Parcel) -> Parcel:
+        for name, field in reversed(list(parcel.items())):
+            blocks = {"": field.value} if isinstance(field.value, Tensor) else dict(field.value)
+            last = next((key for key, x in reversed(blocks.items()) if x.is_floating_point() and x.numel()), None)
+            if last is not None:
+                blocks[last] = blocks[last].clone()
+                blocks[last].reshape(-1)[-1] = value
+                spoilt = blocks[""] if isinstance(field.value, Tensor) else blocks
+                return Parcel({**parcel, name: replace(field, value=spoilt)})
+        return parcel
+
+    return change
+
+
+def claiming(samples: float) -> Change:
+    """Another number of samples than the client has; in methods that do not send it, a value that is not finite."""
+
+    def change(parcel: Parcel) -> Parcel:
+        if "samples" not in parcel or not isfinite(samples):  # a count is a whole number
+            return not_finite(-torch.inf)(parcel)
+        return Parcel({**parcel, "samples": Field(torch.full_like(parcel["samples"].tensor, samples))})
+
+    return change
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.settings import Settings
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
 from stratafl.tuning.grid import beyond, points
@@ -104,7 +104,7 @@ class Search:
     """Trials of one method in a folder, on a grid with successive halving; `base` has the method and the seed."""
 
     def __init__(
-        self, folder: Path, base: Experiment, plan: TuningPlan, trust: Trust = NOTHING, trials: int | None = None
+        self, folder: Path, base: Experiment, plan: TuningPlan, trust: Trust = NO_TRUST, trials: int | None = None
     ) -> None:
         self.folder, self.plan, self.trust = folder, plan, trust
         self.method, self.trials = base.algorithm.name, plan.trials if trials is None else trials

@@ -12,7 +12,7 @@ from stratafl.config.assemble import builder_of, completed
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.setting_tables import TABLES
 from stratafl.config.settings import Settings, parse_settings
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range, Tune
 from stratafl.errors import RecordError, shown
 from stratafl.policies import LocalTraining
@@ -47,7 +47,7 @@ def search_space(
     experiment: Experiment,
     only: Sequence[str] = (),
     grids: Grids = NO_GRIDS,
-    trust: Trust | bool = NOTHING,
+    trust: Trust | bool = NO_TRUST,
 ) -> tuple[Dimension, ...]:
     """What is looked for with the method of an experiment, the learning rate first.
 
@@ -76,7 +76,7 @@ def search_space(
     )
 
 
-def hyperparameters(name: str, trust: Trust | bool = NOTHING) -> list[Hyperparameter]:
+def hyperparameters(name: str, trust: Trust | bool = NO_TRUST) -> list[Hyperparameter]:
     """The options of a method: of the catalogue, a composition or your own, as far as they are annotated."""
     builder = builder_of(name, trust)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import EvaluateTable
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.evaluation.flags import diverged
 from stratafl.evaluation.measure import Line, local_steps
 from stratafl.files import is_plain
@@ -31,7 +31,7 @@ class PendingRun:
     experiment: Experiment
     folder: Path
     rounds: int
-    trust: Trust = NOTHING
+    trust: Trust = NO_TRUST
     failure: Path | None = None
 
 

@@ -21,7 +21,7 @@ from stratafl.config.experiment import Experiment, from_stored, names_code, read
 from stratafl.config.metric_choice import with_metric
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.settings import Settings
-from stratafl.config.trust import NOTHING, Trust
+from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import WHOLE
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
 from stratafl.files import is_plain, write_atomically
@@ -61,7 +61,7 @@ class Tuning:
         per_method: Mapping[str, Settings],
         plan: TuningPlan,
         seeds: int,
-        trust: Trust = NOTHING,
+        trust: Trust = NO_TRUST,
     ) -> None:
         self.folder, self.base, self.methods, self.per_method = folder, base, tuple(methods), per_method
         self.plan, self.seeds, self.trust = plan, seeds, trust
@@ -76,7 +76,7 @@ class Tuning:
         settings: Settings,
         plan: TuningPlan,
         seeds: int = 3,
-        trust: Trust = NOTHING,
+        trust: Trust = NO_TRUST,
     ) -> "Tuning":
         """A new tuning; everything is checked before the directory is made. Settings are as those of a comparison.
 
@@ -94,7 +94,7 @@ class Tuning:
         return tuning
 
     @classmethod
-    def open(cls, folder: Path, trust: Trust | bool = NOTHING) -> "Tuning":
+    def open(cls, folder: Path, trust: Trust | bool = NO_TRUST) -> "Tuning":
         """A stored tuning to continue; refused if its trials are not what it says."""
         tuning = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
         with _damaged(folder / TUNING):
@@ -109,7 +109,7 @@ class Tuning:
         return tuning
 
     @classmethod
-    def read(cls, folder: Path, trust: Trust = NOTHING) -> "Tuning":
+    def read(cls, folder: Path, trust: Trust = NO_TRUST) -> "Tuning":
         tables = read_toml(folder / TUNING, plain=True)
         head = tables.pop("tune", {})
         check_format(folder / TUNING, head.get("format") if isinstance(head, dict) else None)

@@ -12,7 +12,7 @@ from data_files import image_file, pictures, table
 import stratafl.data.loading as loading
 from stratafl.data import Reading, Samples, Scaling, load_samples, read_shards, write_shards
 from stratafl.data.cache import cache_folder, cached, entries
-from stratafl.data.shards import LARGEST, MANIFEST
+from stratafl.data.shards import MANIFEST, MAX_SHARD_BYTES
 from stratafl.errors import DataError
 
 
@@ -146,7 +146,7 @@ def test_shards_come_back_bit_by_bit(tmp_path, more):
 
 
 def test_no_shard_is_larger_than_30_mb():
-    assert LARGEST == 30_000_000
+    assert MAX_SHARD_BYTES == 30_000_000
 
 
 def test_other_kinds_of_samples_come_back_too(tmp_path):

@@ -335,9 +335,9 @@ def test_samples_that_are_not_numbers_are_refused(x, said):
 
 
 def test_labels_must_be_one_per_sample():
-    with pytest.raises(DataError, match=r"y has shape \(60, 1\): labels are \[samples\]"):
+    with pytest.raises(DataError, match=r"y .*\(60, 1\)"):
         federate(X, Y[:, None], OWNERS)
-    with pytest.raises(DataError, match=r"y has shape \(60, 1, 3\)"):
+    with pytest.raises(DataError, match=r"y .*\(60, 1, 3\)"):
         federate(X, X[:, None], OWNERS)
 
 

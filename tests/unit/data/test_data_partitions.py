@@ -155,7 +155,7 @@ def test_pfllib_shares_evenly_when_only_full_clients_had_a_share():
 @pytest.mark.parametrize(("samples", "clients", "least"), [(1000, 10, 40), (300, 10, 15), (310, 4, 38)])
 def test_pfllib_asks_by_default_for_40_or_half_the_even_share(samples, clients, least):
     labels = np.arange(samples) % 2
-    with pytest.raises(PartitionError, match=f"each of {clients} clients at least {least} samples"):
+    with pytest.raises(PartitionError, match=f"{clients} clients {least} "):
         PFLlibDirichlet(alpha=0.001, draws=2)(labels, clients, seed=0)
 
 
@@ -208,12 +208,7 @@ def test_labels_need_not_be_consecutive():
 def test_draws_are_bounded_and_the_error_says_how_close_they_came(kind):
     with pytest.raises(PartitionError) as caught:
         kind(alpha=0.05, minimum=50, draws=30)(LABELS, 10, seed=0)
-    said = re.fullmatch(
-        r"0 of 30 draws gave each of 10 clients at least 50 samples \(alpha 0\.05, 603 samples\); "
-        r"the smallest client of the best draw had (\d+): "
-        r"set data.clients or data.minimum lower, or data.alpha or data.draws higher",
-        str(caught.value),
-    )
+    said = re.fullmatch(r"0 of 30 .*10 clients .*50 .*603 .*0\.05.* (\d+): .*data.alpha .*", str(caught.value))
     assert said is not None
     best = int(said[1])
     assert min(len(mine) for mine in kind(alpha=0.05, minimum=best, draws=30)(LABELS, 10, seed=0)) == best

@@ -73,7 +73,7 @@ def test_digits_in_another_unit(clients, odd, factor):
     federation = digits(clients=clients, partition=Dirichlet(alpha=0.1, minimum=10), seed=1)
     [far] = outliers(in_another_unit(federation, odd, factor))
     assert (far.client, far.feature, far.measure) == (odd, "a sample", "size")
-    assert far.own / far.others == pytest.approx(factor, rel=0.2)
+    assert far.value / far.others == pytest.approx(factor, rel=0.2)
 
 
 @pytest.mark.parametrize("column", [0, 1, 2, 6])
@@ -82,7 +82,7 @@ def test_digits_in_another_unit(clients, odd, factor):
 def test_a_column_in_another_unit(clients, column, factor):
     [far] = outliers(hospitals(clients, 2, odd=1, column=column, factor=factor))
     assert (far.client, far.feature, far.features) == (1, f"column '{NAMES[column]}'", 1)
-    assert far.own / far.others == pytest.approx(factor, rel=0.5)
+    assert far.value / far.others == pytest.approx(factor, rel=0.5)
 
 
 def test_ten_times_is_found_in_a_narrow_column():
@@ -94,7 +94,7 @@ def test_a_shift_is_found():
     """37 °C are 98.6 °F: less than three times as much, and far away for a temperature of the body."""
     [far] = outliers(hospitals(12, odd=3, column=8, factor=1.8, shift=32))
     assert (far.client, far.feature, far.measure) == (3, "column 'fever'", "value")
-    assert (far.own, far.others) == pytest.approx((98.6, 37), abs=0.3)
+    assert (far.value, far.others) == pytest.approx((98.6, 37), abs=0.3)
 
 
 def test_two_of_them_do_not_hide_each_other():
@@ -149,14 +149,14 @@ def test_it_is_found_before_columns_are_standardised():
     )
     made = from_samples(samples, clients=6, partition=None, fallback=IID(), validation=0.1, test=0.2, seed=0)
     [far] = outliers(made)
-    assert (far.client, far.own > 1e6) == (2, True)
+    assert (far.client, far.value > 1e6) == (2, True)
 
 
 def test_it_is_said_once_before_the_first_round(caplog):
     rng = np.random.default_rng(0)
     clients = [(rng.normal(100, 10, (20, 2)) * (1e4 if i == 1 else 1), np.arange(20) % 2) for i in range(3)]
     fit(fedavg(), clients, build("mlp", shape=(2,), classes=2, hidden=(2,)), rounds=1)
-    said = [record.getMessage() for record in caplog.records if "another unit" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "column " in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("client 1: column ")
 

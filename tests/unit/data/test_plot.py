@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratafl.data import Assignment, digits, federate
-from stratafl.data.plot import MOST, plot_class_counts, total_class_counts
+from stratafl.data.plot import MAX_CLIENTS_DRAWN, plot_class_counts, total_class_counts
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -72,9 +72,10 @@ def test_data_without_classes_has_one_row():
 
 
 def test_more_clients_than_can_be_told_apart_are_left_out_and_that_is_said():
-    many = federation(np.zeros(2 * MOST + 2, int), np.arange(2 * MOST + 2).reshape(-1, 2), test=0.5)
-    assert f"the first {MOST} of them shown" in plot_class_counts(many)
-    assert len(found(plot_class_counts(many), "circle")) == MOST
+    samples = 2 * MAX_CLIENTS_DRAWN + 2
+    many = federation(np.zeros(samples, int), np.arange(samples).reshape(-1, 2), test=0.5)
+    assert f" {MAX_CLIENTS_DRAWN} " in plot_class_counts(many)
+    assert len(found(plot_class_counts(many), "circle")) == MAX_CLIENTS_DRAWN
 
 
 def test_short_names_lie_beside_each_other():

@@ -21,7 +21,7 @@ def small(training: bool = False) -> ResNet:
 @pytest.mark.parametrize(
     ("stem", "personal", "received"),
     [
-        ("torchvision", 2, (512, 1, 1)),
+        pytest.param("torchvision", 2, (512, 1, 1), marks=pytest.mark.slow),
         ("cifar", 1, (512,)),
         ("cifar", 4, (256, 8, 8)),
     ],

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys, torch
 from stratafl.algorithms import fedavg
@@ -21,6 +23,7 @@ assert torch.func.grad(lambda x: x**2)(torch.tensor(3.0)) == 6
 """
 
 
+@pytest.mark.slow
 def test_a_run_does_not_import_it_and_others_still_can():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

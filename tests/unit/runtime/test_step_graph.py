@@ -140,18 +140,18 @@ def test_arguments_that_json_does_not_know():
 
 def test_what_cannot_be_compiled_is_refused():
     x, held, big = torch.ones(3), torch.zeros(3), torch.zeros(2**19)
-    with pytest.raises(ModelError, match=r"reads a value back \('aten._local_scalar_dense.default'\)"):
+    with pytest.raises(ModelError, match=r"'aten\._local_scalar_dense\.default'"):
         describe_step(lambda x: x.mul_(x.sum().item()), [x])
-    with pytest.raises(ModelError, match="holds 2,097,152 bytes of constants: at most 1,048,576"):
+    with pytest.raises(ModelError, match=r"2,097,152.*1,048,576"):
         describe_step(lambda x: x.add_(big[:3]), [x])
-    with pytest.raises(ModelError, match=r"writes to a tensor that it holds \('aten.add_.Tensor'\)"):
+    with pytest.raises(ModelError, match=r"'aten\.add_\.Tensor'"):
         describe_step(lambda x: held.add_(x), [x])
 
 
 def test_a_step_with_a_huge_tensor_is_refused(monkeypatch):
     """Whose elements 32 bits cannot number: compiled code for such a step crashed on a GPU."""
     monkeypatch.setattr("stratafl.runtime.step_graph.ELEMENTS", 11)
-    with pytest.raises(ModelError, match="makes a tensor of 12 numbers: at most 11 are compiled"):
+    with pytest.raises(ModelError, match=r"\b12\b.*\b11\b"):
         describe_step(lambda x: x.add_(torch.outer(x, torch.ones(4)).sum()), [torch.zeros(3)])
 
 
@@ -159,12 +159,13 @@ def test_a_step_with_a_huge_tensor_is_refused(monkeypatch):
     "name", ["os::system.default", "aten::add", "aten::__class__.mro", "aten::add.__class__", "add"]
 )
 def test_a_text_names_nothing_but_operations(name):
-    with pytest.raises(ModelError, match="is not an operation of torch"):
+    with pytest.raises(ModelError, match=name):
         build_step({"tensors": [], "constants": [], "operations": [[name, [], {"table": {}}]]})
-    with pytest.raises(ModelError, match="'load' is not a dtype of torch"):
+    with pytest.raises(ModelError, match=r"'load'.*dtype"):
         torch_word("dtype", "load")
 
 
+@pytest.mark.budget(2, "imports torch's fake tensors")
 def test_tensors_like_those_of_a_text():
     wanted = [torch.rand(2, 3).T, torch.rand(1, 3).expand(4, 3), torch.zeros(0, 2), torch.zeros((), dtype=torch.int64)]
     described, _ = describe_step(lambda *x: None, wanted)

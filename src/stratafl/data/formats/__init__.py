@@ -51,12 +51,14 @@ def read(place: Path, request: Request, prefer: str = "*") -> Splits:
     root = place if place.is_dir() else place.parent
     files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
-    for each in _FORMATS:
-        mine = [file for file in files if any(fnmatch(file.name.lower(), pattern) for pattern in each.patterns)]
-        preferred = [file for file in mine if fnmatch(file.name, prefer)]
-        if mine:
-            return _by_split(preferred or mine, root, each, request._replace(root=root))
-    raise DataError(f"'{place}' has no data that can be read: give one of {', '.join(each.says for each in _FORMATS)}")
+    for data_format in _FORMATS:
+        matching = [
+            file for file in files if any(fnmatch(file.name.lower(), pattern) for pattern in data_format.patterns)
+        ]
+        preferred = [file for file in matching if fnmatch(file.name, prefer)]
+        if matching:
+            return _by_split(preferred or matching, root, data_format, request._replace(root=root))
+    raise DataError(f"'{place}' has no readable data: give one of {', '.join(each.says for each in _FORMATS)}")
 
 
 def _by_split(files: Sequence[Path], root: Path, chosen: Format, request: Request) -> Splits:
@@ -86,9 +88,7 @@ def read_client_folders(place: Path, request: Request) -> Splits:
     for folder in sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith(".")):
         for split, columns in read(folder, request).items():
             if CLIENT in columns:
-                raise DataError(
-                    f"'{folder}' is the folder of one client, but has a column '{CLIENT}': remove the column"
-                )
+                raise DataError(f"'{folder}' is one client's folder, but its table has a column '{CLIENT}': remove it")
             count = len(next(iter(columns.values())))
             parts.setdefault(split, []).append(columns | {CLIENT: [folder.name] * count})
     return {split: joined(parts[split], place) for split in sorted(parts, key=ORDER.index)}

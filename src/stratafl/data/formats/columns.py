@@ -43,18 +43,16 @@ def import_extra(module: str, reads: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise DataError(
-            f"reading {reads} needs the package '{module.partition('.')[0]}', which is not installed: "
-            "pip install 'stratafl[data]'"
-        ) from error
+        package = module.partition(".")[0]
+        raise DataError(f"reading {reads} needs the package '{package}': run pip install 'stratafl[data]'") from error
 
 
 def split_of(file: Path, root: Path) -> str:
     """The split that a word in the name of a file, or of a folder above it, stands for."""
     parts = file.relative_to(root).parts if file != root else (file.name,)
     for part in parts:
-        if found := _WORD.search(part.lower()):
-            return _SPLITS[found[1]]
+        if match := _WORD.search(part.lower()):
+            return _SPLITS[match[1]]
     return "train"
 
 
@@ -71,10 +69,8 @@ def joined(parts: Sequence[Columns], where: Path) -> Columns:
     first = parts[0]
     for part in parts[1:]:
         if set(part) != set(first):
-            there, here = ", ".join(sorted(first)), ", ".join(sorted(part))
-            raise DataError(
-                f"the tables of '{where}' have different columns ({there}; {here}): give all tables the same columns"
-            )
+            columns = "; ".join(", ".join(sorted(names)) for names in (first, part))
+            raise DataError(f"the tables of '{where}' have different columns ({columns}): give all the same columns")
     return {name: _joined([part[name] for part in parts], name, where) for name in first}
 
 
@@ -85,9 +81,7 @@ def _joined(parts: Sequence[Column], name: str, where: Path) -> Column:
     if not arrays:
         return [cell for part in parts for cell in part]
     if len(arrays) < len(parts) or len({array.shape[1:] for array in arrays}) > 1:
-        raise DataError(
-            f"the tables of '{where}' have different kinds of values in the column '{name}': give all the same kind"
-        )
+        raise DataError(f"the column '{name}' has different kinds of values in the tables of '{where}': give one kind")
     return np.concatenate(arrays)
 
 
@@ -96,10 +90,8 @@ def joined_splits(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool
     for columns in splits.values():
         counts = {name: len(cells) for name, cells in columns.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
-            said = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
-            raise DataError(
-                f"'{where}' has {said or 'no columns'}: every column needs the same number of values, at least 1"
-            )
+            listed = ", ".join(f"{count} values of '{name}'" for name, count in counts.items())
+            raise DataError(f"'{where}' has {listed or 'no columns'}: give every column the same number of values")
     sizes = [len(next(iter(columns.values()))) for columns in splits.values()]
     return joined(list(splits.values()), where), np.repeat([split != "train" for split in splits], sizes)
 
@@ -121,7 +113,7 @@ def numbers_or_texts(cells: Sequence[str]) -> Column:
 def located(names: Sequence[str], root: Path) -> list[Path]:
     """Image files that a table names, in its folder or below; anything elsewhere is refused.
 
-    A table may come from anybody, so it must not choose what is read on this machine.
+    A table may come from a stranger, so it must not choose which files are read on this machine.
     """
     below: dict[str, list[Path]] = {}
     places, inside = [], os.path.join(os.path.abspath(root), "")
@@ -131,21 +123,21 @@ def located(names: Sequence[str], root: Path) -> list[Path]:
             raise DataError(f"a table in '{root}' names the image '{name}', which is not in that folder: copy it there")
         if not place.is_file():
             below = below or _images_by_name(root)
-            found = below.get(place.name, [])
-            if len(found) != 1:
-                there = f"that folder has {f'{len(found)} images' if found else 'no image'} of this name"
-                raise DataError(f"a table in '{root}' names the image '{name}', but {there}")
-            place = found[0]
+            candidates = below.get(place.name, [])
+            if len(candidates) != 1:
+                problem = f"that folder has {f'{len(candidates)} images' if candidates else 'no image'} of this name"
+                raise DataError(f"a table in '{root}' names the image '{name}', but {problem}")
+            place = candidates[0]
         places.append(place)
     return places
 
 
 def _images_by_name(root: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+    images: dict[str, list[Path]] = {}
     for file in sorted(root.rglob("*")):
         if file.suffix.lower() in IMAGES:
-            found.setdefault(file.name, []).append(file)
-    return found
+            images.setdefault(file.name, []).append(file)
+    return images
 
 
 def with_images(columns: Columns, root: Path) -> Columns:

@@ -37,11 +37,9 @@ def _csv(file: Path, request: Request) -> Columns:
     columns = picked(columns, request, file)
     for name, cells in columns.items():
         for at in _missing(cells)[:1]:
-            found = f"'{cells[at]}'" if isinstance(cells, np.ndarray) else "an empty cell"
-            raise DataError(
-                f"line {rows[at].number} of '{file}' has {found} in the column '{name}': fill it in, or delete the "
-                "line or the column"
-            )
+            content = f"'{cells[at]}'" if isinstance(cells, np.ndarray) else "an empty cell"
+            where = f"line {rows[at].number} of '{file}' has {content} in the column '{name}'"
+            raise DataError(f"{where}: fill it in, or delete the line or the column")
     return with_images(columns, file.parent)
 
 
@@ -71,16 +69,12 @@ def _check_names(lines: Sequence[_Line], file: Path) -> None:
     header = lines[0].cells if lines else []
     for sign in _OTHER_SEPARATORS if len(header) == 1 else ():
         if sign in header[0]:
-            raise DataError(
-                f"line {lines[0].number} of '{file}' has {sign!r} instead of commas: save it with commas between "
-                "columns and points in numbers"
-            )
+            where = f"line {lines[0].number} of '{file}' has {sign!r} between columns"
+            raise DataError(f"{where}: save the file with commas, and points in numbers")
     if len(lines) < 2:
-        raise DataError(f"'{file}' has no values: it needs a line of names and at least one line below it")
+        raise DataError(f"'{file}' has no values: give a line of column names and at least one line below it")
     if not isinstance(numbers_or_texts(header), list):
-        raise DataError(
-            f"line {lines[0].number} of '{file}' holds numbers: add a line above it with the names of the columns"
-        )
+        raise DataError(f"line {lines[0].number} of '{file}' has numbers: add a line with column names above it")
     if len(set(header)) < len(header):
         raise DataError(f"'{file}' has two columns of the same name ({', '.join(header)}): rename one")
 

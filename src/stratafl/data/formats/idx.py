@@ -17,13 +17,11 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(files: Sequence[Path], request: Request) -> Columns:
-    found = {axes: [file for file in files if f"idx{axes}" in file.name] for axes in (1, 3)}
-    if any(len(each) != 1 for each in found.values()):
+    by_axes = {axes: [file for file in files if f"idx{axes}" in file.name] for axes in (1, 3)}
+    if any(len(each) != 1 for each in by_axes.values()):
         names = ", ".join(file.name for file in files)
-        raise DataError(
-            f"'{files[0].parent}' has {names}: it needs one idx3 file of images and one idx1 file of labels"
-        )
-    images, labels = (_array(found[axes][0], request.limit) for axes in (3, 1))
+        raise DataError(f"'{files[0].parent}' has {names}: give one idx3 file (images) and one idx1 file (labels)")
+    images, labels = (_array(by_axes[axes][0], request.limit) for axes in (3, 1))
     return {request.content: images, request.label: labels.astype(np.int64)}
 
 

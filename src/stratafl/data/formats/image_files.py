@@ -27,7 +27,7 @@ _SHEET_SIDE, _SHEET_BYTES = 32, 12  # pixels of an image in a sheet; bytes for e
 
 
 class ImageHeader(NamedTuple):
-    """What is known of an image before it is decoded; `bits` is per channel."""
+    """The header of an image, read before it is decoded; `bits` is per channel."""
 
     mode: str
     bits: int
@@ -37,7 +37,7 @@ class ImageHeader(NamedTuple):
 
 def read_class_folders(files: Sequence[Path], request: Request) -> Columns:
     listed: dict[str, str] = {}
-    for lines in sorted({found for file in files for found in file.parent.parent.glob(_ANNOTATIONS)}):
+    for lines in sorted({listing for file in files for listing in file.parent.parent.glob(_ANNOTATIONS)}):
         rows = [line.split("\t") for line in lines.read_text(encoding="utf-8").splitlines()]
         listed |= {row[0]: row[1] for row in rows if len(row) > 1}
     return {
@@ -50,9 +50,7 @@ def _class_of(file: Path, root: Path) -> str:
     folders = file.relative_to(root).parts[:-1]
     folders = folders[1:] if folders and is_split(folders[0]) else folders
     if not folders:
-        raise DataError(
-            f"'{file}' is not in a class folder: put images into CLASS/, or into train/CLASS/ and test/CLASS/"
-        )
+        raise DataError(f"'{file}' is not in a class folder: put it into CLASS/, or train/CLASS/ and test/CLASS/")
     return folders[0]
 
 
@@ -76,9 +74,8 @@ def _rows(sheet: Path, limit: MemoryLimit) -> NDArray[np.uint8]:
     limit.check(header_of(sheet, name).pixels * _SHEET_BYTES, name)
     pixels, _ = pixels_of(sheet, 3, None, name)
     if pixels.shape[2] != _SHEET_SIDE**2:
-        raise DataError(
-            f"'{sheet}' is {pixels.shape[2]} pixels wide: it needs {_SHEET_SIDE**2}, one image of 32 × 32 per row"
-        )
+        wide = f"'{sheet}' is {pixels.shape[2]} pixels wide"
+        raise DataError(f"{wide}: give {_SHEET_SIDE**2}, one image of 32 × 32 in each row")
     return pixels.transpose(1, 2, 0).reshape(-1, _SHEET_SIDE, _SHEET_SIDE, 3)
 
 
@@ -91,10 +88,8 @@ def header_of(cell: Any, name: str) -> ImageHeader:
             wrong = f"{name} has {frames} frames, but a sample is one image"
             raise DataError(f"{wrong}: save every frame as a file of its own")
         if bits == 8 and _has_deep_channels(opened):
-            raise DataError(
-                f"{name} has several channels of 16 bits, of which only 8 could be read: save it as grey with 16 bits "
-                "or as colours with 8, or give the samples as arrays (npz)"
-            )
+            advice = "save it as 16-bit grey or 8-bit colour, or give arrays (npz)"
+            raise DataError(f"{name} has several channels of 16 bits, which cannot be read without loss: {advice}")
         if mode == "LAB" or (bits == 16 and "transparency" in opened.info):
             kind = "mode LAB" if mode == "LAB" else "16 bits and transparent pixels"
             raise DataError(f"{name} has {kind}, which cannot be read without loss: save it as RGB, or as plain grey")
@@ -133,9 +128,7 @@ def _opened(cell: Any, name: str) -> Iterator[Any]:
             opened = image.open(cell if isinstance(cell, Path) else BytesIO(cell), formats=_FORMATS)
         except (image.DecompressionBombError, image.DecompressionBombWarning) as error:
             reason = str(error).partition(",")[0]
-            raise DataError(
-                f"{name} is too large to be decoded ({reason}): shrink it, or cut it into pieces"
-            ) from error
+            raise DataError(f"{name} is too large to decode ({reason}): shrink it, or cut it into pieces") from error
         except Exception as error:  # the header of a damaged file may raise anything
             raise DataError(f"{name} is not a readable image: use one of {', '.join(_FORMATS)}") from error
         with opened:
@@ -165,10 +158,8 @@ def _deep(opened: Any, name: str) -> NDArray[Any]:
     if _bits(opened) == 16:
         return plane.astype(np.uint16)
     if plane.dtype.kind == "i" and max(-int(plane.min()), int(plane.max())) > _EXACT:
-        raise DataError(
-            f"{name} has whole numbers from {plane.min():,} to {plane.max():,}, which a float of 32 bits cannot hold: "
-            "save it with 16 bits"
-        )
+        numbers = f"{plane.min():,} to {plane.max():,}"
+        raise DataError(f"{name} has numbers from {numbers}, too large for 32-bit floats: save it with 16 bits")
     return plane.astype(np.float32)
 
 

@@ -17,7 +17,7 @@ from stratafl.errors import DataError, first_line
 
 _BROKEN = (OSError, ValueError, TypeError, EOFError, BadZipFile, AttributeError, RuntimeError, zlib.error)
 _MAGIC, _START = b"\x93NUMPY", 12  # the start of every array; bytes of magic, version and length of the header
-_LONGEST = 10_000  # bytes of a header, as in numpy
+_MAX_HEADER_BYTES = 10_000  # bytes of a header, as in numpy
 
 
 class ArrayHeader(NamedTuple):
@@ -50,11 +50,11 @@ def npz_headers(path: Path) -> dict[str, ArrayHeader]:
     """Names, shapes and types of the arrays of an npz file, read without unpacking them."""
     try:
         with ZipFile(path) as file:
-            found = {}
+            headers = {}
             for info in file.infolist():
                 with file.open(info) as member:
-                    found[info.filename.removesuffix(".npy")] = _header(member, info.filename)
-            return found
+                    headers[info.filename.removesuffix(".npy")] = _header(member, info.filename)
+            return headers
     except FileNotFoundError as error:
         raise DataError(f"there is no data file '{path}'") from error
     except _BROKEN as error:
@@ -80,7 +80,7 @@ def _header(member: IO[bytes], name: str) -> ArrayHeader:
         raise ValueError(f"'{name}' is not an array")
     wide = start[6] > 1  # the length of the header has four bytes instead of two
     length = int.from_bytes(start[8:12] if wide else start[8:10], "little")
-    if length > _LONGEST:
+    if length > _MAX_HEADER_BYTES:
         raise ValueError(f"'{name}' has a header of {length:,} bytes")
     whole = BytesIO(start + member.read(length))
     version = np.lib.format.read_magic(whole)

@@ -47,31 +47,27 @@ class Pool:
 
     def __post_init__(self) -> None:
         for what in ("tests", "owner"):
-            given = getattr(self, what)
-            if given is not None and len(given) != len(self.labels):
-                raise PartitionError(f"there are {len(self.labels)} labels, but '{what}' has {len(given)} values")
+            values = getattr(self, what)
+            if values is not None and len(values) != len(self.labels):
+                raise PartitionError(f"there are {len(self.labels)} labels, but '{what}' has {len(values)} values")
 
     @cached_property
     def names(self) -> NDArray[Any]:
         """The different labels, in order."""
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "biu":
-            raise PartitionError(
-                f"labels of dtype {self.labels.dtype} and shape {self.labels.shape} have no classes: "
-                "only an IID partition can divide them (data.partition = 'iid')"
-            )
+            kind = f"dtype {self.labels.dtype} and shape {self.labels.shape}"
+            raise PartitionError(f"labels of {kind} have no classes: set data.partition to 'iid'")
         return np.unique(self.labels)
 
     def classes(self, among: NDArray[np.bool_] | None = None) -> list[Indices]:
         """The samples of each class; only those where `among` is true."""
-        kept = np.ones(len(self.labels), dtype=np.bool_) if among is None else among
-        return [np.flatnonzero(kept & (self.labels == name)) for name in self.names]
+        chosen = np.ones(len(self.labels), dtype=np.bool_) if among is None else among
+        return [np.flatnonzero(chosen & (self.labels == name)) for name in self.names]
 
     def published(self, partition: str) -> tuple[list[Indices], list[Indices]]:
         if self.tests is None:
-            raise PartitionError(
-                f"the partition '{partition}' divides the publishers' training set and test set separately, "
-                "but this data does not say which samples are for testing: choose another partition"
-            )
+            needs = f"the partition '{partition}' needs published training and test sets"
+            raise PartitionError(f"{needs}, which this data does not have: choose another partition")
         return self.classes(~self.tests), self.classes(self.tests)
 
     def pfllib_minimum(self, clients: int) -> int:
@@ -110,13 +106,13 @@ class Partition(ABC):
 
 
 def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class, drawn so that no two clients share a sample."""
-    held: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
+    """For each client its number of samples of each class, drawn so that no two clients share a sample."""
+    drawn: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
     for members, row in zip(classes, counts, strict=True):
-        # no client gets what is left after the last piece
-        for mine, piece in zip(held, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
-            mine.append(piece)
-    return [np.sort(np.concatenate(mine)) for mine in held]
+        # the rest after the last piece goes to no client
+        for pieces, piece in zip(drawn, np.split(rng.permutation(members), np.cumsum(row)), strict=False):
+            pieces.append(piece)
+    return [np.sort(np.concatenate(pieces)) for pieces in drawn]
 
 
 @record

@@ -44,10 +44,8 @@ class KClasses(Partition):
         has = assign(clients, len(pool.names), self.per_client, rng)
         if np.ptp(has.sum(axis=0)):
             C = len(pool.names)
-            raise PartitionError(
-                f"{clients} clients with {self.per_client} classes each cannot share {C} classes equally: "
-                f"clients · per_client must be a multiple of {C}"
-            )
+            wrong = f"{clients} clients with {self.per_client} classes each cannot share {C} classes equally"
+            raise PartitionError(f"{wrong}: choose clients · per_client as a multiple of {C}")
         if pool.tests is None:
             return _draw_equally(pool, pool.classes(), has, rng)
         train, test = (_draw_equally(pool, classes, has, rng) for classes in pool.published("kclasses"))
@@ -70,16 +68,14 @@ class Pathological(Partition):
         counts = np.zeros((len(classes), clients), dtype=np.int64)
         wanted = np.full(clients, self.per_client)
         smallest = pool.pfllib_minimum(clients) / len(classes)
-        for each, members in enumerate(classes):
+        for label, members in enumerate(classes):
             chosen = np.flatnonzero(wanted > 0)[: ceil(clients * self.per_client / len(classes))]
             wanted[chosen] -= 1
             if len(chosen):  # else every client has its classes, and this one stays unused
-                counts[each, chosen] = self._sizes(len(members), len(chosen), smallest, rng)
+                counts[label, chosen] = self._sizes(len(members), len(chosen), smallest, rng)
         without = np.flatnonzero(counts.sum(axis=0) == 0)
         if len(without):
-            raise PartitionError(
-                f"client {without[0]} would get no sample: there are too many clients for {len(classes)} classes"
-            )
+            raise PartitionError(f"client {without[0]} gets no sample: too many clients for {len(classes)} classes")
         return draw_counts(classes, counts, rng)
 
     def _sizes(self, members: int, clients: int, smallest: float, rng: np.random.Generator) -> Counts:
@@ -127,9 +123,7 @@ class PFedLAClasses(Partition):
 
     def __post_init__(self) -> None:
         if self.samples % self.per_client:
-            raise PartitionError(
-                f"samples={self.samples} was given: it must be a multiple of per_client={self.per_client}"
-            )
+            raise PartitionError(f"samples={self.samples} must be a multiple of per_client={self.per_client}")
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Assignment:
         has = balanced_classes(clients, len(pool.names), self.per_client, rng)
@@ -187,12 +181,12 @@ def _rotated_classes(clients: int, classes: int, per_client: int, _: np.random.G
 def _draw_equally(pool: Pool, classes: list[Indices], has: HasClass, rng: np.random.Generator) -> list[Indices]:
     """Every class divided equally among the clients that have it; random ones of them get what does not divide."""
     counts = np.zeros(has.T.shape, dtype=np.int64)
-    for each, members in enumerate(classes):
-        clients = rng.permutation(np.flatnonzero(has[:, each]))
+    for label, members in enumerate(classes):
+        clients = rng.permutation(np.flatnonzero(has[:, label]))
         if len(clients) > len(members):
-            raise PartitionError(f"class {pool.names[each]} has {len(members)} samples for {len(clients)} clients")
+            raise PartitionError(f"class {pool.names[label]} has {len(members)} samples for {len(clients)} clients")
         for rank, client in enumerate(clients):
-            counts[each, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
+            counts[label, client] = (len(members) + len(clients) - 1 - rank) // len(clients)
     return draw_counts(classes, counts, rng)
 
 
@@ -219,8 +213,6 @@ def _assigned(pool: Pool, counts: Counts, share: float, rng: np.random.Generator
     _require_supply(pool, classes, counts)
     test = np.rint(counts * share).astype(np.int64)
     if (test.sum(axis=0) == 0).any() or ((counts > 0) & (test == counts)).any():
-        raise PartitionError(
-            f"held_out={share} was given: some clients have too few samples of a class to train and to test on it"
-        )
-    held = draw_counts(classes, np.hstack([counts - test, test]), rng)
-    return Assignment(held[: counts.shape[1]], held[counts.shape[1] :])
+        raise PartitionError(f"held_out={share} leaves some clients no sample of a class to train on or to test on")
+    drawn = draw_counts(classes, np.hstack([counts - test, test]), rng)
+    return Assignment(drawn[: counts.shape[1]], drawn[counts.shape[1] :])

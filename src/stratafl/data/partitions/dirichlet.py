@@ -94,17 +94,17 @@ def _counts(shares: Shares, sizes: Counts) -> Counts:
 
 def _capped_counts(shares: Shares, sizes: Counts) -> Counts:
     counts = np.zeros(shares.shape, dtype=np.int64)
-    for each in range(len(sizes)):
+    for label in range(len(sizes)):
         below = counts.sum(axis=0) < sizes.sum() / shares.shape[1]
-        counts[each] = _counts(_shares_among(below, shares[each])[None], sizes[each : each + 1])
+        counts[label] = _counts(_shares_among(below, shares[label])[None], sizes[label : label + 1])
     return counts
 
 
 def _shares_among(below: NDArray[np.bool_], shares: Shares) -> Shares:
-    kept = shares * below
-    if kept.sum() == 0:  # with a tiny alpha the whole class may have gone to a client at its cap
-        kept = below.astype(np.float64)
-    renormalised: Shares = kept / kept.sum()
+    remaining = shares * below
+    if remaining.sum() == 0:  # with a tiny alpha the whole class may have gone to a client at its cap
+        remaining = below.astype(np.float64)
+    renormalised: Shares = remaining / remaining.sum()
     return renormalised
 
 
@@ -120,28 +120,27 @@ def _first_accepted(
     sizes = np.array([len(members) for members in classes])
     samples = int(sizes.sum())
     if clients * minimum > samples:
-        raise PartitionError(
-            f"{samples} samples cannot give each of {clients} clients at least {minimum}: "
-            "set data.clients or data.minimum lower"
-        )
-    best = 0
+        wrong = f"{samples} samples cannot give each of {clients} clients at least {minimum}"
+        raise PartitionError(f"{wrong}: set data.clients or data.minimum lower")
+    best = 0  # samples of the smallest client, in the draw that came closest
     for _ in range(draws):
         counts = divide(rng.dirichlet(np.full(clients, alpha), len(sizes)), sizes)
         smallest = int(counts.sum(axis=0).min())
         if smallest >= minimum:
             return counts
         best = max(best, smallest)
-    raise PartitionError(
-        f"0 of {draws} draws gave each of {clients} clients at least {minimum} samples (alpha {alpha}, {samples} "
-        f"samples); the smallest client of the best draw had {best}: set data.clients or data.minimum lower, or "
-        "data.alpha or data.draws higher"
-    )
+    failed = f"0 of {draws} draws gave each of {clients} clients {minimum} of {samples} samples (alpha {alpha})"
+    advice = "set data.clients or data.minimum lower, or data.alpha or data.draws higher"
+    raise PartitionError(f"{failed}; the smallest client of the best draw had {best}: {advice}")
 
 
 def _draw_overlapping(classes: list[Indices], counts: Counts, rng: np.random.Generator) -> list[Indices]:
-    """For each client so many samples of each class out of all of them; none twice for one client."""
-    drawn = ([rng.choice(each, n, replace=False) for each, n in zip(classes, mine, strict=True)] for mine in counts.T)
-    return [np.sort(np.concatenate(mine)) for mine in drawn]
+    """For each client its number of samples of each class, drawn from all of them; none twice for one client."""
+    drawn = (
+        [rng.choice(each, n, replace=False) for each, n in zip(classes, per_class, strict=True)]
+        for per_class in counts.T
+    )
+    return [np.sort(np.concatenate(per_class)) for per_class in drawn]
 
 
 def _rounded_counts(shares: Shares, size: int) -> list[int]:
@@ -154,7 +153,7 @@ def _draw_repeated(pool: Pool, classes: list[Indices], counts: list[int], rng: n
     for name, members, n in zip(pool.names, classes, counts, strict=True):
         if n and not len(members):
             raise PartitionError(
-                f"class {name} is not in both of the publishers' sets, so no client can train and test on it"
+                f"class {name} is not in both of the published sets: no client can train and test on it"
             )
     drawn = [rng.choice(members, n) for members, n in zip(classes, counts, strict=True) if n]
     return np.sort(np.concatenate(drawn))

@@ -29,7 +29,7 @@ class Owners(Partition):
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
         if pool.owner is None:
             raise PartitionError(
-                "the partition 'owners' needs data that says who owns each sample: name the column with data.client"
+                "the partition 'owners' needs the owner of each sample: name its column with data.client"
             )
         _, owner, sizes = np.unique(pool.owner, return_inverse=True, return_counts=True)
         fitting = np.flatnonzero((sizes >= self.minimum) & (sizes <= (self.maximum or sizes.max())))
@@ -37,13 +37,11 @@ class Owners(Partition):
             rarest = np.min([np.bincount(owner[members], minlength=len(sizes)) for members in pool.classes()], axis=0)
             fitting = fitting[rarest[fitting] >= self.per_class]
         if len(fitting) < clients:
-            raise PartitionError(
-                f"{clients} clients were asked for, but only {len(fitting)} of {len(sizes)} owners have the samples "
-                "that the partition asks for: set data.clients lower"
-            )
+            few = f"only {len(fitting)} of {len(sizes)} owners have the samples that the partition needs"
+            raise PartitionError(f"data.clients = {clients}, but {few}: set data.clients lower")
         chosen = np.sort(rng.choice(fitting, clients, replace=False))
-        held = by_owner(pool.owner)
-        return [held[each] for each in chosen]
+        samples_by_owner = by_owner(pool.owner)
+        return [samples_by_owner[each] for each in chosen]
 
 
 def by_owner(owner: NDArray[Any]) -> list[Indices]:

@@ -1,9 +1,9 @@
 """The audit log: who sent what when, in lines of JSON that only grow.
 
 Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
-noticed. What a chain cannot notice is the loss of its end: a `Mark`, which the server saves with its state, says how
-many lines there must be at least, and the digest of the last of them. Digests are no signatures: whoever can write the
-log, the state and all copies can make another history.
+noticed. What a chain cannot notice is the loss of its end: a `LogMark`, which the server saves with its state, says how
+many lines there must be at least, and the digest of the last of them. Digests are no signatures: a person who can
+write the log, the state and all copies can forge another history.
 """
 
 import json
@@ -30,8 +30,8 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Mark:
-    """So many lines, and the digest of the last of them."""
+class LogMark:
+    """The number of lines, and the digest of the last one."""
 
     lines: int = 0
     digest: str = START
@@ -41,17 +41,17 @@ class Mark:
 class Verified:
     """What a log came to: its mark, where its last whole line ends, and how many bytes of a torn line follow."""
 
-    mark: Mark
+    mark: LogMark
     size: int
     torn: int
 
 
-def verify(path: Path, saved: Mark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
+def verify(path: Path, saved: LogMark | None = None, look: Callable[[Line], None] = lambda line: None) -> Verified:
     """Check every line of a log, which must hold at least the lines up to a known mark; `look` is shown each.
 
     The last line may be torn by a crash, unless it is before the mark; anything else that is wrong raises.
     """
-    saved, mark, size = saved or Mark(), Mark(), 0
+    saved, mark, size = saved or LogMark(), LogMark(), 0
     with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
         file_size = os.fstat(file.fileno()).st_size
         for text in _texts(path, file):
@@ -59,16 +59,14 @@ def verify(path: Path, saved: Mark | None = None, look: Callable[[Line], None] =
             if line is None and size + len(text) == file_size and mark.lines >= saved.lines:
                 break
             if line is None or (line.get("line"), line.get("before")) != (mark.lines + 1, mark.digest):
-                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not follow from those before it")
-            mark, size = Mark(mark.lines + 1, line["digest"]), size + len(text)
+                raise DamagedError(f"'{path}' was changed: line {mark.lines + 1} does not continue the lines before it")
+            mark, size = LogMark(mark.lines + 1, line["digest"]), size + len(text)
             if mark.lines == saved.lines and mark.digest != saved.digest:
-                raise DamagedError(
-                    f"'{path}' was changed: line {mark.lines} is not the one that the server's state knows"
-                )
+                raise DamagedError(f"'{path}' was changed: line {mark.lines} differs from the server's saved state")
             look(line)
     if mark.lines < saved.lines:
         raise DamagedError(
-            f"'{path}' was cut: it has {mark.lines} lines, and the server's state knows {saved.lines}; put it back"
+            f"'{path}' was cut: it has {mark.lines} lines, but the server's state counts {saved.lines}; restore it"
         )
     return Verified(mark, size, file_size - size)
 
@@ -101,16 +99,16 @@ class AuditLog:
     def __init__(
         self,
         path: Path,
-        saved: Mark,
+        saved: LogMark,
         look: Callable[[Line], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.path, self._now = path, now
-        self.mark, self._size = Mark(), 0
+        self.mark, self._size = LogMark(), 0
         if not os.path.lexists(path):
             if saved.lines:
                 raise DamagedError(
-                    f"'{path}' is missing, and the server's state knows {saved.lines} lines: put it back"
+                    f"'{path}' is missing, but the server's saved state has {saved.lines} lines: restore it"
                 )
             with explained("write", path):
                 os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -119,7 +117,7 @@ class AuditLog:
         self.mark, self._size = verified.mark, verified.size
         if verified.torn:
             self._write(b"")
-            log.warning("'%s' ended in a line that was not whole, left by a crash: it was cut off", path)
+            log.warning("'%s' ended with an incomplete line, which a crash left: the line was removed", path)
             self.append("cut", bytes=verified.torn)
 
     def append(self, event: str, **what: Any) -> None:
@@ -133,7 +131,7 @@ class AuditLog:
                 f"a line of '{self.path}' would have {len(data):,} bytes, and {MAX_LINE_BYTES:,} are allowed"
             )
         self._write(data)
-        self.mark, self._size = Mark(self.mark.lines + 1, digest), self._size + len(data)
+        self.mark, self._size = LogMark(self.mark.lines + 1, digest), self._size + len(data)
 
     def _write(self, data: bytes) -> None:
         """Write after the last whole line, over whatever an earlier failure left there."""

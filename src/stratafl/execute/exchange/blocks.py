@@ -47,7 +47,7 @@ def pack_download(parcel: bytes, have: Container[str]) -> PackedDownload:
 
 
 def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
-    """The parcel in order: its large tensors, and what is between them."""
+    """The parcel in order: its large tensors, and the bytes between them."""
     view, loose, end = memoryview(parcel), 0, 0
     for stop in tensor_ends(parcel):
         if stop - end >= MIN_BLOCK_BYTES and end:
@@ -62,30 +62,35 @@ def _stretches(parcel: bytes) -> Iterator[tuple[memoryview, bool]]:
 
 def unpack_download(request: Request, cached: Callable[[Piece], bytes | None]) -> bytes | None:
     """The parcel of a message, with the blocks that were left out; None if one of them is not there."""
-    parts, view, begin = list[bytes | memoryview](), memoryview(request.body), 0
-    for piece in request.pieces:
-        part = view[begin : begin + piece.size] if piece.sent else cached(piece)
+    parts = list[bytes | memoryview]()
+    for piece, sent in _pieces(request):
+        part = cached(piece) if sent is None else sent
         if part is None:
             return None
         parts.append(part)
-        begin += piece.size if piece.sent else 0
     return b"".join(parts)
 
 
 def sent_blocks(request: Request) -> Iterator[tuple[str, memoryview]]:
     """The blocks in a message that are what their digests say."""
+    for piece, sent in _pieces(request):
+        if sent is not None and piece.digest and block_digest(sent) == piece.digest:
+            yield piece.digest, sent
+
+
+def _pieces(request: Request) -> Iterator[tuple[Piece, memoryview | None]]:
+    """Each piece of a message with its bytes; None for one that was left out."""
     view, begin = memoryview(request.body), 0
     for piece in request.pieces:
-        part = view[begin : begin + piece.size] if piece.sent else None
-        begin += piece.size if piece.sent else 0
-        if part is not None and piece.digest and block_digest(part) == piece.digest:
-            yield piece.digest, part
+        end = begin + (piece.size if piece.sent else 0)
+        yield piece, view[begin:end] if piece.sent else None
+        begin = end
 
 
 class BlockCache:
-    """Blocks in a folder, of so many bytes at most, the oldest removed first.
+    """Blocks in a folder of at most `most` bytes; the oldest are removed first.
 
-    Nothing depends on it: what cannot be written is not kept, and what is damaged counts as missing.
+    The cache may fail: a block that cannot be written is not kept, and a damaged one counts as missing.
     """
 
     def __init__(self, folder: Path, most: int = CACHE_BYTES) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 from stratafl.core.reprs import short_repr
 from stratafl.errors import RecordError, WireError, shown
@@ -130,8 +130,8 @@ def upload_digest(federation: str, site: str, round: int, upload: bytes) -> str:
 def check_exchange_name(what: str, name: str) -> str:
     """The name of a federation or of a site, which becomes the name of a folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        allowed = "up to 64 letters a-z, digits, '.', '_' and '-', of which a letter or a digit comes first"
-        raise RecordError(f"{what} cannot be called '{shown(name)}': choose {allowed}")
+        allowed = "up to 64 letters a-z, digits, '.', '_' and '-', starting with a letter or digit"
+        raise RecordError(f"{what} cannot be called '{shown(name)}': use {allowed}")
     return name
 
 
@@ -150,14 +150,12 @@ def encode_message(message: Request | Reply) -> bytes:
 
 def decode_request(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Request:
     """What a server sent; anything else is a `WireError`."""
-    request: Request = _decoded(data, _REQUESTS, most)
-    return request
+    return cast(Request, _decoded(data, _REQUESTS, most))
 
 
 def decode_reply(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Reply:
     """What a site replied; anything else is a `WireError`."""
-    reply: Reply = _decoded(data, _REPLIES, most)
-    return reply
+    return cast(Reply, _decoded(data, _REPLIES, most))
 
 
 def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
@@ -172,7 +170,7 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
     for name in expected - {"kind"}:
         if not _CHECKS[name](header[name]):
             raise _not_a_message(f"its {name} is {shown(header[name])}")
-    values = {name: _READ.get(name, _same)(header[name]) for name in names}
+    values = {name: _READ[name](header[name]) if name in _READ else header[name] for name in names}
     if message_type in (DownloadMessage, Commit):
         _check_sizes(values["pieces"], len(body), most)
     elif body and message_type is not UploadMessage:
@@ -191,7 +189,7 @@ def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
         raise _not_a_message(f"it begins with {data[:8]!r}, not with {MAGIC!r}")
     length = int.from_bytes(data[_LENGTH], "little")
     if length > MAX_HEADER_BYTES or _HEADER + length > len(data):
-        raise _not_a_message(f"its header has {length:,} bytes, which are not there or too many")
+        raise _not_a_message(f"its header claims {length:,} bytes, which are missing or too many")
     if data[_SUM] != _checksum((memoryview(data)[_LENGTH.start :],)):
         raise _not_a_message("its checksum is wrong, so it is damaged; send it again")
     text, body = data[_HEADER : _HEADER + length], data[_HEADER + length :]
@@ -200,7 +198,7 @@ def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
     except ValueError as error:
         raise _not_a_message(f"its header is not JSON: {shown(error)}") from error
     if not isinstance(header, dict) or _dumped(header) != text:
-        raise _not_a_message("its header is not written as this version writes it")
+        raise _not_a_message("its header is not in the form that this version writes")
     return header, body
 
 
@@ -227,14 +225,10 @@ def _checksum(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _not_a_message(why: str) -> WireError:
-    return WireError(f"these bytes are not a message of this exchange: {why}")
+    return WireError(f"this is not a message of the exchange: {why}")
 
 
 # What each field of a header may be
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_whole(value: Any, least: int = 0) -> bool:

@@ -1,4 +1,4 @@
-"""The side of the server: asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
+"""The server's side: it asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from stratafl.core.state import State
 from stratafl.errors import DamagedError, RecordError, RunError, WireError, shown, unknown
-from stratafl.execute.exchange.audit import AuditLog, Line, Mark
+from stratafl.execute.exchange.audit import AuditLog, Line, LogMark
 from stratafl.execute.exchange.blocks import pack_download
 from stratafl.execute.exchange.protocol import (
     MAX_MESSAGE_BYTES,
@@ -27,7 +27,7 @@ from stratafl.execute.exchange.protocol import (
     encode_message,
     upload_digest,
 )
-from stratafl.execute.exchange.server_store import AUDIT, STATE, Saved, ServerStore
+from stratafl.execute.exchange.server_store import AUDIT, STATE, SavedServer, ServerStore
 from stratafl.execute.exchange.site_store import state_form
 from stratafl.files import private_folder
 
@@ -79,20 +79,20 @@ def open_server(
     check_exchange_name("a federation", federation)
     twice = [site for place, site in enumerate(sites) if site in sites[:place]]
     if twice:
-        raise RecordError(f"two sites are called '{shown(twice[0])}': give every site a name of its own")
+        raise RecordError(f"two sites are called '{shown(twice[0])}': use a different name for every site")
     names = [check_exchange_name("a site", site) for site in sites]
     with private_folder(folder):
         start = work.start()
         store = ServerStore(folder, federation, state_form(start))
         saved, history = store.load(), _History(federation)
-        log = AuditLog(folder / AUDIT, Mark() if saved is None else saved.mark, history.look, now)
+        log = AuditLog(folder / AUDIT, LogMark() if saved is None else saved.mark, history.look, now)
         if saved is None and history.begun:
             raise DamagedError(
-                f"'{folder / STATE}' is missing, and {AUDIT} shows that the federation has begun: put it back"
+                f"'{folder / STATE}' is missing, and {AUDIT} shows that the federation has begun: restore it"
             )
         log.append("opened", federation=federation, **_standing(saved))
         if saved is None:
-            saved = Saved(0, start, {}, log.mark)
+            saved = SavedServer(0, start, {}, log.mark)
             store.save(saved)
         yield ServerExchange(federation, names, work, store, log, saved, history, most)
 
@@ -106,7 +106,7 @@ class _History:
     def look(self, line: Line) -> None:
         if line.get("federation", self._federation) != self._federation:
             raise DamagedError(
-                f"the audit log is that of federation '{shown(line['federation'])}': put back the right one"
+                f"the audit log is that of federation '{shown(line['federation'])}': restore the right one"
             )
         event, attempt, site = line.get("event"), line.get("attempt"), line.get("site")
         if event == "absorb":
@@ -119,7 +119,7 @@ class _History:
             self.begun, self.attempt = True, max(self.attempt, attempt)
 
 
-def _standing(saved: Saved | None) -> dict[str, Any]:
+def _standing(saved: SavedServer | None) -> dict[str, Any]:
     return {"round": 0, "absorbed": {}} if saved is None else {"round": saved.round, "absorbed": dict(saved.absorbed)}
 
 
@@ -137,7 +137,7 @@ class ServerExchange:
         work: ServerComputation,
         store: ServerStore,
         log: AuditLog,
-        saved: Saved,
+        saved: SavedServer,
         history: _History,
         most: int,
     ) -> None:
@@ -180,7 +180,7 @@ class ServerExchange:
         """
         self._check_site(site)
         if site in self._arrived:
-            raise RunError(f"the upload of '{site}' for round {self.round} is here: absorb it before you ask again")
+            raise RunError(f"the upload of '{site}' for round {self.round} has arrived: absorb it before you ask again")
         return self._sent("asked", DownloadMessage, site, whole)
 
     def commit(self, site: str, *, whole: bool = False) -> bytes:
@@ -205,16 +205,14 @@ class ServerExchange:
     def absorb(self) -> Mapping[str, str]:
         """Absorb what has arrived, and save; returns the sites that were left out, and why."""
         if not self._arrived:
-            raise RunError(f"no upload of round {self.round} is here: ask the sites again, or stop")
+            raise RunError(f"no upload of round {self.round} has arrived: ask the sites again, or stop")
         uploads = {site: self._arrived[site].body for site in self.arrived}
         state, left_out = self._work.absorb(self.round, self.state, uploads)
         digests = {site: self._arrived[site].digest for site in uploads if site not in left_out}
         reasons = {site: shown(reason, MAX_REFUSAL_LETTERS) for site, reason in left_out.items()}
         # Before the state, so that its mark covers the line; a crash in between shows as a round that is opened again.
         self._log.append("absorb", round=self.round, absorbed=digests, left_out=reasons)
-        saved = Saved(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark)
-        self._store.save(saved)
-        self._saved = saved
+        self._save(SavedServer(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark))
         self._arrived.clear()
         self._asked.clear()
         return left_out
@@ -222,24 +220,25 @@ class ServerExchange:
     def skip(self) -> None:
         """Let this round pass without an upload: nothing changes but its number."""
         if self._arrived:
-            raise RunError(f"uploads of round {self.round} are here: absorb them")
+            raise RunError(f"uploads of round {self.round} have arrived: absorb them")
         self._log.append("absorb", round=self.round, absorbed={}, left_out={})
-        saved = replace(self._saved, round=self.round + 1, mark=self._log.mark)
-        self._store.save(saved)
-        self._saved = saved
+        self._save(replace(self._saved, round=self.round + 1, mark=self._log.mark))
         self._asked.clear()
 
     def forget(self, site: str) -> None:
-        """Let a site that has lost its state start anew."""
+        """Let a site that lost its state start over."""
         self._check_site(site)
         self._log.append("forget", site=site, round=self.round, upload=self._absorbed(site))
         rest = {name: digest for name, digest in self._saved.absorbed.items() if name != site}
-        saved = replace(self._saved, absorbed=rest, mark=self._log.mark)
-        self._store.save(saved)
-        self._saved = saved
+        self._save(replace(self._saved, absorbed=rest, mark=self._log.mark))
         self._committed.discard(site)
         for by_site in (self._asked, self._arrived, self._have):
             by_site.pop(site, None)
+
+    def _save(self, saved: SavedServer) -> None:
+        """On disk first: if that fails, this server is where it was."""
+        self._store.save(saved)
+        self._saved = saved
 
     def _sent(self, event: str, kind: type[DownloadMessage | Commit], site: str, whole: bool) -> bytes:
         have = frozenset[str]() if whole else self._have.get(site, frozenset())
@@ -262,22 +261,22 @@ class ServerExchange:
         """Why a reply counts for nothing."""
         address = reply.address
         if address.federation != self.federation:
-            return f"it is of federation '{address.federation}', and this is '{self.federation}'"
+            return f"it is for federation '{address.federation}', but this is '{self.federation}'"
         if sender not in self.sites or address.site != sender:
-            return f"it is of site '{address.site}', and '{shown(sender)}' sent it"
+            return f"it claims to be from site '{address.site}', but '{shown(sender)}' sent it"
         asked = self._asked.get(sender)
         if asked is None:
-            return f"it answers attempt {address.attempt}, and nothing is asked of '{sender}'"
+            return f"it answers attempt {address.attempt}, but '{sender}' has no open request"
         if address != asked.address:
             expected = f"round {asked.address.round}, attempt {asked.address.attempt}"
-            return f"it answers round {address.round}, attempt {address.attempt}, and {expected} is asked"
+            return f"it answers round {address.round}, attempt {address.attempt}, but {expected} is open"
         if isinstance(reply, Committed if isinstance(asked, DownloadMessage) else UploadMessage):
-            return "it answers another kind of message than was sent"
+            return "it answers another kind of message than the one sent"
         if isinstance(reply, UploadMessage):
             digest = upload_digest(self.federation, sender, address.round, reply.body)
-            return None if reply.digest == digest else "its upload has another digest than it says"
+            return None if reply.digest == digest else "its upload does not match its digest"
         if isinstance(reply, Committed) and reply.absorbed != self._absorbed(sender):
-            return "it keeps another state than the one that was absorbed"
+            return "it kept another state than the absorbed one"
         return None
 
     def _taken(self, site: str, reply: Reply, size: int) -> Answer:

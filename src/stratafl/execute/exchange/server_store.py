@@ -16,7 +16,7 @@ from torch import Tensor
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import Kind, State, difference, flatten, unflatten
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.exchange.audit import Mark
+from stratafl.execute.exchange.audit import LogMark
 from stratafl.execute.exchange.state_file import read_state, write_state
 
 STATE, AUDIT = "state.safetensors", "audit.jsonl"
@@ -25,13 +25,13 @@ _MAX_STATE_BYTES = 1 << 40  # bytes of a state: it is the server's own file
 
 @short_repr
 @dataclass(frozen=True, eq=False)
-class Saved:
-    """The server after so many rounds."""
+class SavedServer:
+    """The server after `round` rounds."""
 
     round: int
     state: State
     absorbed: Mapping[str, str]  # the digest of each site's last absorbed upload
-    mark: Mark  # the audit log when it was saved
+    mark: LogMark  # the audit log when it was saved
 
 
 class ServerStore:
@@ -40,7 +40,7 @@ class ServerStore:
     def __init__(self, folder: Path, federation: str, form: Mapping[str, Kind]) -> None:
         self.folder, self._federation, self._form = folder, federation, form
 
-    def load(self) -> Saved | None:
+    def load(self) -> SavedServer | None:
         path = self.folder / STATE
         if not os.path.lexists(path):
             return None
@@ -50,12 +50,12 @@ class ServerStore:
             if wrong is not None:
                 raise DamagedError(f"'{path}' is not the state of federation '{self._federation}': {wrong}")
         except DamagedError as error:
-            raise DamagedError(f"{error}; put back the newest copy of '{self.folder}'") from error
-        mark = Mark(record["lines"], record["last"])
+            raise DamagedError(f"{error}; restore the newest copy of '{self.folder}'") from error
+        mark = LogMark(record["lines"], record["last"])
         state = unflatten({name: tensors[name] for name in self._form})
-        return Saved(record["round"], state, record["absorbed"], mark)
+        return SavedServer(record["round"], state, record["absorbed"], mark)
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: SavedServer) -> None:
         """Replace the state; when it returns, the new one survives a power cut, and if it raises, the old one does."""
         flat = flatten(saved.state)
         wrong = difference(self._form, flat)
@@ -74,12 +74,12 @@ class ServerStore:
         return difference(self._form, tensors)
 
 
-def known_mark(folder: Path) -> Mark:
-    """The mark in the saved state, for whoever only checks the log; the first one if nothing was saved."""
+def known_mark(folder: Path) -> LogMark:
+    """The mark in the saved state, for checks of the log; the first one if nothing was saved."""
     path = folder / STATE
     if not os.path.lexists(path):
-        return Mark()
+        return LogMark()
     record, _ = read_state(path, _MAX_STATE_BYTES)
     if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
-        raise DamagedError(f"'{path}' does not say how long the audit log is; put back the newest copy of '{folder}'")
-    return Mark(record["lines"], record["last"])
+        raise DamagedError(f"'{path}' does not say how long the audit log is; restore the newest copy of '{folder}'")
+    return LogMark(record["lines"], record["last"])

@@ -1,4 +1,4 @@
-"""The side of a site: an answer to each message, computed once and kept until the server has absorbed it."""
+"""A site's side: it answers each message, computes an upload once and keeps it until the server has absorbed it."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ class SiteExchange:
             reply = self._reply(request)
         except StrataError as error:
             log.warning("refused: %s", error)
-            # Where a site keeps its files is nobody else's business.
+            # The server must not learn where a site keeps its files.
             reason = told_to_others(error).replace(f"{self._store.folder}{os.sep}", "")
             reply = Refusal(request.address, reason, isinstance(error, LostStateError))
         return encode_message(reply)
@@ -65,7 +65,7 @@ class SiteExchange:
             ("site", address.site, store.site),
         ):
             if addressee != ours:
-                raise WireError(f"this message is for {what} '{addressee}', and this is '{ours}'")
+                raise WireError(f"this message is for {what} '{addressee}', but this is '{ours}'")
         pending = store.pending()
         if pending is not None and request.absorbed == pending.digest:
             _check_new(request, pending, done=True)
@@ -130,5 +130,5 @@ def _check_known(request: Request, current: RoundResult | None, pending: RoundRe
     server = (
         f"absorbed upload {request.absorbed[:12]} of this site" if request.absorbed else "knows no upload of this site"
     )
-    todo = "put back the newest copy of whichever was lost, or have the host forget this site and remove its state"
-    raise LostStateError(f"the server {server}, and {here}: a folder is lost or an old copy; {todo}")
+    todo = "restore the newest copy of the lost folder, or let the host forget this site and remove its state"
+    raise LostStateError(f"the server {server}, and {here}: one of the two folders is lost or an old copy; {todo}")

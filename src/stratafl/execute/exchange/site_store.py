@@ -1,4 +1,4 @@
-"""What a site keeps of a federation, on its own disk and nowhere else.
+"""The files of one site in one federation, which never leave its disk.
 
 ROOT/FEDERATION/SITE/              mode 0700, locked by one process at a time
     current.safetensors            the state after the last upload of which the server said that it was absorbed
@@ -44,7 +44,7 @@ _DELIVERED = {"round": int, "attempt": int, "absorbed": str}
 _STATE, _UPLOAD, _PARCEL = "state/", "upload", "parcel"
 _NO_UPLOAD: Kind = (torch.uint8, (0,))
 _ROOM = 1 << 20  # bytes of names and numbers in the header of a state
-_REMEDY = "put back a copy of its folder, or have the host forget this site, which then starts anew without it"
+_REMEDY = "restore a copy of its folder, or let the host forget this site, which then starts over without it"
 
 
 def state_form(state: State) -> dict[str, Kind]:
@@ -103,7 +103,7 @@ def open_site(
 
 
 def read_site(root: Path, federation: str, site: str, form: Mapping[str, Kind]) -> "SiteStore":
-    """The same folder for whoever only reads, such as predictions, also while another process has it open."""
+    """The same folder for readers, such as predictions, also while another process has it open."""
     folder = site_folder(root, federation, site)
     return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS), MAX_MESSAGE_BYTES)
 
@@ -119,7 +119,7 @@ class SiteStore:
         self._most = most + _ROOM + sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
 
     def current(self) -> RoundResult | None:
-        """The state that the server knows of; a damaged one is an error, never a reason to start anew."""
+        """The state that the server knows of; a damaged one is an error, never a reason to start over."""
         try:
             return self._read(self.folder / CURRENT)
         except DamagedError as error:
@@ -193,9 +193,7 @@ class SiteStore:
         record, tensors = read_state(path, self._most)
         is_ours = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
         if not is_ours or set(tensors) != {_PARCEL}:
-            raise RunError(
-                f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': put back its own folder"
-            )
+            raise RunError(f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': restore its own folder")
         return record, tensors
 
     def _write(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -219,7 +217,7 @@ class SiteStore:
         record, tensors = read_state(path, self._most)
         wrong = self._wrong(record, tensors)
         if wrong is not None:
-            todo = "check that this site runs the method and the model of the federation, or put back its own folder"
+            todo = "check that this site runs the method and the model of the federation, or restore its own folder"
             raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {wrong}; {todo}")
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
         state = unflatten({name: tensors[_STATE + name] for name in self._form})

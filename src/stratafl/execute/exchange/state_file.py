@@ -52,12 +52,12 @@ def write_state(path: Path, record: Mapping[str, Any], tensors: Mapping[str, Ten
 def explained_full(error: RunError) -> RunError:
     """The error, which says what to do if the disk is full."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
-        return DiskFullError(f"{error}; nothing is lost: free some space, and try the same again")
+        return DiskFullError(f"{error}; nothing is lost: free some space and try again")
     return error
 
 
 def read_state(path: Path, most: int) -> tuple[dict[str, Any], Rows]:
-    """The record and the tensors of a file of at most so many bytes, if it is what was written."""
+    """The record and the tensors of a file of at most `most` bytes; an error if the file was changed."""
     with explained("read", path):
         data = read_plain(path, min(most, path.stat().st_size))
     if data[8 : _SUM.start] != _START:

@@ -1,6 +1,6 @@
 """Who gains: each method is paired with `local` of the same study, seed by seed and test sample by test sample."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import isfinite
@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.evaluation.metrics import Metric
-from stratafl.report.gains.intervals import Limits, Noise, limits
-from stratafl.report.gains.records import ClientGain, Gains, SeedGain
-from stratafl.report.gains.resampling import ClientScores, bound_of, paired_noise, replicates_for
+from stratafl.report.gains.gain_intervals import Limits, Noise, gain_limits
+from stratafl.report.gains.gain_records import ClientGain, Gains, SeedGain
+from stratafl.report.gains.sample_noise import ClientScores, bound_of, paired_noise, scores_per_client
 from stratafl.report.gains.traits import ClientFacts
-from stratafl.report.outcome import Outcome
+from stratafl.report.outcome import Outcome, is_imported, stored_predictions
 from stratafl.report.ranking import Rank
 from stratafl.runs.summary import VALIDATED, counting, prefix_of, quality
 
 ALONE = "local"  # the method that trains every client alone
 Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
 
 
 class Ranked(Protocol):
@@ -39,40 +40,36 @@ def client_gains(study: Ranked, reference: str = ALONE) -> list[Gains]:
 def gains_of(ranks: Sequence[Rank], reference: str = ALONE) -> list[Gains]:
     """The gains of every configuration in the order of the ranking."""
     ranks = [rank for rank in ranks if rank.members]
-    if not any(_is(rank, reference) for rank in ranks):
+    references = [rank for rank in ranks if rank.method == reference]
+    if not references:
         return []
     runs = _Runs(ranks)
-    pairs = [(rank, _reference(rank, ranks, reference)) for rank in ranks if not _is(rank, reference)]
-    return [_gains(rank, alone, runs) for rank, alone in pairs if alone is not None]
+    methods = [rank for rank in ranks if rank.method != reference]
+    paired = [(rank, _best_reference(rank, references)) for rank in methods]
+    return [_gains(rank, alone, runs) for rank, alone in paired if alone is not None]
 
 
 class _Runs:
-    """What runs left behind, read once."""
+    """Stored predictions and client facts of runs, read once."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.metric = ranks[0].members[0].metric
-        self.imported = ":" in self.metric.name  # your own code, which no report runs
-        runs = [] if self.imported else [one for rank in ranks for one in rank.members]
-        found = {one.folder: one.predictions for one in runs}
-        there = {folder: each for folder, each in found.items() if each is not None and len(each)}
-        replicates = replicates_for(self.metric, list(there.values()))
+        outcomes = [outcome for rank in ranks for outcome in rank.members]
+        stored = {} if is_imported(self.metric) else stored_predictions(outcomes)
+        max_scores = scores_per_client(list(stored.values()))
+        self._scores = {folder: ClientScores(each, self.metric, max_scores) for folder, each in stored.items()}
         self._facts = dict[Path, ClientFacts]()
-        self._scores = {folder: ClientScores(each, self.metric, replicates) for folder, each in there.items()}
 
-    def scores(self, one: Outcome) -> ClientScores | None:
-        return self._scores.get(one.folder)
+    def scores(self, outcome: Outcome) -> ClientScores | None:
+        return self._scores.get(outcome.folder)
 
-    def facts(self, one: Outcome) -> ClientFacts:
-        if one.folder not in self._facts:
-            self._facts[one.folder] = ClientFacts(one.class_counts)
-        return self._facts[one.folder]
-
-
-def _is(rank: Rank, reference: str) -> bool:
-    return str(rank.settings["algorithm.name"]) == reference
+    def facts(self, outcome: Outcome) -> ClientFacts:
+        if outcome.folder not in self._facts:
+            self._facts[outcome.folder] = ClientFacts(outcome.class_counts)
+        return self._facts[outcome.folder]
 
 
-def _reference(rank: Rank, ranks: Sequence[Rank], reference: str) -> Rank | None:
+def _best_reference(rank: Rank, references: Sequence[Rank]) -> Rank | None:
     """Of several configurations of the reference on the same data the one with the best validation score.
 
     Without validation scores it is the one with the most settings of the method; test scores decide nothing.
@@ -82,23 +79,23 @@ def _reference(rank: Rank, ranks: Sequence[Rank], reference: str) -> Rank | None
         keys = {key for key in {**rank.settings, **other.settings} if key.startswith(table)}
         return [rank.settings.get(key) == other.settings.get(key) for key in keys]
 
-    there = [other for other in ranks if _is(other, reference) and all(common(other, "data."))]
-    there.sort(key=lambda other: other.label)
-    validated = {other.label: _validated(other) for other in there}
+    rivals = sorted((other for other in references if all(common(other, "data."))), key=lambda other: other.label)
+    validated = {other.label: _validation_quality(other) for other in rivals}
     if not all(map(isfinite, validated.values())):
-        return max(there, key=lambda other: sum(common(other)), default=None)
-    return max(there, key=lambda other: validated[other.label], default=None)
+        return max(rivals, key=lambda other: sum(common(other)), default=None)
+    return max(rivals, key=lambda other: validated[other.label], default=None)
 
 
-def _validated(rank: Rank) -> float:
+def _validation_quality(rank: Rank) -> float:
     """The mean over seeds of the validation score of the selected round, larger is better; not finite without one."""
-    each = [(counting(one.lines, one.selection), one.selection) for one in rank.members]
-    return fmean(quality(line, VALIDATED, prefix_of(evaluate), evaluate) for line, evaluate in each)
+    selected = [(counting(run.lines, run.selection), run.selection) for run in rank.members]
+    return fmean(quality(line, VALIDATED, prefix_of(evaluate), evaluate) for line, evaluate in selected)
 
 
 def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
-    mine, theirs = ({one.seeds.parts: one for one in each.members} for each in (rank, alone))
-    pairs = [_Pair(mine[parts], theirs[parts], runs) for parts in sorted(set(mine) & set(theirs))]
+    with_method, trained_alone = ({run.seeds.parts: run for run in each.members} for each in (rank, alone))
+    common = sorted(set(with_method) & set(trained_alone))
+    pairs = [_Pair(with_method[parts], trained_alone[parts], runs) for parts in common]
     average, seeds = rank.members[0].evaluate.average, tuple(pair.method.seeds for pair in pairs)
     empty = Gains(rank.label, alone.label, runs.metric, average, seeds)
     if not pairs:
@@ -107,27 +104,29 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
     if unlike:
         where = ", ".join(map(str, unlike))
         return replace(empty, why=f"its test samples are not those of {alone.label} (seed {where})")
-    groups: dict[Hashable, list[_Pair]] = {}
+    partitions: dict[Hashable, list[_Pair]] = {}
     for pair in pairs:
-        groups.setdefault(pair.alone.population, []).append(pair)
-    found = [_clients(group, runs.metric) for group in groups.values()]
-    clients = tuple(each for group, _ in found for each in group)
-    mean, undefined = fmean(pair.difference for pair in pairs), sum(count for _, count in found)
-    made = replace(empty, clients=clients, mean=mean, partitions=len(groups), undefined=undefined)
-    return replace(made, why=_why(made, pairs, runs))
+        partitions.setdefault(pair.alone.population, []).append(pair)
+    found = [_clients(group, runs.metric) for group in partitions.values()]
+    gains = replace(
+        empty,
+        clients=tuple(client for clients, _ in found for client in clients),
+        mean=fmean(pair.difference for pair in pairs),
+        partitions=len(partitions),
+        undefined=sum(undefined for _, undefined in found),
+    )
+    return replace(gains, why=_why(gains, pairs))
 
 
-def _why(found: Gains, pairs: Sequence["_Pair"], runs: _Runs) -> str:
+def _why(gains: Gains, pairs: Sequence["_Pair"]) -> str:
     """Why there are no differences, or no intervals."""
-    if not found.clients:
-        return f"no client has a defined {found.metric.title}"
-    if found.sure:
+    if not gains.clients:
+        return f"no client has a defined {gains.metric.title}"
+    if gains.sure:
         return ""
-    if runs.imported:
+    if is_imported(gains.metric):
         return "reports do not run your own metric, so there are no intervals of clients"
-    if all(pair.scores is not None for pair in pairs):
-        return f"{found.metric.title} takes too long to resample for so many runs and clients"
-    if any(one.evaluate.stage == "trained" for pair in pairs for one in (pair.method, pair.alone)):
+    if any(run.evaluate.stage == "trained" for pair in pairs for run in (pair.method, pair.alone)):
         return "models right after training (evaluate.stage) are not kept, so there are no intervals of clients"
     return "its runs or those of training alone have no stored predictions: finish them with strata resume"
 
@@ -137,8 +136,8 @@ class _Pair:
 
     def __init__(self, method: Outcome, alone: Outcome, runs: _Runs) -> None:
         self.method, self.alone, self.facts = method, alone, runs.facts(alone)
-        mine, theirs = runs.scores(method), runs.scores(alone)
-        self.scores = None if mine is None or theirs is None else (mine, theirs)
+        scores = runs.scores(method), runs.scores(alone)
+        self.scores = None if scores[0] is None or scores[1] is None else (scores[0], scores[1])
 
     @property
     def fits(self) -> bool:
@@ -147,8 +146,8 @@ class _Pair:
     @property
     def difference(self) -> float:
         """Of the two scores in the ranking, positive is better; NaN where one is missing."""
-        mine, theirs = (one.numbers().get("score", float("nan")) for one in (self.method, self.alone))
-        return self.method.metric.sign * (mine - theirs)
+        method, alone = (run.numbers().get("score", float("nan")) for run in (self.method, self.alone))
+        return self.method.metric.sign * (method - alone)
 
     @cached_property
     def samples(self) -> dict[int, int]:
@@ -158,13 +157,12 @@ class _Pair:
         scored = self.method.by_client()
         return {client: count for client, count in self.method.test_samples().items() if count or client in scored}
 
-    def values(self, clients: NDArray[np.int64]) -> Array:
+    def values(self, ids: Ids) -> Array:
         """The scores of both for these clients `[2, K]`, NaN where they are undefined."""
+        by_client: list[Mapping[int, float]] = [self.method.by_client(), self.alone.by_client()]
         if self.scores is not None:
-            each = [dict(zip(one.ids.tolist(), one.values.tolist(), strict=True)) for one in self.scores]
-        else:
-            each = [self.method.by_client(), self.alone.by_client()]
-        return np.array([[one.get(client, np.nan) for client in clients.tolist()] for one in each])
+            by_client = [dict(zip(side.ids.tolist(), side.values.tolist(), strict=True)) for side in self.scores]
+        return np.array([[side.get(client, np.nan) for client in ids.tolist()] for side in by_client])
 
 
 def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], int]:
@@ -172,41 +170,41 @@ def _clients(pairs: Sequence[_Pair], metric: Metric) -> tuple[list[ClientGain], 
     ids = np.array(sorted({client for pair in pairs for client in pair.samples}), dtype=np.int64)
     values = np.stack([pair.values(ids) for pair in pairs])
     gains = metric.sign * (values[:, 0] - values[:, 1])
-    over = _limits(pairs, gains, ids, metric)
-    each = [_limits([pair], row[None], ids, metric) for pair, row in zip(pairs, gains, strict=True)]
-    found = []
+    over_seeds = _limits(pairs, gains, ids, metric)
+    by_seed = [_limits([pair], row[None], ids, metric) for pair, row in zip(pairs, gains, strict=True)]
+    clients = []
     for at, client in enumerate(ids.tolist()):
-        lines = tuple(
-            SeedGain(pair.method.seeds, score, alone, float(gain[at]), *_ends(own, at), pair.samples[client])
-            for pair, (score, alone), gain, own in zip(pairs, values[..., at].tolist(), gains, each, strict=True)
+        seeds = tuple(
+            SeedGain(pair.method.seeds, score, alone, float(gain[at]), *_ends(limits, at), pair.samples[client])
+            for pair, (score, alone), gain, limits in zip(pairs, values[..., at].tolist(), gains, by_seed, strict=True)
             if isfinite(gain[at])
         )
-        if lines:
-            name, own = pairs[0].facts.name(client), _traits(pairs, client)
-            found.append(ClientGain(client, name, lines, *_ends(over, at), *own))
-    return found, len(ids) - len(found)
+        if seeds:
+            name, traits = pairs[0].facts.name(client), _traits(pairs, client)
+            clients.append(ClientGain(client, name, seeds, *_ends(over_seeds, at), *traits))
+    return clients, len(ids) - len(clients)
 
 
-def _limits(pairs: Sequence[_Pair], gains: Array, ids: NDArray[np.int64], metric: Metric) -> Limits | None:
-    """The intervals of all clients, NaN for those that are undefined with some seed; None without resamples."""
-    scores, whole = [pair.scores for pair in pairs if pair.scores], np.asarray(np.isfinite(gains).all(axis=0))
-    noise = paired_noise(scores, ids) if len(scores) == len(pairs) else None
-    if noise is None or not whole.any():
+def _limits(pairs: Sequence[_Pair], gains: Array, ids: Ids, metric: Metric) -> Limits | None:
+    """The intervals of all clients, NaN for those that are undefined with some seed; None without predictions."""
+    scores, defined = [pair.scores for pair in pairs if pair.scores], np.asarray(np.isfinite(gains).all(axis=0))
+    if len(scores) < len(pairs) or not defined.any():
         return None
-    found = limits(gains[:, whole], Noise(*(part[whole] for part in noise)), bound_of(metric), metric.percent)
-    low, high = np.full(len(whole), np.nan), np.full(len(whole), np.nan)
-    low[whole], high[whole] = found.low, found.high
+    noise = Noise(*(part[defined] for part in paired_noise(scores, ids)))
+    limits = gain_limits(gains[:, defined], noise, bound_of(metric), metric.percent)
+    low, high = np.full(len(defined), np.nan), np.full(len(defined), np.nan)
+    low[defined], high[defined] = limits.low, limits.high
     return Limits(low, high)
 
 
-def _ends(given: Limits | None, at: int) -> tuple[float | None, float | None]:
-    if given is None or not isfinite(given.low[at]):
+def _ends(limits: Limits | None, at: int) -> tuple[float | None, float | None]:
+    if limits is None or not isfinite(limits.low[at]):
         return None, None
-    return float(given.low[at]), float(given.high[at])
+    return float(limits.low[at]), float(limits.high[at])
 
 
 def _traits(pairs: Sequence[_Pair], client: int) -> list[float | None]:
     """The mean over seeds, since a seed may split the samples of a client in another way."""
-    columns = zip(*(pair.facts.traits(client) for pair in pairs), strict=True)
-    known = [[value for value in column if value is not None] for column in columns]
-    return [fmean(values) if values else None for values in known]
+    by_trait = zip(*(pair.facts.traits(client) for pair in pairs), strict=True)
+    recorded = [[value for value in values if value is not None] for values in by_trait]
+    return [fmean(values) if values else None for values in recorded]

@@ -1,28 +1,28 @@
 """Intervals of the gains of clients: from test samples that both models answer, and from seeds.
 
 A gain is a difference of scores, method minus alone. Its interval has two sources of noise: other test samples would
-give another difference, and so would another seed. The first is the variance of the paired bootstrap over the client's
-test samples. Seeds are too few to be resampled: three that happen to agree would make one client in four look certain.
-So their variance enters as a component of its own, with Student's t for so few. `docs/gains.md` has the measurements.
+give another difference, and so would another seed. `sample_noise` has the first. Seeds are too few to be resampled:
+three that happen to agree would make one client in four look certain. So their variance enters as a component of its
+own, with Student's t for so few. `docs/gains.md` has the measurements.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.core.reprs import short_repr
-from stratafl.report.student import quantiles
+from stratafl.report.intervals import t_quantile
 
 Array = NDArray[np.float64]
-PSEUDO = 2  # samples that are added to each client's, one for and one against the method
-PRIOR = 4  # degrees of freedom that the variance between seeds of all other clients counts for one client
+PSEUDO_SAMPLES = 2  # samples that are added to each client's, one for and one against the method
+PRIOR_FREEDOM = 4  # degrees of freedom that the variance between seeds of all other clients counts for one client
 
 
 @short_repr
 class Noise(NamedTuple):
-    """What the bootstrap over test samples says of each client, arrays `[K]`."""
+    """How much the test samples of each client could have moved its gain, arrays `[K]`."""
 
     size: Array  # samples that the score rests on: those of a mean, the harmonic mean of classes for others
     variance: Array  # of the mean gain over seeds, when test samples are drawn anew
@@ -38,34 +38,34 @@ class Limits:
     high: Array
 
 
-def limits(gains: Array, noise: Noise, bound: float | None = None, counted: bool = False) -> Limits:
+def gain_limits(gains: Array, noise: Noise, bound: float | None = None, counted: bool = False) -> Limits:
     """95 % intervals of the gains `[S, K]` of K clients with S seeds, cut at ±`bound` where scores have one.
 
     Every client gets two more samples, one for and one against the method. Otherwise five samples on which both models
     agree would give an interval of width 0. For scores that count right samples these differ by 1, as in the interval
     of paired proportions by Bonett and Price (2012), and move its centre towards 0; `_usual` says what others have.
     """
-    mean, full = gains.mean(axis=0), noise.size + PSEUDO
-    own = noise.size**2 * noise.variance  # sum of squares of the samples' differences
-    usual = bound**2 if bound and counted else _usual(own, noise.size, bound)
-    samples = (own + PSEUDO * usual + PSEUDO * noise.size * mean**2 / full) / full**2
+    mean, full = gains.mean(axis=0), noise.size + PSEUDO_SAMPLES
+    squares = noise.size**2 * noise.variance  # of the samples' differences
+    usual = bound**2 if bound and counted else _usual(squares, noise.size, bound)
+    samples = (squares + PSEUDO_SAMPLES * usual + PSEUDO_SAMPLES * noise.size * mean**2 / full) / full**2
     seeds, freedom = _between_seeds(gains, noise)
     total = samples + seeds
     with np.errstate(divide="ignore", invalid="ignore"):  # Satterthwaite's degrees of freedom
         combined = total**2 / (samples**2 / (full - 1) + seeds**2 / freedom)
-    half = quantiles(0.05, np.where(total > 0, combined, 1)) * np.sqrt(total)
+    half = t_quantile(0.05, np.maximum(np.where(total > 0, combined, 1), 1)) * np.sqrt(total)
     centre, end = mean * noise.size / full if counted else mean, np.inf if bound is None else bound
     return Limits(np.clip(centre - half, -end, end), np.clip(centre + half, -end, end))
 
 
-def _usual(own: Array, size: Array, bound: float | None) -> float:
+def _usual(squares: Array, size: Array, bound: float | None) -> float:
     """The squared difference of an added sample: the mean one in the federation.
 
     Where there is a bound, the federation has one more sample that differs by it, because a federation in which both
     models are perfect so far has no usual difference.
     """
     more = 0 if bound is None else 1
-    return (float(own.sum()) + more * (bound or 0) ** 2) / (float(size.sum()) + more)
+    return (float(squares.sum()) + more * (bound or 0) ** 2) / (float(size.sum()) + more)
 
 
 def _between_seeds(gains: Array, noise: Noise) -> tuple[Array, float]:
@@ -77,9 +77,9 @@ def _between_seeds(gains: Array, noise: Noise) -> tuple[Array, float]:
     seeds, clients = gains.shape
     if seeds == 1:
         return np.zeros(clients), 1.0
-    own = gains.var(axis=0, ddof=1) - noise.explained
-    prior, usual = min(PRIOR, (clients - 1) * (seeds - 1)), max(0.0, float(own.mean()))
-    shrunk = ((seeds - 1) * own + prior * usual) / (seeds - 1 + prior)
+    unexplained = gains.var(axis=0, ddof=1) - noise.explained
+    prior, usual = min(PRIOR_FREEDOM, (clients - 1) * (seeds - 1)), max(0.0, float(unexplained.mean()))
+    shrunk = ((seeds - 1) * unexplained + prior * usual) / (seeds - 1 + prior)
     together = min(1.0, float(gains.mean(axis=1).var(ddof=1)) / usual) if usual else 0.0
     return np.maximum(0, shrunk) / seeds, seeds - 1 + prior * (1 - together)
 
@@ -100,24 +100,6 @@ def noise_of_means(differences: Array, client: NDArray[np.int64], clients: int) 
     rest = differences - mean - (gains - gains.mean(axis=0))[:, client]
     explained = total(rest**2).sum(axis=0) / size**2 / max(1, seeds - 1)
     return gains, Noise(count, variance, explained)
-
-
-def noise_of_replicates(replicates: Array, size: Array) -> Noise:
-    """The noise of any score from the gains `[B, S, K]` of B resamples, in which every seed has the same samples.
-
-    A resample in which the score of a seed is undefined, such as AUROC without positives, is NaN and left out.
-    """
-    seeds, mean = replicates.shape[1], replicates.mean(axis=1)
-    known = np.isfinite(mean)
-    explained = sum(_variance(replicates[:, s] - mean, known) for s in range(seeds)) / max(1, seeds - 1)
-    return Noise(size, _variance(mean, known), np.asarray(explained))
-
-
-def _variance(values: Array, known: Any) -> Array:
-    count = np.maximum(known.sum(axis=0), 1)
-    values = np.where(known, values, 0)
-    centred = np.where(known, values - values.sum(axis=0) / count, 0)
-    return np.asarray((centred**2).sum(axis=0) / np.maximum(count - 1, 1))
 
 
 def pooled(noises: list[Noise]) -> Noise:

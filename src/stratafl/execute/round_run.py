@@ -24,7 +24,7 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Inspection, LeftOut, Outlier, inspect, outliers, too_long
+from stratafl.execute.uploads import Inspection, LeftOut, OutlyingUpdate, inspect, outlying_updates, too_long
 
 
 class Executor(Protocol):
@@ -41,7 +41,7 @@ class Executor(Protocol):
         """The parcel as it arrives on the other side; a `WireError` if it travels as bytes and has another form."""
 
     def stage(self, name: str, ids: Tensor, layout: Layout) -> AbstractContextManager["Watch"]:
-        """Runs around each stage; the watch is called with what the stage returns."""
+        """Runs around each stage; the stage calls the watch with its results."""
 
 
 Watch = Callable[[State | Parcel], None]
@@ -49,7 +49,7 @@ Examine = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their 
 
 
 class Examiner(ABC):
-    """What remembers the models it is shown: if the round is repeated with fewer clients, it starts anew."""
+    """Remembers the models that it sees. If the round is repeated with fewer clients, it starts again."""
 
     @abstractmethod
     def __call__(self, clients: Tensor, received: Rows, trained: Rows) -> None:
@@ -76,7 +76,7 @@ class Report:
     train_seconds: float
     server_seconds: float
     left_out: tuple[LeftOut, ...] = ()  # in the order of the cohort
-    outliers: tuple[Outlier, ...] = ()
+    outliers: tuple[OutlyingUpdate, ...] = ()
 
     @property
     def took_part(self) -> Tensor:
@@ -127,7 +127,7 @@ class _GroupWork:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class RoundRun:
-    """A round to run; nothing that it is given is written to.
+    """A round to run; it does not write to its inputs.
 
     `examine` sees each group's models as received and right after training, which are not kept. A client whose upload
     is left out keeps the state that it had before the round. If all uploads are left out, so does the server.
@@ -271,7 +271,7 @@ def _not_among(ids: Tensor, left_out: Sequence[LeftOut]) -> Tensor:
 
 def _flagged(
     reports: list[GroupReport], ids: Tensor, limit: float | None
-) -> tuple[tuple[LeftOut, ...], tuple[Outlier, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[LeftOut, ...], tuple[OutlyingUpdate, ...], tuple[LeftOut, ...]]:
     """Clients that were left out, outliers, and those above the limit, from all groups in the order of the cohort."""
     place = {client: position for position, client in enumerate(ids.tolist())}
     inspected = [
@@ -291,7 +291,7 @@ def _flagged(
     clients = [client for client, *_ in sound]
     return (
         left_out,
-        outliers(clients, [norm for _, norm, _ in sound]),
+        outlying_updates(clients, [norm for _, norm, _ in sound]),
         too_long(clients, [parts for *_, parts in sound], limit),
     )
 

@@ -1,4 +1,4 @@
-"""Building a simulation of a blueprint: builds the runtime, places client states, and refuses what cannot run."""
+"""Building a simulation: a blueprint, the runtime, a place for client states; and refusing what cannot run."""
 
 import logging
 from dataclasses import replace
@@ -22,9 +22,9 @@ from stratafl.execute.memory import Store, choose_store, device_of, limit_left, 
 from stratafl.execute.simulation import Simulation
 from stratafl.execute.tokens import check_tokens
 from stratafl.runtime.build import EngineName, build_runtime
-from stratafl.runtime.speed import USUAL, Speed
+from stratafl.runtime.speed import DEFAULT_SPEED, Speed
 
-__all__ = ["ModelSource", "simulate", "simulation"]
+__all__ = ["ModelSource", "simulation"]
 log = logging.getLogger("stratafl")
 
 
@@ -43,7 +43,7 @@ def simulation(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     engine: EngineName = "auto",
-    speed: Speed = USUAL,
+    speed: Speed = DEFAULT_SPEED,
     memory_limit: int | None = None,
     store: Store = "auto",
     saved: bool = False,
@@ -80,35 +80,6 @@ def simulation(
         dtype,
         engine,
     )
-    return simulate(
-        blueprint,
-        federation,
-        device=device,
-        speed=speed,
-        memory_limit=memory_limit,
-        store=store,
-        saved=saved,
-        diagnosed_clients=diagnosed_clients,
-        begun=begun,
-        norm_limit=norm_limit,
-    )
-
-
-def simulate(
-    blueprint: Blueprint,
-    federation: Federation,
-    *,
-    device: str = "cpu",
-    speed: Speed = USUAL,
-    memory_limit: int | None = None,
-    store: Store = "auto",
-    saved: bool = False,
-    diagnosed_clients: int = 0,
-    begun: bool = False,
-    norm_limit: float | None = None,
-) -> Simulation:
-    """The simulation of a blueprint with the data of all its clients; those after them are new clients."""
-    algorithm, clients = blueprint.algorithm, blueprint.clients
     _check_data(blueprint, federation)
     for line in outlier_warnings(federation):
         log.warning("%s", line)
@@ -128,13 +99,13 @@ def simulate(
     _check_algorithm(algorithm, setup, begun)
     exceeded = begun and memory_limit is not None and memory_taken(runtime.device) >= memory_limit
     left = None if exceeded else limit_left(memory_limit, runtime.device)
-    needed = client_state_format(algorithm, setup).size * clients
-    kept = choose_store(store, needed, runtime.device, left, participation=setup.participation, saved=saved)
-    on_device = kept == "device" or (kept == "ram" and runtime.device.type == "cpu")
+    needed = client_state_format(algorithm, setup).size * blueprint.clients
+    chosen_store = choose_store(store, needed, runtime.device, left, participation=setup.participation, saved=saved)
+    on_device = chosen_store == "device" or (chosen_store == "ram" and runtime.device.type == "cpu")
     rest = left - needed if left is not None and on_device else left
-    known = (algorithm, setup, federation.counts("train"), runtime)
-    made = Simulation(*known, rest, memory_limit, kept, module.cpu(), diagnosed_clients, norm_limit=norm_limit)
-    return _within_memory(made, left if store == "auto" else None, begun)
+    parts = (algorithm, setup, federation.counts("train"), runtime)
+    sim = Simulation(*parts, rest, memory_limit, chosen_store, module.cpu(), diagnosed_clients, norm_limit=norm_limit)
+    return _within_memory(sim, left if store == "auto" else None, begun)
 
 
 def _check_data(blueprint: Blueprint, federation: Federation) -> None:
@@ -157,15 +128,15 @@ def _check_algorithm(algorithm: Algorithm, setup: Setup, begun: bool) -> None:
 # Memory
 
 
-def _within_memory(made: Simulation, left: int | None, begun: bool) -> Simulation:
+def _within_memory(sim: Simulation, left: int | None, begun: bool) -> Simulation:
     """The simulation, if a round of it fits; with client states on disk, if `left` is enough then."""
     try:
-        chunk_size(made, made.largest_cohort)
+        chunk_size(sim, sim.largest_cohort)
     except MemoryLimitError as error:
-        if made.store != "disk" and left is not None:
-            return _within_memory(replace(made, round_limit=left, store="disk"), left, begun)
+        if sim.store != "disk" and left is not None:
+            return _within_memory(replace(sim, round_limit=left, store="disk"), left, begun)
         if not begun:
             raise
         log.warning("%s; this run has begun, so it goes on with one client at a time", error)
-        return replace(made, round_limit=made.needs(made.largest_cohort).least)
-    return made
+        return replace(sim, round_limit=sim.needs(sim.largest_cohort).least)
+    return sim

@@ -23,8 +23,8 @@ from stratafl.runtime.scan import Scan
 from stratafl.runtime.tables import with_short_table
 
 EVALUATION_BATCH = 256  # samples of each client
-READ = 2**20  # numbers that are read at once
-AT_ONCE = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
+NUMBERS_PER_READ = 2**20  # numbers that are read at once
+GPU_EVALUATION_SAMPLES = 16384  # samples of all clients on a GPU, which is idle while Python prepares small batches
 
 
 class CohortTask:
@@ -43,7 +43,7 @@ class CohortTask:
         self._clients = runtime.rows(ids.tolist())  # their places in the federation; their numbers make random keys
         self.layout = runtime.layout
         self.classes = runtime.federation.classes
-        self.watched = watched  # whether anybody reads what costs time to note
+        self.watched = watched  # whether to note what costs time
         self.notes: dict[str, Tensor] = {}
         self._joined_run = this_run()
 
@@ -144,10 +144,10 @@ class CohortTask:
             self.note(f"{purpose}/dropped", torch.tensor(plan.dropped, device=self._runtime.device))
         if not plan.longest:  # no client has a batch: drop_last, or single samples before a BatchNorm
             return carry
-        held = dict(constants or {})
+        fixed = dict(constants or {})
 
         batches = [self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
-        scan, table = self._scan(name, step, carry, held, batches, plan), self._runtime.table
+        scan, table = self._scan(name, step, carry, fixed, batches, plan), self._runtime.table
         return self._executed(scan if table is None or table.name not in sparse else replace(scan, table=table), plan)
 
     def _scan(
@@ -155,13 +155,13 @@ class CohortTask:
         name: Hashable,
         step: ScanStep,
         carry: State,
-        held: State,
+        constants: State,
         batches: Sequence[Batches],
         plan: BatchPlan,
     ) -> Scan:
         source, engine, model = self._runtime.source, self._runtime.engine, self._runtime.likeness
         left = self._rnd.setup.rounds - self._rnd.t
-        return Scan(name, step, carry, held, batches, plan.steps, source, engine, model, left, self._rnd.t)
+        return Scan(name, step, carry, constants, batches, plan.steps, source, engine, model, left, self._rnd.t)
 
     def _executed(self, scan: Scan, plan: BatchPlan) -> State:
         """All steps, by a captured step where steps are captured."""
@@ -170,21 +170,25 @@ class CohortTask:
             return done
         sorted_batches = [each.pick(torch.tensor(plan.order)) for each in scan.batches]
         step = scan.step if scan.table is None else with_short_table(scan.step, scan.table)
-        return self._in_lanes(step, scan.carry, scan.held, plan, sorted_batches)
+        return self._in_lanes(step, scan.carry, scan.constants, plan, sorted_batches)
 
-    def _in_lanes(self, step: ScanStep, carry: State, held: State, plan: BatchPlan, batches: list[Batches]) -> State:
+    def _in_lanes(
+        self, step: ScanStep, carry: State, constants: State, plan: BatchPlan, batches: list[Batches]
+    ) -> State:
         """All steps, with the clients in pieces; the batches are in the order of falling numbers of steps."""
         if not in_a_lane():
             self._runtime.engine.prepare()
         pieces, is_sorted = self._pieces(carry), list(plan.order) == list(range(len(self)))
         if len(pieces) == 1 and is_sorted:  # nothing to copy
-            return self._steps(step, carry, held, list(plan.steps), batches)
+            return self._steps(step, carry, constants, list(plan.steps), batches)
 
         def run(piece: slice) -> State:
             clients = plan.order[piece]
-            mine = piece if is_sorted else torch.tensor(clients, device=self._runtime.device)
-            own = [each.pick(piece) for each in batches]
-            return self._steps(step, pick(carry, mine), pick(held, mine), [plan.steps[c] for c in clients], own)
+            place = piece if is_sorted else torch.tensor(clients, device=self._runtime.device)
+            own_batches = [each.pick(piece) for each in batches]
+            return self._steps(
+                step, pick(carry, place), pick(constants, place), [plan.steps[c] for c in clients], own_batches
+            )
 
         done = in_lanes(run, pieces, threads=1 if self._runtime.engine.alone else None)
         if is_sorted:
@@ -200,17 +204,17 @@ class CohortTask:
             return cut(len(self), 1)
         return cut(len(self)) if is_long(stored_elements(carry), engine.client_seconds) else whole
 
-    def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
+    def _steps(self, step: ScanStep, carry: State, constants: State, steps: list[int], batches: list[Batches]) -> State:
         """All steps of clients whose numbers of steps are falling."""
         done: list[State] = []
         width = len(steps)
         for active, stacks in self._stacks(batches, steps):
             if active < width:
                 done.append(pick(carry, slice(active, width)))
-                carry, held, width = pick(carry, slice(0, active)), pick(held, slice(0, active)), active
+                carry, constants, width = pick(carry, slice(0, active)), pick(constants, slice(0, active)), active
             self._stop_point()
             with self._paced(carry):
-                carry = step(carry, held, *stacks)
+                carry = step(carry, constants, *stacks)
         return join([carry, *reversed(done)]) if done else carry
 
     def _stacks(self, batches: Sequence[Batches], steps: Sequence[int]) -> Iterator[tuple[int, list[Stack]]]:
@@ -219,7 +223,7 @@ class CohortTask:
         while begin < steps[0]:
             active = sum(count > begin for count in steps)
             numbers = self._runtime.source.x[:1].numel() * batches[0].samples.shape[2] * active
-            end = min(steps[active - 1], begin + max(1, READ // max(numbers, 1)))
+            end = min(steps[active - 1], begin + max(1, NUMBERS_PER_READ // max(numbers, 1)))
             windows = [self._window(each, slice(begin, end), active) for each in batches]
             yield from ((active, list(stacks)) for stacks in zip(*windows, strict=True))
             begin = end
@@ -234,8 +238,8 @@ class CohortTask:
     def _paced(self, carry: State) -> AbstractContextManager[None]:
         """With as many threads as pay, where bits do not depend on their number."""
         engine = self._runtime.engine
-        found = None if engine.alone or not engine.parallel else pace(stored_elements(carry), self._runtime.device)
-        return nullcontext() if found is None else found.step()
+        chosen = None if engine.alone or not engine.parallel else pace(stored_elements(carry), self._runtime.device)
+        return nullcontext() if chosen is None else chosen.step()
 
     def _stop_point(self) -> None:
         """A joined run that has to stop does so between two steps, also in its lanes."""
@@ -287,9 +291,9 @@ class CohortTask:
             real = weight > 0
             parts.append((here[:, None].expand_as(weight)[real], y[real], outputs[real]))
         if not parts:
-            nobody, targets = torch.empty(0, dtype=torch.int64, device=self._runtime.device), self._runtime.federation.y
-            blank = nobody.new_empty(0, self.classes or 1, dtype=self._runtime.dtype)
-            return nobody, nobody.to(targets.dtype), blank
+            empty, targets = torch.empty(0, dtype=torch.int64, device=self._runtime.device), self._runtime.federation.y
+            blank = empty.new_empty(0, self.classes or 1, dtype=self._runtime.dtype)
+            return empty, empty.to(targets.dtype), blank
         place, y, outputs = (torch.cat(column) for column in zip(*parts, strict=True))
         order = torch.argsort(place, stable=True)
         return place[order], y[order], outputs[order]
@@ -307,15 +311,15 @@ class CohortTask:
         samples = self._samples(split)
         limit = torch.tensor(counts, device=device)[:, None]
         offsets = self._offsets(split)[:, None]
-        width = EVALUATION_BATCH if device.type == "cpu" else max(EVALUATION_BATCH, AT_ONCE // len(self))
+        width = EVALUATION_BATCH if device.type == "cpu" else max(EVALUATION_BATCH, GPU_EVALUATION_SAMPLES // len(self))
         for start in range(0, max(counts), width):
             self._stop_point()
             left = {client: count - start for client, count in enumerate(counts) if count > start}
             here = torch.tensor(list(left), device=device)
             place = torch.arange(start, start + min(width, max(left.values())), device=device)
             weight = (place < limit[here]).to(torch.float64)
-            own = torch.minimum(place.expand(len(here), -1), limit[here] - 1) + offsets[here]
-            x, y = self._read(samples[own])
+            positions = torch.minimum(place.expand(len(here), -1), limit[here] - 1) + offsets[here]
+            x, y = self._read(samples[positions])
             some = rows if len(here) == len(self) else {name: block[here] for name, block in rows.items()}
             sizes = tuple(min(count, len(place)) for count in left.values())
             outputs, features = self._runtime.engine.outputs(some, x, weight.to(self._runtime.dtype), sizes)
@@ -323,8 +327,8 @@ class CohortTask:
 
 
 def _scoring_step(engine: Engine, classes: int | None) -> ScanStep:
-    def step(carry: State, held: State, stack: Stack) -> State:
-        outputs, _ = engine.outputs(rows_of(held, "row"), stack.x, stack.weight, stack.sizes)
+    def step(carry: State, constants: State, stack: Stack) -> State:
+        outputs, _ = engine.outputs(rows_of(constants, "row"), stack.x, stack.weight, stack.sizes)
         return {"total": tensor_of(carry, "total") + _summed(outputs, stack.y, stack.weight, classes)}
 
     return step

@@ -1,0 +1,178 @@
+"""Pages of the documentation that are made from the source: `python docs/tools/pages.py` writes them.
+
+    docs/algorithms/README.md           the index of methods, from what each declares of itself
+    docs/what_the_server_learns.md      its tables of fields, from the forms of uploads and downloads
+
+A test fails if a page is not what this would write.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.field_meanings import Direction, Meaning
+from stratafl.algorithms.methods import KINDS, METHODS, Method
+from stratafl.algorithms.sent_fields import Sent, SentField, SentStage
+from stratafl.algorithms.what_leaves import MASKS
+from stratafl.config.deployment import sent_of
+from stratafl.config.experiment import Experiment, with_values
+
+DOCS = Path(__file__).parents[1]
+TABLES_BEGIN, TABLES_END = "### Methods\n", "\n## References"
+MODEL = "convnorm"  # it has normalisation layers, so that their running statistics show
+COMPOSED = ("fedper+q8", "fedper+q4", "fedper+topk", "fedper+lag", "fedper+flayer", "fedper", "scaffold+q8", "scaffold")
+MAX_NAMED_METHODS = 4
+FOR_THIS_SITE = "for this site"
+_HEAD = """# Methods
+
+`strata list` prints this table, `strata list fedrep` what there is to know of one method: options with their defaults \
+and sensible ranges, what is sent, what a new client gets. `--json` is the same for programs. \
+FLAYER's parts and LAG can be put on other methods, as `fedper+flayer`: see [compositions](composition.md).
+
+FedAF, which FedLAG's tables list, is not here: its clients condense their data, the server trains on that, and there is
+no client's model to share layer by layer.
+"""
+
+
+# The index of methods
+
+
+def index_page(folder: Path) -> str:
+    """docs/algorithms/README.md: a table for each kind, with links to the pages in this folder."""
+    parts = [_HEAD]
+    for kind, meaning in KINDS.items():
+        rows = [_row(METHODS[name], folder) for name in sorted(METHODS) if METHODS[name].kind == kind]
+        head = [f"## {kind.capitalize()}", "", f"{meaning.capitalize()}.", "", "| method | name | idea | paper |"]
+        parts += ["\n".join([*head, "|---|---|---|---|", *rows, ""])] if rows else []
+    return "\n".join(parts)
+
+
+def _row(method: Method, folder: Path) -> str:
+    page = _page(method, folder)
+    label = f"[{method.label}]({page})" if page else method.label
+    paper = f"{method.paper}: *{method.title}*" if method.paper else "–"
+    return f"| {label} | `{method.name}` | {method.idea} | {paper} |"
+
+
+def _page(method: Method, folder: Path) -> str | None:
+    """Its own page, or that of the method beside it in its file, or the one that names it where it says `Code:`."""
+    module = method.builder.__module__.rpartition(".")[2]
+    for name in (method.name, module):
+        if (folder / f"{name}.md").exists():
+            return f"{name}.md"
+    named = rf"\b{method.name}\b"
+    return next((page.name for page in sorted(folder.glob("*.md")) if re.search(named, _code_line(page))), None)
+
+
+def _code_line(page: Path) -> str:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if "Code:" in line), "")
+
+
+# What travels, method by method and field by field
+
+
+def sent_tables() -> str:
+    """A table of methods, one of compositions, and one of fields."""
+    methods = {name: _sent(name) for name in ALGORITHMS}
+    composed = {name: methods.get(name) or _sent(name) for name in COMPOSED}
+    whole = next(field.bytes for field in methods["fedavg"].uploads[0].fields if field.name == "theta")
+    setting = (
+        f"Model `{MODEL}` on the digits, {Experiment().data.clients} sites; the whole model takes {whole:,} bytes. "
+        f"What arrives is the same for all sites, except where it says *{FOR_THIS_SITE}*."
+    )
+    parts = [
+        "### Methods",
+        f"{setting} `strata list METHOD --model NAME --data NAME` prints the same for yours.",
+        _methods_table(methods),
+        "### Compositions",
+        _methods_table(dict(sorted(composed.items()))),
+        "### Fields",
+        _fields_table("up", "leaves a site", methods),
+        _fields_table("down", "arrives at a site", methods),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sent(name: str) -> Sent:
+    return sent_of(with_values(Experiment(), {"algorithm.name": name, "model.name": MODEL}))
+
+
+def _methods_table(methods: dict[str, Sent]) -> str:
+    head = ("method", "leaves a site", "bytes", "never leaves", "arrives", "bytes")
+    rows = [
+        (
+            f"`{name}`",
+            _stages(sent.uploads),
+            _bytes(sent.uploads),
+            _stays(sent),
+            _stages(sent.downloads),
+            _bytes(sent.downloads),
+        )
+        for name, sent in methods.items()
+    ]
+    return _table(head, rows)
+
+
+def _stages(stages: Sequence[SentStage]) -> str:
+    """The fields of each stage, with its rounds if there are several."""
+    return "<br>".join(f"{_when(stages, stage)}{_fields(stage.fields)}" for stage in stages)
+
+
+def _bytes(stages: Sequence[SentStage]) -> str:
+    return "<br>".join(f"{'' if stage.exact else '≤ '}{stage.bytes:,}" for stage in stages)
+
+
+def _when(stages: Sequence[SentStage], stage: SentStage) -> str:
+    return "" if len(stages) == 1 else f"{stage.rounds}: "
+
+
+def _fields(fields: Iterable[SentField]) -> str:
+    return ", ".join(map(_field, fields)) or "nothing"
+
+
+def _field(field: SentField) -> str:
+    own = [f"*{FOR_THIS_SITE}*"] if field.direction == "down" and not field.common else []
+    parts = [*([field.layers] if field.is_model else []), *([MASKS[field.mask]] if field.mask in MASKS else []), *own]
+    return f"`{field.name}` ({'; '.join(parts)})" if parts else f"`{field.name}`"
+
+
+def _stays(sent: Sent) -> str:
+    own = ["the model it uses"] if sent.own_model else []
+    mixed = [f"(*{sent.blended}* leaves blended)"] if sent.blended else []
+    return ", ".join([*own, *([sent.stays] if sent.stays else []), *mixed]) or "–"
+
+
+def _fields_table(direction: Direction, title: str, methods: dict[str, Sent]) -> str:
+    meanings: dict[str, Meaning] = {}
+    users: dict[str, list[str]] = {}
+    for name, sent in methods.items():
+        stages = sent.uploads if direction == "up" else sent.downloads
+        by_name = {field.name: field.meaning for stage in stages for field in stage.fields}
+        meanings |= by_name
+        for field in by_name:
+            users.setdefault(field, []).append(name)
+    rows = [(f"`{name}`", meanings[name].kind, meanings[name].says, _users(users[name])) for name in sorted(meanings)]
+    return _table((title, "kind", "what it is", "methods"), rows)
+
+
+def _users(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= MAX_NAMED_METHODS else f"{len(names)} methods"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    first, *rest = ("| " + " | ".join(line) + " |" for line in (head, *rows))
+    return "\n".join([first, "|---" * len(head) + "|", *rest])
+
+
+def main() -> None:
+    """Write both pages."""
+    folder, learns = DOCS / "algorithms", DOCS / "what_the_server_learns.md"
+    (folder / "README.md").write_text(index_page(folder), encoding="utf-8")
+    before, _, rest = learns.read_text(encoding="utf-8").partition(TABLES_BEGIN)
+    learns.write_text(before + sent_tables() + rest[rest.index(TABLES_END) :], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
