@@ -240,9 +240,9 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
             raise RecordError(f"'{key}' is empty; a recipe needs it (docs/recipes.md has an example)")
     scales = {scale: from_settings(scale, Scale, each) for scale, each in file.scales.items()}
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
-    notes, readings = tuple(map(str, file.notes)), tuple(map(str, file.readings))
-    recipe = Recipe(name, file.title, columns, rows, scales, claims, file.protocol, file.settings, notes, readings)
-    recipe = replace(recipe, tuned=file.tuned)
+    texts = tuple(map(str, file.notes)), tuple(map(str, file.readings))
+    tables = (columns, rows, scales, claims, file.protocol, file.settings)
+    recipe = Recipe(name, file.title, *tables, *texts, tuned=file.tuned)
     _check(recipe)
     return recipe
 

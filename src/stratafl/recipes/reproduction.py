@@ -214,10 +214,8 @@ class Reproduction:
         return {(cell.row, cell.column) for cell, outcome in self.outcomes() if outcome is not None and outcome.leaks}
 
     def printed(self, measure: str = "score") -> Printed:
-        printed_measure = "score" if measure in self.recipe.readings else measure
-        return {
-            (row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(printed_measure).items()
-        }
+        reading = "score" if measure in self.recipe.readings else measure
+        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(reading).items()}
 
     def judged(self) -> list[Verdict]:
         columns, judged_claims, shorter = self.recipe.columns_at(self.scale), list[Verdict](), self.shorter()

@@ -73,10 +73,8 @@ def _made(reproduction: Reproduction) -> str:
 
 
 def table(reproduction: Reproduction, measure: str) -> list[str]:
-    columns = [
-        (reproduction.shown(name) if what == HERE else name, what) for name, what in heads(reproduction, measure)
-    ]
-    head = [f"{name}: {what}" for name, what in columns]
+    columns = heads(reproduction, measure)
+    head = [f"{reproduction.shown(name) if what == HERE else name}: {what}" for name, what in columns]
     lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
     return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(reproduction, measure)]
 

@@ -207,12 +207,8 @@ def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings
     per_method: dict[str, Settings] = {}
     for m in methods:
         options = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}
-        per_method[m] = {_in_table(key): v for key, v in options.items()}
+        per_method[m] = {k if k.partition(".")[0] in METHOD_TABLES else f"algorithm.{k}": v for k, v in options.items()}
     return {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}, per_method
-
-
-def _in_table(key: str) -> str:
-    return key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}"
 
 
 def without_none(settings: Settings) -> dict[str, Any]:

@@ -27,10 +27,8 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError, shown
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.diagnostics import LayerDiagnostics
-from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.guard import SAFE, Choice, Gain
 from stratafl.evaluation.measure import Line, client_lines, score_line
-from stratafl.evaluation.predictions import StagePredictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
@@ -201,7 +199,8 @@ def write_guard(folder: Path, models: GuardedModels, trial: Trial, history: list
     selected, classes = models.candidates.progress.t, trial.sim.setup.classes
     predictions = {split: models.predictions(split) for split in trial.splits}
     by_place = {f"{split}.{each}": predictions[split] for split in predictions for each in _places(stage)}
-    scores, values = trial.summed(trial.ids, by_place) if trial.predicts else (_summed(by_place, trial.ids), {})
+    summed = {place: each.summed(trial.ids) for place, each in by_place.items()}
+    scores, values = trial.summed(trial.ids, by_place) if trial.predicts else (summed, {})
     line = score_line(scores, classes, values=values)
     with directory.new_folder(target) as partial:
         for name in COPIED:
@@ -213,10 +212,6 @@ def write_guard(folder: Path, models: GuardedModels, trial: Trial, history: list
         Journal(partial / directory.ROUNDS).append(_lines(history, selected, line, seconds))
         clients = client_lines(trial.ids, scores, classes, values)
         Journal(partial / "clients.jsonl").append({"round": selected, **each} for each in clients)
-
-
-def _summed(predictions: StagePredictions, ids: Tensor) -> StageScores:
-    return {place: each.summed(ids) for place, each in predictions.items()}
 
 
 def _places(stage: str) -> tuple[str, ...]:
