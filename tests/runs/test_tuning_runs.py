@@ -167,6 +167,7 @@ def test_what_single_methods_are_set_to_stays_with_what_was_chosen(tmp_path):
     )
     assert advance(made)
     assert tuned_settings(tmp_path / "tune", ["fedper"]) == {"fedper.personal": "last:1", "fedper.train.lr": 0.3}
+    assert config_of(tmp_path / "tune/winners/fedper/seed-1").algorithm.options["personal"] == "last:1"
 
 
 @pytest.mark.slow
