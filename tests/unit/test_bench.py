@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from stratafl.bench.options import BenchOptions, command_line
 from stratafl.bench.request import SWEEPS, request_of
 from stratafl.bench.timing import Seconds, busy, fastest, median, peak, reset_peak
 from stratafl.bench.workload import BENCH_MODELS, BenchModel, Workload, bench_model
+from stratafl.data import federate
 from stratafl.errors import StrataError
 from stratafl.runtime.speed import DEFAULT_SPEED
 
@@ -74,6 +76,20 @@ def test_engine_and_baselines_take_the_same_steps(kind, given, samples):
     run.once()
     loop.once()
     assert loop.hits == int(run.board["test.deployed"].hits.sum())
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+def test_a_baseline_weights_clients_by_their_samples(kind):
+    x, y = np.zeros((40, 4), np.float32), np.arange(40) % 3
+    federation = federate(x, y, [np.arange(8), np.arange(8, 40)], test=0.25)
+    loop = kind(torch.nn.Linear(4, 3), federation, range(2), 4, 1, "cpu")
+    with torch.no_grad():
+        for value, model in enumerate(loop.models):
+            model.bias.fill_(value)
+    loop._average()
+    counts = federation.counts("train").tolist()
+    assert counts[0] != counts[1]
+    assert loop.models[0].bias.tolist() == pytest.approx([counts[1] / sum(counts)] * 3)
 
 
 def test_only_a_cohort_is_trained_and_everybody_evaluated():
