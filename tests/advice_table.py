@@ -16,7 +16,7 @@ import torch
 
 from federations import FEDERATIONS, Case
 from stratafl.advice import Advice, advise
-from stratafl.advice.candidates import Candidate, comparable
+from stratafl.advice.candidate_methods import Candidate, comparable
 from stratafl.advice.problem import configured
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values

@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
-SHOWN = 80  # letters of a name that are shown
+MAX_SHOWN_LETTERS = 80  # letters of a name that are shown
 _JOINERS = "\u200c\u200d"  # some scripts are not written without them, and they move nothing
 
 
@@ -103,28 +103,28 @@ class ContractError(StrataError):
         self.law = law
 
 
-def unknown(kind: str, given: str, existing: Iterable[str]) -> UnknownNameError:
+def unknown(kind: str, wanted: str, existing: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist: what was given, the nearest match, what exists."""
-    names, short = list(existing), shown(given)
+    names, short = list(existing), shown(wanted)
     near, allowed = _nearest(short, names), choices(names)
     hint = f"; did you mean '{shown(near)}'? {allowed[0].upper()}{allowed[1:]}" if near else f"; {allowed}"
     return UnknownNameError(f"unknown {kind} '{short}'{hint}")
 
 
-def _nearest(given: str, names: Iterable[str]) -> str | None:
+def _nearest(wanted: str, names: Iterable[str]) -> str | None:
     """The name that is most like this one, whatever its case, or that ends with it, as macro_f1 does with f1."""
-    plain, given = {name.lower(): name for name in names}, given.lower()
-    close = get_close_matches(given, plain, n=1, cutoff=0.5)
-    longer = [name for name in plain if len(given) > 1 and name.endswith(given)]
+    plain, wanted = {name.lower(): name for name in names}, wanted.lower()
+    close = get_close_matches(wanted, plain, n=1, cutoff=0.5)
+    longer = [name for name in plain if len(wanted) > 1 and name.endswith(wanted)]
     return next((plain[name] for name in (*close, *longer)), None)
 
 
 MOST_LISTED = 60  # names in a message
 
 
-def check_known(what: str, given: Iterable[str], allowed: Collection[str]) -> None:
+def check_known(what: str, names: Iterable[str], allowed: Collection[str]) -> None:
     """Refuse the first name that is not allowed."""
-    for name in given:
+    for name in names:
         if name not in allowed:
             raise unknown(what, name, [*allowed])
 
@@ -169,7 +169,7 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(letter if letter in keep else _escaped(letter) for letter in text)
 
 
-def shown(value: object, most: int = SHOWN) -> str:
+def shown(value: object, most: int = MAX_SHOWN_LETTERS) -> str:
     """A name or a value as one short printable line; a long one is cut in the middle."""
     text = _text(value)
     if len(text) > 2 * most:  # before each letter is looked at

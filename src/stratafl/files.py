@@ -49,10 +49,10 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = Non
             raise _not_plain(path) from error
         raise
     try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise _not_plain(path)
-        if flags & _WRITING and found.st_nlink > 1:
+        if flags & _WRITING and status.st_nlink > 1:
             raise DamagedError(f"'{path}' has a second name (a hard link): copy the folder, so that only one changes")
     except BaseException:
         os.close(handle)

@@ -15,6 +15,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -26,11 +27,12 @@ from safetensors.torch import load_file
 from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.algorithms.methods import KINDS, METHODS
-from stratafl.cli import main
+from stratafl.cli import main, workers
 from stratafl.cli.list_command import catalogue
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.config.protocols import PROTOCOLS
+from stratafl.config.trust import NO_TRUST
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.recipes import recipe_names
@@ -502,7 +504,6 @@ def swap_scores(path):
     shutil.rmtree(path.parent / "checkpoint")  # which knows what the lines were
 
 
-@pytest.mark.budget(1.6, "the comparison that the tests below read, too")
 def test_the_csv_holds_what_the_journals_say(strata, compared, place):
     result = strata("report", compared, "--csv", "table.csv")
     assert (result.code, result.err) == (0, "")
@@ -679,6 +680,19 @@ def test_ctrl_c_finishes_the_round_and_twice_stops_at_once_and_nothing_is_lost(s
     assert strata("resume", "stopped", "--trust").code == 0
     assert strata("run", *ROUNDS, *MODEL, "--out", "whole").code == 0
     check_same_end(place / "stopped", place / "whole")
+
+
+@pytest.mark.parametrize(("codes", "finished"), [((0, 0), True), ((0, 130), False), ((-signal.SIGTERM, 130), False)])
+def test_a_comparison_is_finished_if_all_its_processes_are(tmp_path, monkeypatch, codes, finished):
+    left = list(codes)
+
+    def worker(crew, log):
+        log.touch()
+        return SimpleNamespace(returncode=(code := left.pop()), poll=lambda: code)
+
+    monkeypatch.setattr(workers, "_worker", worker)
+    crew = workers.Crew(tmp_path, NO_TRUST, "strata resume", 2)
+    assert workers.share(crew, SimpleNamespace(asked=False), {}) is finished
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from stratafl.cli.console import result_console, show_warnings, svg_picture
 from stratafl.cli.display import Display, DisplayedRun
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
 from stratafl.report.page import in_script
-from stratafl.report.tables import as_csv, escape
+from stratafl.report.report_tables import as_csv, escaped
 
 EVIL = "a\x1b[31m\x07b\x9b2Jc\u202ed\ne\r\x00"
 PLAIN = "a\\x1b[31m\\x07b\\x9b2Jc\\u202ed\\x0ae\\x0d\\x00"
@@ -60,7 +60,7 @@ def test_no_console_passes_on_what_steers(capsys):
 
 
 def test_reports_and_tables_in_csv_do_not_either():
-    assert escape(f"<b>{EVIL}") == f"&lt;b&gt;{PLAIN}"
+    assert escaped(f"<b>{EVIL}") == f"&lt;b&gt;{PLAIN}"
     assert json.loads(in_script({EVIL: [EVIL]})) == {printable(EVIL, "\n"): [printable(EVIL, "\n")]}
     (row,) = csv.reader(io.StringIO(as_csv([EVIL, "=1+1"], [])))
     assert row == [PLAIN, "'=1+1"]

@@ -1,6 +1,7 @@
 """The contract catches what it is for: each mutant breaks the law that is there for it, its healthy twin does not."""
 
 import pytest
+import torch
 
 import mutants
 from stratafl import testing
@@ -27,22 +28,22 @@ CAUGHT = [
     ("draws from torch's own generator", lambda: mutants.AmbientRandomness(fedavg()), laws.seeds),
     ("draws nothing", mutants.draws_nothing, laws.seeds),
     ("ignores padding", mutants.ignores_padding, laws.padding),
-    ("reads a value back to the host", mutants.reads_the_host, laws.trace),
+    ("reads a value back to the host", mutants.reads_the_host, laws.trace_law),
     ("takes the last upload", mutants.last_one_wins, laws.order),
     ("averages chunks", mutants.mean_of_chunk_means, laws.chunks),
     ("writes into what it opens", lambda: mutants.WritesIntoWhatItOpens(fedavg()), laws.purity),
     ("writes into what it evaluates", lambda: mutants.TouchesOutsiders(fedper()), laws.purity),
     ("counts whom it served", lambda: mutants.CountsWhomItServed(fedavg()), laws.left_out),
     ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), laws.messages),
-    ("marks its tensors", lambda: mutants.MarksItsTensors(fedavg()), laws.resume),
+    ("marks its tensors", lambda: mutants.MarksItsTensors(fedavg()), laws.resume_law),
     ("has no row for a new client", mutants.keeps_rows, laws.new_clients),
     ("has no number for a new client", mutants.looks_up_numbers_by_id, laws.new_clients),
     ("gives a new client NaN", lambda: mutants.ForgetsNewClients(fedavg(), "nan"), laws.new_clients),
     ("gives a new client a group's", lambda: mutants.ForgetsNewClients(fedavg(), "group"), laws.new_clients),
     ("remembers a new client", lambda: mutants.RemembersNewClients(fedavg()), laws.new_clients),
-    ("is not a record", lambda: mutants.Delegate(fedavg()), laws.record),
+    ("is not a record", lambda: mutants.Delegate(fedavg()), laws.record_law),
 ]
-TWO_ROUNDS = (laws.resume, laws.messages, laws.purity)  # what is remembered shows in the next round
+TWO_ROUNDS = (laws.resume_law, laws.messages, laws.purity)  # what is remembered shows in the next round
 
 
 @pytest.mark.budget(3, "tracing imports torch._dynamo")
@@ -52,7 +53,7 @@ TWO_ROUNDS = (laws.resume, laws.messages, laws.purity)  # what is remembered sho
 def test_mutant_is_caught_by_its_law(build, law):
     with pytest.raises(ContractError) as caught:
         law(testing.Case(build(), "follow", 1.0, 2 if law in TWO_ROUNDS else 1))
-    assert caught.value.law.replace(" ", "_") in (law.__name__, "bytes")
+    assert caught.value.law.replace(" ", "_") in (law.__name__.removesuffix("_law"), "bytes")
 
 
 def test_an_evaluation_that_writes_into_a_client_is_caught(monkeypatch):
@@ -119,3 +120,9 @@ def test_a_wrong_degenerate_law_is_caught():
     law = testing.SpecialCase("FedPer is FedAvg", fedper(), fedavg())
     with pytest.raises(ContractError, match=law.says):
         testing.check_special_case(law)
+
+
+def test_a_difference_sees_nan():
+    zeros, spoilt = torch.zeros(2), torch.tensor([0.0, torch.nan])
+    assert testing.difference({"x": zeros}, {"x": spoilt}) == float("inf")
+    assert testing.difference({"x": spoilt}, {"x": spoilt.clone()}) == 0

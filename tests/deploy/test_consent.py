@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from hosted import with_tables, write_file, write_samples
 from stratafl.algorithms.methods import METHODS
 from stratafl.cli import main as strata
+from stratafl.data.scaling import Scaling
 from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import HostAddress, prepare_host
 from stratafl.deploy.member import SiteMember
-from stratafl.errors import DataError
+from stratafl.errors import DataError, WireError
 
 
 class Joined:
@@ -139,6 +141,17 @@ def test_means_of_pixels_do_not_leave_a_site_with_its_introduction(tmp_path):
         with pytest.raises(DataError, match=r"'channel'.*'half' or 'unit'"):
             told(with_tables(data={"normalise": "channel"}))
     assert introduced(tmp_path, with_tables(data={"normalise": "half"}))["scaling"]["mean"] == (0.5,)
+
+
+def test_a_site_scales_its_pixels_as_its_own_file_says(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(60) % 3)
+    write_file(tmp_path / "site", with_tables(data={"normalise": "half"}))
+    member = SiteMember(tmp_path / "site", "a", str(tmp_path / "a.npz"))
+    agreed = member._own_format
+    member._check_format(agreed)
+    with pytest.raises(WireError):
+        member._check_format(replace(agreed, preprocessing=replace(agreed.preprocessing, scaling=Scaling())))
 
 
 def test_a_name_that_is_not_in_the_invitation_is_refused_before_anything_is_made(join, tmp_path, capsys):

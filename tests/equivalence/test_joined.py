@@ -68,6 +68,7 @@ def check(makes, at_a_time=None):
         assert lines == joined_lines
 
 
+@pytest.mark.budget(1, "runs alone and joined")
 @pytest.mark.parametrize(
     "train",
     [
@@ -89,6 +90,7 @@ def test_rates_of_one_method_take_one_step(monkeypatch):
     assert set(seen) == {3}
 
 
+@pytest.mark.budget(1, "four runs, alone and joined")
 def test_methods_with_the_same_local_step_are_joined_and_others_are_not(monkeypatch):
     seen = []
     plain = CapturedStep.run
@@ -199,11 +201,13 @@ def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(mo
 # Company that changes
 
 
+@pytest.mark.budget(1.5, "four runs, alone and joined")
 def test_runs_of_different_length_and_later_ones():
     """Two at a time: two of four begin when others have ended."""
     check([partial(made, fedavg(), seed=k % 2, batchnorm=False, rounds=1 + k % 3) for k in range(4)], at_a_time=2)
 
 
+@pytest.mark.budget(1, "collects garbage after each round")
 def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     gone, seen = [], []
 
@@ -225,6 +229,7 @@ def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     assert not any(seen[-1])
 
 
+@pytest.mark.budget(1, "five runs")
 def test_steps_of_runs_that_have_ended_do_not_pile_up():
     """Each momentum is a step of its own, with its tensors and on a GPU its graph."""
     most, plain = [], captured.CapturedSteps.scan

@@ -139,12 +139,14 @@ def taken():
             yield name, route, 1.0, pytest.mark.nightly
 
 
+@pytest.mark.budget(1.5, "the plain run and another route")
 @pytest.mark.parametrize(("name", "route", "participation"), [pytest.param(*t[:3], marks=t[3]) for t in taken()])
 def test_every_route_ends_where_the_plain_run_ends(name, route, participation):
     gap = difference(plain(name, participation), by_route(name, participation, route))
     assert gap <= 1e-12, gap
 
 
+@pytest.mark.budget(1.5, "four executors")
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_executors_have_the_same_bits_in_single_precision(name):
     options = {"dtype": torch.float32, "batchnorm": name == "fedavg", "rounds": 1}

@@ -92,8 +92,10 @@ def acting(name):
 BITS = PAPERS | MECHANISMS  # the others may round otherwise
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedper"}))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=SLOW if name in BITS else pytest.mark.nightly) for name in sorted(ALGORITHMS)],
+)
 def test_every_method_ends_where_the_simulation_ends(name):
     sites, simulated = both(acting(name), torch.float32 if name in BITS else torch.float64, rounds=3)
     assert difference(sites, simulated) <= (0 if name in BITS else 1e-12)

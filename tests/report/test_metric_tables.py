@@ -10,7 +10,7 @@ from stratafl.cli.display import scores_so_far
 from stratafl.cli.result_tables import console_ranking
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report import gather
-from stratafl.report.formats import difference, limits, score, spread
+from stratafl.report.formats import difference_text, limits, score_text, spread
 from stratafl.report.intervals import Interval, Spread
 from stratafl.runs.loggers import grouped
 
@@ -39,7 +39,7 @@ def test_equal_methods_share_a_place_and_the_majority_class_has_none(tmp_path):
     [("accuracy", 0.1234, "12.3 %"), ("auroc", 0.7, "0.700"), ("log_loss", 1.23456, "1.235"), ("r2", -0.5, "−0.5")],
 )
 def test_shares_are_in_per_cent_and_areas_have_three_decimals(name, value, text):
-    assert score(value, METRICS[name]) == text
+    assert score_text(value, METRICS[name]) == text
     assert spread(Spread(value, None), METRICS[name]) == text
 
 
@@ -49,8 +49,8 @@ def test_limits_end_where_the_metric_does():
     assert limits(wide, METRICS["auroc"]) == "0.000 to 1.000"
     assert limits(wide, METRICS["r2"]) == "−0.2 to 1.3"
     assert limits(wide, METRICS["log_loss"]) == "0 to 1.3"
-    assert difference(Interval(0.1, 0.0, 0.2), METRICS["accuracy"]) == "+10.0 (+0.0 to +20.0)"
-    assert difference(Interval(0.1, 0.0, 0.2), METRICS["auroc"]) == "+0.100 (+0.000 to +0.200)"
+    assert difference_text(Interval(0.1, 0.0, 0.2), METRICS["accuracy"]) == "+10.0 (+0.0 to +20.0)"
+    assert difference_text(Interval(0.1, 0.0, 0.2), METRICS["auroc"]) == "+0.100 (+0.000 to +0.200)"
 
 
 def test_the_course_is_that_of_the_metric():

@@ -75,6 +75,7 @@ def test_every_table_can_be_had_as_csv(written):
     assert data["tables"]["ranking"].startswith("method,seeds,")
 
 
+@pytest.mark.slow
 def test_many_clients_and_rounds_make_no_large_file(tmp_path):
     counts = {"train": [[1] * 20] * 10_000, "test": [[1] * 20] * 10_000}
     held = {"classes": 20, "clients": 10_000, "counts": counts}

@@ -34,6 +34,7 @@ def change(path, key, value):
     path.write_text(tomli_w.dumps(tables) if toml else json.dumps(tables))
 
 
+@pytest.mark.budget(2, "the tuning that these tests share")
 @pytest.mark.parametrize(
     ("grid", "says"),
     [
@@ -57,6 +58,7 @@ def test_a_bad_grid_is_refused_before_anything_is_written_and_when_it_is_read(tm
         Tuning.open(tuning)
 
 
+@pytest.mark.budget(2, "the tuning that these tests share")
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [

@@ -35,7 +35,7 @@ from stratafl.policies import LocalTraining
 from stratafl.report import gather, ranking, read_outcome, run_folders
 from stratafl.report.guards import guard_sentences
 from stratafl.report.page import page
-from stratafl.report.tables import escape
+from stratafl.report.report_tables import escaped
 from stratafl.runs import Run
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import config_of
@@ -100,7 +100,7 @@ def test_the_page_says_what_clients_take_as_the_console_does(done: Path) -> None
     sentences = guard_sentences(study.ranks)
     assert sentences[0].startswith("guarded fedper: ")
     shown = page(study)
-    assert all(f"<p>{escape(sentence)}.</p>" in shown for sentence in sentences)
+    assert all(f"<p>{escaped(sentence)}.</p>" in shown for sentence in sentences)
 
 
 def test_choices_are_read_again(done: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stratafl.core.state import join, pick, rejoin
+from stratafl.core.state import join_states, pick, rejoin
 from stratafl.runtime import lanes
 from stratafl.runtime.engine import PLAIN, trace
 from stratafl.runtime.lanes import Pace
@@ -95,7 +95,7 @@ def test_what_was_moved_in_place_is_not_copied():
     for part in parts:
         part["row"]["w"].add_(1)
         part["n"] = part["n"] + 1
-    whole, copied = rejoin(state, parts), join(parts)
+    whole, copied = rejoin(state, parts), join_states(parts)
     assert whole["row"]["w"] is state["row"]["w"]
     assert whole["row"]["shared"] is state["row"]["shared"]
     assert whole["n"].tolist() == [1, 1, 1, 1]

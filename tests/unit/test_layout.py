@@ -299,12 +299,12 @@ def test_a_parameter_without_axes_is_one_column():
 def test_row_by_row_a_row_has_the_same_bits_whoever_is_beside_it(layout):
     rows, others = draw(layout, C, 0, torch.float32), draw(layout, 20, 1, torch.float32)
     weights = torch.randn(C, 20, generator=torch.Generator().manual_seed(2))
-    products, mixed = layout.cross(rows, others, each=True), layout.blend(weights, others, each=True)
+    products, mixed = layout.cross(rows, others, row_by_row=True), layout.blend(weights, others, row_by_row=True)
     torch.testing.assert_close(products, layout.cross(rows, others))
     for c in range(C):
         alone = {name: block[c : c + 1] for name, block in rows.items()}
-        assert torch.equal(products[:, c : c + 1], layout.cross(alone, others, each=True))
-        single = layout.blend(weights[c : c + 1], others, each=True)
+        assert torch.equal(products[:, c : c + 1], layout.cross(alone, others, row_by_row=True))
+        single = layout.blend(weights[c : c + 1], others, row_by_row=True)
         assert all(torch.equal(mixed[name][c : c + 1], single[name]) for name in layout.specs)
 
 

@@ -29,6 +29,7 @@ def row_bytes(sim):
     return sum(spec.size for spec in sim.setup.layout.specs.values()) * 4
 
 
+@pytest.mark.budget(1, "every algorithm")
 def test_the_servers_state_is_counted_without_making_it():
     """By hand: a row per client, one of everybody, or one per group."""
     for method, rows in ((fedavg(), 1), (fedlag(warmup=0), 7), (fedalp(groups=3, warmup=1), 4)):
@@ -38,6 +39,7 @@ def test_the_servers_state_is_counted_without_making_it():
     assert server_bytes(sim.algorithm, sim.setup) == stored_bytes(sim.start().server)
 
 
+@pytest.mark.budget(1.2, "measures four methods")
 def test_a_limit_grows_with_what_the_method_keeps():
     methods = {"fedavg": fedavg(), "fedlag": fedlag(warmup=0), "pfedla": pfedla(), "flayer": flayer()}
     needs = {name: made(method).needs(6) for name, method in methods.items()}

@@ -21,7 +21,7 @@ from stratafl.config.trust import typed
 from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, RecordError, RunError, StrataError, TrustError
 from stratafl.evaluation.metrics import METRICS
-from stratafl.report.majority import majority, shares
+from stratafl.report.majority import class_shares, majority
 from stratafl.report.outcome import measure, read_outcome, what_counts
 from stratafl.report.ranking import ranking
 from stratafl.runs import Run, read_run
@@ -303,7 +303,7 @@ def test_equal_scores_share_a_place_and_one_answer_is_told(example, tmp_path):
 
 
 def test_the_majority_class_is_each_clients_own():
-    assert shares(torch.tensor([[3, 1], [0, 0]])).tolist() == [[0.75, 0.25], [0.75, 0.25]]
+    assert class_shares(torch.tensor([[3, 1], [0, 0]])).tolist() == [[0.75, 0.25], [0.75, 0.25]]
 
 
 def test_the_row_of_the_majority_class_is_what_counting_gives(example, tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 
 from stratafl.core.describe import describe
 from stratafl.core.layout import Rows
-from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, count_bytes, join
+from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, count_bytes, join_parcels
 from stratafl.errors import UnknownNameError, WireError
 from stratafl.models import build
 
@@ -224,7 +224,7 @@ def test_picking_a_client_takes_its_values_and_its_masks(index):
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_joining_is_the_inverse_of_picking(order):
-    parcel, joined = whole(), join([whole().pick(torch.tensor([i])) for i in order])
+    parcel, joined = whole(), join_parcels([whole().pick(torch.tensor([i])) for i in order])
     index = torch.tensor(order)
     assert torch.equal(joined["samples"].tensor, parcel["samples"].tensor[index])
     assert torch.equal(joined["layers"].mask.sent, parcel["layers"].mask.sent[index])
@@ -238,12 +238,12 @@ def test_joining_is_the_inverse_of_picking(order):
 def test_fields_with_different_kinds_of_masks_cannot_be_joined():
     parts = [Parcel({"x": masked("layers")}), Parcel({"x": masked("columns")})]
     with pytest.raises(WireError):
-        join(parts)
+        join_parcels(parts)
 
 
 def test_a_common_field_is_that_of_the_first_group():
     first, second = whole(), whole()
-    assert join([first, second])["common"] is first["common"]
+    assert join_parcels([first, second])["common"] is first["common"]
 
 
 def test_a_parcel_on_another_device_keeps_its_masks():
@@ -254,7 +254,7 @@ def test_a_parcel_on_another_device_keeps_its_masks():
 
 def test_joining_one_parcel_is_that_parcel():
     parcel = whole()
-    assert join([parcel]) is parcel
+    assert join_parcels([parcel]) is parcel
 
 
 def test_a_parcel_is_a_mapping_that_names_its_fields():

@@ -289,7 +289,7 @@ class ReadsBack(Train):
 def test_the_contract_reaches_every_phase():
     short, rounds = within_reach(broken_after(30), 2)
     with pytest.raises(ContractError, match="'trace'"):
-        laws.trace(Case(short, "follow", 1.0, rounds))
+        laws.trace_law(Case(short, "follow", 1.0, rounds))
 
 
 def test_phases_are_shortened_and_rounds_are_as_many_as_it_takes():

@@ -21,7 +21,7 @@ from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.policies import Mean, PrivateMean
 from stratafl.policies.accountant import epsilon_of, most_rounds
-from stratafl.policies.noise import gaussian, noise_key
+from stratafl.policies.private import gaussian, noise_key
 from stratafl.testing import check_algorithm, difference, tiny_federation, tiny_model
 from stratafl.testing.watch import Tampered, not_finite
 
@@ -173,6 +173,7 @@ def test_a_private_method_obeys_the_contract():
     check_algorithm(algorithm("fedper+private", norm=0.1), rounds=2, settings=[("local", 0.5)])
 
 
+@pytest.mark.budget(1, "eight rounds")
 def test_every_round_says_what_it_cost():
     sim = made(with_private(fedavg(), noise=2.0, dp_delta=1e-6), participation=0.5, rounds=8, sizes=(4,) * 6)
     trial, progress = Trial(sim), sim.start()

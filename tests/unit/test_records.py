@@ -234,9 +234,7 @@ def registry(monkeypatch):
 @pytest.mark.usefixtures("registry")
 def test_two_records_of_one_name_are_refused():
     twin = type("Mean", (), {"__annotations__": {"x": int}, "x": 0})
-    with pytest.raises(
-        RecordError, match=rf"'Mean'.*stratafl\.policies\.merge.*{__name__}"
-    ):
+    with pytest.raises(RecordError, match=rf"'Mean'.*stratafl\.policies\.merge.*{__name__}"):
         record(twin)
     assert from_toml('type = "Mean"') == Mean()
 

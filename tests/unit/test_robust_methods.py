@@ -299,6 +299,7 @@ DEFENCES = {
 }
 
 
+@pytest.mark.budget(1, "eight rounds, three times")
 @pytest.mark.parametrize("defence", [name for name in DEFENCES if name != "mean"])
 @pytest.mark.parametrize("host", ["fedavg", pytest.param("fedper", marks=pytest.mark.slow)])
 def test_one_attacker_spoils_the_mean_and_no_robust_merge(host, defence):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simulations import built, federation
-from stratafl.algorithms import algorithm, fedavg, fedper, flayer, heurpfedla, pfedla
+from stratafl.algorithms import algorithm, fedavg, fedper, flayer, heurpfedla
 from stratafl.core import wire
 from stratafl.core.algorithm import Algorithm, Total, Work
 from stratafl.core.fields import Number
@@ -322,7 +322,9 @@ def test_counts_are_above_0_without_a_word_from_the_merge():
 # On the wire
 
 
-@pytest.mark.parametrize("method", [fedavg(), flayer(), heurpfedla(k=1), pfedla()], ids=lambda m: "")
+@pytest.mark.parametrize(
+    "method", [fedavg(), flayer(), pytest.param(heurpfedla(k=1), marks=pytest.mark.slow)], ids=lambda m: ""
+)
 def test_decoding_refuses_values_and_names_the_field(method):
     sim = made(method)
     rnd, ids = sim.at(0), torch.tensor([2])

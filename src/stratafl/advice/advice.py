@@ -1,7 +1,7 @@
 """Advice on a federation: whether to federate, with which method, what each client may expect, and what it costs.
 
 `advise` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides. All
-it says is in the record `Advice`; `words` puts it into sentences.
+it says is in the record `Advice`; `advice_text` puts it into sentences.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from stratafl.advice.candidates import ALONE, Candidate, comparable, short_list
-from stratafl.advice.chance import BY_ANSWERS, CLEAR, above_chance
-from stratafl.advice.curves import difference
+from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate, comparable, short_list
+from stratafl.advice.forecast import BY_ANSWERS, SURE_ERRORS, above_chance, score_difference
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, configured, held_out
 from stratafl.advice.results import Result, Tryout
@@ -33,7 +32,9 @@ from stratafl.report.jackknife import Difference, sample_values
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
-NEAR = 0.005  # methods whose scores differ by less, and by less than a standard error, are as good as each other
+EQUAL_SCORES = (
+    0.005  # methods whose scores differ by less, and by less than a standard error, are as good as each other
+)
 SAME_BYTES = 1.05  # a factor within which methods send as much as each other
 
 
@@ -90,10 +91,10 @@ class Advice:
             return "nothing learned"
         if not self.tryout.forecast:
             return "no forecast"
-        return "" if abs(self.expected.value) > CLEAR * self.expected.error else "chance"
+        return "" if abs(self.expected.value) > SURE_ERRORS * self.expected.error else "chance"
 
     @property
-    def told(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether it is an advice at all."""
         return self.doubt in ("", "chance")
 
@@ -140,23 +141,25 @@ def advise(
     full, wanted = problem.full_cost(every), short_list(facts, every)
     tried = affordable(problem, wanted, budget * full)
     trainings = [Training(problem, candidates) for candidates in _shared(tried)]
-    next(each for each in trainings if each.first.method == "fedavg").count(looked, report)
+    next(training for training in trainings if training.first.method == "fedavg").count(looked, report)
     instead = None
     if experiment.evaluate.metric == AUTO and problem.metric.name in BY_ANSWERS:
         ranked = replace(experiment, evaluate=replace(experiment.evaluate, metric="auroc"))
         instead = _problem(ranked, problem.federation, model, trust)
     try:
-        found = try_out(problem, trainings, budget * full, full, watch, instead)
+        tryout = try_out(problem, trainings, budget * full, full, watch, instead)
     finally:
-        for each in trainings:
-            each.close()
+        for training in trainings:
+            training.close()
     needed = least_budget(problem, _shared(wanted), full)
-    return _decided(found, facts, every, tried, federation, caution, needed)
+    return _decided(tryout, facts, every, tried, federation, caution, needed)
 
 
-def _problem(experiment: Experiment, held: Federation, model: ModelSource, trust: Trust | bool) -> Problem:
-    chosen = with_metric(experiment, held, trust)  # by the class frequencies of training and validation samples
-    return Problem(chosen, held, model, metric_for(chosen.evaluate, held, trust), chosen.evaluate.average, trust)
+def _problem(experiment: Experiment, federation: Federation, model: ModelSource, trust: Trust | bool) -> Problem:
+    chosen = with_metric(experiment, federation, trust)  # by the class frequencies of training and validation samples
+    return Problem(
+        chosen, federation, model, metric_for(chosen.evaluate, federation, trust), chosen.evaluate.average, trust
+    )
 
 
 def _check(federation: Federation, experiment: Experiment) -> None:
@@ -172,25 +175,25 @@ def _check(federation: Federation, experiment: Experiment) -> None:
 
 def affordable(problem: Problem, tried: Sequence[Candidate], allowed: float) -> list[Candidate]:
     """Those of which the budget allows a round each: fine-tuned variants leave first, then the last of the list."""
-    kept = list(tried)
-    while problem.round_cost(_shared(kept), rounds=1) > allowed:
-        spare = [each for each in kept if each.tuning] or [
-            each for each in kept if each.method not in (ALONE, "fedavg")
+    candidates = list(tried)
+    while problem.round_cost(_shared(candidates), rounds=1) > allowed:
+        spare = [candidate for candidate in candidates if candidate.tuning] or [
+            candidate for candidate in candidates if candidate.method not in (TRAINS_ALONE, "fedavg")
         ]
         if not spare:
             raise RecordError(
                 f"run.rounds = {problem.rounds} is too few for advice: its share of a full comparison is less than "
                 "a round of local and fedavg each; ask for more rounds, or for a larger budget such as 0.3"
             )
-        kept.remove(spare[-1])
-    return kept
+        candidates.remove(spare[-1])
+    return candidates
 
 
 def _shared(tried: Sequence[Candidate]) -> list[list[Candidate]]:
     """The candidates that share a training, together; the plain one first."""
     shared: dict[str, list[Candidate]] = {}
-    for each in tried:
-        shared.setdefault(each.trunk, []).append(each)
+    for candidate in tried:
+        shared.setdefault(candidate.trunk, []).append(candidate)
     return list(shared.values())
 
 
@@ -203,9 +206,9 @@ def _decided(
     caution: float,
     needed: float,
 ) -> Advice:
-    problem, among, alone = tryout.problem, tryout.finalists, tryout.of(ALONE)
+    problem, among, alone = tryout.problem, tryout.finalists, tryout.of(TRAINS_ALONE)
     best = simplest(problem, among, tried)
-    so_far, expected = (difference(problem, best, alone, among, late=late) for late in (False, True))
+    so_far, expected = (score_difference(problem, best, alone, among, late=late) for late in (False, True))
     federate = expected.value > caution * expected.error
     chosen = best if federate else alone
     return Advice(
@@ -232,18 +235,18 @@ def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidat
     As good: less than half a point and less than a standard error behind, and not behind training alone if the best is
     not. Of those that are still alike it is the first in the `order` of the short list, where plain ones come first.
     """
-    federated = [each for each in among if each.candidate.method != ALONE]
-    best, alone = federated[0], next(each for each in among if each.candidate.method == ALONE)
-    near = NEAR * (1 if problem.metric.percent else abs(best.expected))
+    federated = [result for result in among if result.candidate.method != TRAINS_ALONE]
+    best, alone = federated[0], next(result for result in among if result.candidate.method == TRAINS_ALONE)
+    near = EQUAL_SCORES * (1 if problem.metric.percent else abs(best.expected))
     equals = [best]
-    for each in federated[1:]:
-        behind = difference(problem, best, each, among, late=True)
-        if behind.value <= min(near, behind.error) and not each.expected <= alone.expected < best.expected:
-            equals.append(each)
-    least = SAME_BYTES * min(each.bytes_per_round for each in equals)
-    frugal = [each.candidate for each in equals if each.bytes_per_round <= least]
-    chosen = min(frugal, key=lambda each: (problem.cost(each, problem.rounds), order.index(each)))
-    return next(each for each in equals if each.candidate is chosen)
+    for result in federated[1:]:
+        behind = score_difference(problem, best, result, among, late=True)
+        if behind.value <= min(near, behind.error) and not result.expected <= alone.expected < best.expected:
+            equals.append(result)
+    least = SAME_BYTES * min(result.bytes_per_round for result in equals)
+    frugal = [result.candidate for result in equals if result.bytes_per_round <= least]
+    chosen = min(frugal, key=lambda result: (problem.cost(result, problem.rounds), order.index(result)))
+    return next(result for result in equals if result.candidate is chosen)
 
 
 def _expectations(
@@ -261,8 +264,8 @@ def _expectations(
     gains, errors = (shrunk + later).tolist(), (error.square() + noise).sqrt().tolist()
     sizes = [federation.counts(split).tolist()[:clients] for split in ("train", "validation")]
     return tuple(
-        Expectation(i, federation.client_name(i), *own, *(told if isfinite(sum(told)) else (None, None)))
-        for i, (*own, told) in enumerate(zip(*sizes, zip(gains, errors, strict=True), strict=True))
+        Expectation(i, federation.client_name(i), *samples, *(estimate if isfinite(sum(estimate)) else (None, None)))
+        for i, (*samples, estimate) in enumerate(zip(*sizes, zip(gains, errors, strict=True), strict=True))
     )
 
 
@@ -272,8 +275,8 @@ def _means(gained: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tensor
     All clients have the same variance per sample: that of their own few samples says too little, and is 0 where both
     models are right everywhere, which would count for more than all others.
     """
-    known = gained.isfinite() & (client < clients)
-    gained, client = gained[known], client[known]
+    usable = gained.isfinite() & (client < clients)
+    gained, client = gained[usable], client[usable]
     count = torch.bincount(client, minlength=clients).double()
     mean = torch.bincount(client, gained, minlength=clients) / count.clamp(min=1)
     freedom = (count - 1).clamp(min=0).sum()

@@ -26,7 +26,7 @@ DRAWS = 99  # permutations: the smallest p is 0.01
 SAMPLES = 4000  # that feature shift looks at, at most
 WIDTH = 64  # of features; wider ones are projected at random
 QUANTILES = 4  # the classes of a regression, where samples with similar targets are compared
-CLEAR = 0.05  # the largest p of an effect that is there
+LARGEST_P = 0.05  # the largest p of an effect that is there
 STRONG = 0.05  # the share of scatter between clients from which features are said to differ
 LARGEST_GROUPED = 100  # clients: more are not grouped
 MOST_GROUPS = 6
@@ -46,7 +46,7 @@ class Effect:
 
     @property
     def there(self) -> bool:
-        return self.p <= CLEAR and self.value > self.accident
+        return self.p <= LARGEST_P and self.value > self.accident
 
     @staticmethod
     def of(value: float, accidents: Sequence[float]) -> "Effect":
@@ -93,7 +93,7 @@ def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[F
         seen.append({name: trained[name] - received[name] for name in sim.setup.layout.trainable()})
 
     after, report = sim.round(progress, Matrix(), examine=examine)
-    z, label, client = features(federation, sim, after)
+    z, label, client = head_features(federation, sim, after)
     shift = feature_shift(z, label, client, seed=sim.setup.seed)
     differ = shift is not None and shift.there and shift.value >= STRONG
     groups = client_groups(z, label, client, federation.clients) if differ else ()
@@ -136,23 +136,23 @@ def total_variation(label: Whole, client: Whole) -> float:
 
 def _strata(federation: Federation) -> tuple[Whole, Whole]:
     """The class of each training sample, or the quantile of its target, and whose it is."""
-    held = federation.split("train")
-    y = federation.y.cpu()[held.indices].numpy()
+    training = federation.split("train")
+    y = federation.y.cpu()[training.indices].numpy()
     if federation.classes is None:
         y = _quantile(y if y.ndim == 1 else y.reshape(len(y), -1)[:, 0])
-    return y.astype(np.int64), held.clients().numpy()
+    return y.astype(np.int64), training.clients().numpy()
 
 
 def _quantile(values: Numbers) -> Whole:
     edges = np.quantile(values, np.arange(1, QUANTILES) / QUANTILES)
-    found: Whole = np.searchsorted(edges, values, side="right").astype(np.int64)
-    return found
+    classes: Whole = np.searchsorted(edges, values, side="right").astype(np.int64)
+    return classes
 
 
 # Features
 
 
-def features(federation: Federation, sim: Simulation, progress: Progress) -> tuple[Numbers, Whole, Whole]:
+def head_features(federation: Federation, sim: Simulation, progress: Progress) -> tuple[Numbers, Whole, Whole]:
     """What the shared model gives its head for training samples of all clients, their class, and whose they are."""
     parts, owners, labels = list[Tensor](), list[Tensor](), list[Tensor]()
     with sim.arithmetic(), torch.no_grad():
@@ -163,10 +163,10 @@ def features(federation: Federation, sim: Simulation, progress: Progress) -> tup
             labels.append(y[real].cpu())
             owners.append(some.ids[:, None].expand(weight.shape)[real.cpu()])
     z, y, owner = torch.cat(parts), torch.cat(labels), torch.cat(owners)
-    kept = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(z)), "advice/features"))[:SAMPLES]
-    target = y[kept].reshape(len(kept), -1)[:, 0].numpy()
+    chosen = torch.argsort(keys.keys(sim.setup.seed, 0, torch.arange(len(z)), "advice/features"))[:SAMPLES]
+    target = y[chosen].reshape(len(chosen), -1)[:, 0].numpy()
     label = target if federation.classes is not None else _quantile(target)
-    return _narrow(z[kept], sim.setup.seed).numpy(), label.astype(np.int64), owner[kept].numpy()
+    return _narrow(z[chosen], sim.setup.seed).numpy(), label.astype(np.int64), owner[chosen].numpy()
 
 
 def _narrow(z: Tensor, seed: int) -> Tensor:
@@ -189,8 +189,8 @@ def feature_shift(z: Numbers, label: Whole, client: Whole, seed: int = 0) -> Eff
         return None
     rng = np.random.default_rng([seed, 2])
     accidents = [_omega(z, label, _permuted_within(label, client, rng)) or 0.0 for _ in range(DRAWS)]
-    found = Effect.of(value, accidents)
-    return Effect(max(0.0, found.value), max(0.0, found.accident), found.p)
+    effect = Effect.of(value, accidents)
+    return Effect(max(0.0, effect.value), max(0.0, effect.accident), effect.p)
 
 
 def _permuted_within(label: Whole, client: Whole, rng: np.random.Generator) -> Whole:
@@ -237,13 +237,13 @@ def client_groups(z: Numbers, label: Whole, client: Whole, clients: int) -> tupl
         return ()
     distance = client_distances(z, label, client, clients)
     merged = _linked(distance)
-    best, found = SEPARATED, tuple[int, ...]()
+    best, best_groups = SEPARATED, tuple[int, ...]()
     for count in range(2, min(MOST_GROUPS, clients // 2) + 1):
         groups = merged[count]
         score = _silhouette(distance, groups)
         if score > best:
-            best, found = score, tuple(groups.tolist())
-    return found
+            best, best_groups = score, tuple(groups.tolist())
+    return best_groups
 
 
 def client_distances(z: Numbers, label: Whole, client: Whole, clients: int) -> Numbers:
@@ -264,10 +264,10 @@ def client_distances(z: Numbers, label: Whole, client: Whole, clients: int) -> N
         squared = ((mean[:, None] - mean[None]) ** 2).sum(2) / max(spread, 1e-30)
         noise = np.add.outer(1 / np.maximum(n, 1), 1 / np.maximum(n, 1))
         top, bottom = top + both * (squared - noise), bottom + both
-    known = bottom > 0
-    distance = np.where(known, top / np.maximum(bottom, 1e-30), 0.0)
-    other = known & ~np.eye(clients, dtype=bool)
-    distance = np.where(known, np.maximum(distance, 0.0), distance[other].mean() if other.any() else 0.0)
+    comparable = bottom > 0
+    distance = np.where(comparable, top / np.maximum(bottom, 1e-30), 0.0)
+    other = comparable & ~np.eye(clients, dtype=bool)
+    distance = np.where(comparable, np.maximum(distance, 0.0), distance[other].mean() if other.any() else 0.0)
     np.fill_diagonal(distance, 0.0)
     return distance
 
@@ -275,15 +275,15 @@ def client_distances(z: Numbers, label: Whole, client: Whole, clients: int) -> N
 def _linked(distance: Numbers) -> dict[int, Whole]:
     """Average linkage: the groups of the clients, by the number of groups."""
     groups = {client: [client] for client in range(len(distance))}
-    found: dict[int, Whole] = {}
+    by_count: dict[int, Whole] = {}
     while len(groups) > 1:
         names = list(groups)
         pairs = ((distance[np.ix_(groups[a], groups[b])].mean(), a, b) for a in names for b in names if a < b)
         _, a, b = min(pairs)
         groups[a] += groups.pop(b)
         if len(groups) <= MOST_GROUPS:
-            found[len(groups)] = _numbered(groups, len(distance))
-    return found
+            by_count[len(groups)] = _numbered(groups, len(distance))
+    return by_count
 
 
 def _numbered(groups: dict[int, list[int]], clients: int) -> Whole:
@@ -296,11 +296,11 @@ def _numbered(groups: dict[int, list[int]], clients: int) -> Whole:
 def _silhouette(distance: Numbers, groups: Whole) -> float:
     """The mean over clients of (b − a)/max(a, b): a to its own group, b to the nearest other; 0 for a group of one."""
     scores = []
-    for client, mine in enumerate(groups):
-        own = (groups == mine) & (np.arange(len(groups)) != client)
-        others = [distance[client, groups == each].mean() for each in np.unique(groups) if each != mine]
-        a, b = distance[client, own].mean() if own.any() else np.nan, min(others)
-        scores.append((b - a) / max(a, b, 1e-30) if own.any() else 0.0)
+    for client, group in enumerate(groups):
+        same_group = (groups == group) & (np.arange(len(groups)) != client)
+        others = [distance[client, groups == each].mean() for each in np.unique(groups) if each != group]
+        a, b = distance[client, same_group].mean() if same_group.any() else np.nan, min(others)
+        scores.append((b - a) / max(a, b, 1e-30) if same_group.any() else 0.0)
     return float(np.mean(scores))
 
 
@@ -312,8 +312,8 @@ def layer_conflicts(sim: Simulation, seen: Sequence[Rows]) -> tuple[LayerConflic
     if not seen:
         return ()
     update = {name: torch.cat([rows[name] for rows in seen]) for name in seen[0]}
-    found = conflict_numbers(update, sim.setup.layout)
-    if "conflicts" not in found:  # of a single client
+    numbers = conflict_numbers(update, sim.setup.layout)
+    if "conflicts" not in numbers:  # of a single client
         return ()
-    columns = zip(sim.setup.layout.names, found["conflicts"], found["cosine"], strict=True)
+    columns = zip(sim.setup.layout.names, numbers["conflicts"], numbers["cosine"], strict=True)
     return tuple(LayerConflict(*each) for each in columns if each[1] is not None)  # type: ignore[arg-type]

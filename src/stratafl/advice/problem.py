@@ -7,7 +7,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from stratafl.advice.candidates import ALONE, Candidate
+from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
 from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import AlgorithmTable
@@ -21,7 +21,7 @@ from stratafl.execute import Simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.runtime.speed import Speed
 
-HELD = 0.25  # at least this share of a client's samples outside the test split is for validation
+MIN_VALIDATION = 0.25  # at least this share of a client's samples outside the test split is for validation
 
 
 @short_repr
@@ -46,9 +46,9 @@ class Problem:
         speed = Speed(run.precision, "off", "off", run.convolutions, None)  # too short for either to pay
         return simulation_with(self.experiment, algorithm, self.federation, self.model, speed=speed)
 
-    def score(self, predictions: Predictions, kept: Tensor | None = None) -> float:
-        """How good, larger is better; on the samples `kept`, or all."""
-        chosen = predictions if kept is None else predictions.at(kept)
+    def score(self, predictions: Predictions, samples: Tensor | None = None) -> float:
+        """How good, larger is better; on these samples, or all."""
+        chosen = predictions if samples is None else predictions.at(samples)
         return self.metric.sign * chosen.average(self.metric, self.over)
 
     def epoch_steps(self, share: float = 1.0) -> float:
@@ -61,14 +61,16 @@ class Problem:
 
     def cost(self, candidate: Candidate, rounds: int) -> float:
         """Client-steps of so many rounds of a candidate; who trains alone trains in every round."""
-        share = 1.0 if candidate.method == ALONE else self.experiment.run.participation
+        share = 1.0 if candidate.method == TRAINS_ALONE else self.experiment.run.participation
         return self.epoch_steps(share) * candidate.epochs * rounds + self.epoch_steps() * candidate.tuning
 
     def round_cost(self, trainings: Sequence[Sequence[Candidate]], rounds: int, looks: int = 1) -> float:
         """Client-steps of so many rounds of trainings that candidates share, scored so often."""
         return sum(
-            self.cost(each[0], rounds) - self.cost(each[0], 0) + looks * sum(self.cost(one, 0) for one in each)
-            for each in trainings
+            self.cost(candidates[0], rounds)
+            - self.cost(candidates[0], 0)
+            + looks * sum(self.cost(candidate, 0) for candidate in candidates)
+            for candidates in trainings
         )
 
     def full_cost(self, candidates: Sequence[Candidate]) -> float:
@@ -83,8 +85,8 @@ def configured(experiment: Experiment, candidate: Candidate) -> Experiment:
 def held_out(federation: Federation) -> Federation:
     """The federation without test samples, and with enough validation samples to tell candidates apart.
 
-    Where validation samples are fewer than `HELD`, some training samples, the same share of each class, become
-    validation samples; not if samples belong to groups, which must stay on one side.
+    Where validation samples are fewer than `MIN_VALIDATION`, some training samples become validation samples, the same
+    share of each class; not if samples belong to groups, which must stay on one side.
     """
     empty = Ragged.from_lists([[] for _ in range(federation.clients)])
     without = replace(federation, splits={**federation.splits, "test": empty})
@@ -92,11 +94,11 @@ def held_out(federation: Federation) -> Federation:
         return without
     train, validation = [], []
     for client in range(federation.clients):
-        mine, seen = federation.split("train").of(client), federation.split("validation").of(client)
-        wanted = min(int(HELD * (len(mine) + len(seen))) - len(seen), len(mine) - 1)
-        moved = _evenly(mine, federation.y.cpu(), max(0, wanted))
-        train.append(mine[~moved])
-        validation.append(torch.cat([seen, mine[moved]]))
+        train_samples, seen = federation.split("train").of(client), federation.split("validation").of(client)
+        wanted = min(int(MIN_VALIDATION * (len(train_samples) + len(seen))) - len(seen), len(train_samples) - 1)
+        moved = _evenly(train_samples, federation.y.cpu(), max(0, wanted))
+        train.append(train_samples[~moved])
+        validation.append(torch.cat([seen, train_samples[moved]]))
     splits = {"train": Ragged.from_lists(train), "validation": Ragged.from_lists(validation), "test": empty}
     return replace(federation, splits=splits)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from stratafl.advice.candidates import Candidate
+from stratafl.advice.candidate_methods import Candidate
 from stratafl.advice.problem import Problem
 from stratafl.core.reprs import short_repr
 from stratafl.evaluation.predictions import Predictions

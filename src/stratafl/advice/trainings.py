@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stratafl.advice.candidates import Candidate
+from stratafl.advice.candidate_methods import Candidate
 from stratafl.advice.problem import Problem, configured
 from stratafl.config.assemble import algorithm_of
 from stratafl.core.state import State
@@ -31,8 +31,10 @@ class Training:
         self.progress: Progress = self.sim.start()
         self.steps, self.bytes = 0, 0
         self._deployed = {
-            each.name: replace(self.sim, algorithm=algorithm_of(configured(problem.experiment, each), problem.trust))
-            for each in self.candidates
+            candidate.name: replace(
+                self.sim, algorithm=algorithm_of(configured(problem.experiment, candidate), problem.trust)
+            )
+            for candidate in self.candidates
         }
 
     @property
@@ -54,14 +56,14 @@ class Training:
 
     def predictions(self, candidate: Candidate) -> tuple[Predictions, Predictions]:
         """What the candidate's models give for validation and for training samples; tuning them counts."""
-        sim, found = self._deployed[candidate.name], list[tuple[Predictions, Predictions]]()
+        sim, by_chunk = self._deployed[candidate.name], list[tuple[Predictions, Predictions]]()
         with sim.arithmetic():
             for some in client_models(sim, self.progress, torch.arange(sim.setup.clients)):
                 rows = some.rows("deployed")
                 self.steps += steps_in(some.task.notes)  # type: ignore[attr-defined]
                 of = partial(row_predictions, sim, some.rnd, rows, some.ids)
-                found.append((of("validation"), of("train")))
-        return join_predictions([each[0] for each in found]), join_predictions([each[1] for each in found])
+                by_chunk.append((of("validation"), of("train")))
+        return join_predictions([each[0] for each in by_chunk]), join_predictions([each[1] for each in by_chunk])
 
     def close(self) -> None:
         self.sim.runtime.close()

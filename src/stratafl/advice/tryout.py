@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from stratafl.advice.candidates import ALONE, Candidate
-from stratafl.advice.chance import above_chance
-from stratafl.advice.curves import expected
+from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
+from stratafl.advice.forecast import above_chance, expected
 from stratafl.advice.problem import Problem
 from stratafl.advice.results import Result, Tryout
 from stratafl.advice.trainings import Training
@@ -36,7 +35,7 @@ def try_out(
     is expected after all rounds, because methods that share a model start slowly. If the metric shows nothing but
     chance, all are judged by `instead`.
     """
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
 
     def spent() -> int:
         return sum(each.steps for each in trainings)
@@ -48,13 +47,13 @@ def try_out(
                 training.round()
                 if watch is not None:
                     watch(training.first.name, spent(), int(allowed))
-            found.update({each.candidate.name: each.judged(problem) for each in _results(training, found)})
+            results.update({each.candidate.name: each.judged(problem) for each in _results(training, results)})
 
     def judged_by() -> Problem:
         """The problem with the metric that shows something, by which all are scored anew."""
-        if instead is None or above_chance(problem, _furthest(found.values())):
+        if instead is None or above_chance(problem, _furthest(results.values())):
             return problem
-        found.update({name: each.judged(instead) for name, each in found.items()})
+        results.update({name: each.judged(instead) for name, each in results.items()})
         return instead
 
     target = max(1, _target(problem, trainings, FIRST * allowed - spent(), looks=2))
@@ -62,13 +61,13 @@ def try_out(
         score(trainings, target // 2)
     score(trainings, target)
     problem = judged_by()
-    alive = _survivors(problem, trainings, found)
+    alive = _survivors(problem, trainings, results)
     later = _target(problem, alive, allowed - spent(), looks=1)
     if later > target:
         score(alive, later)
         problem = judged_by()
-    results = _ordered(problem, list(found.values()))
-    return Tryout(problem, tuple(results), spent(), int(allowed), int(full), problem is instead)
+    ordered = _ordered(problem, list(results.values()))
+    return Tryout(problem, tuple(ordered), spent(), int(allowed), int(full), problem is instead)
 
 
 def least_budget(problem: Problem, shared: Sequence[Sequence[Candidate]], full: float) -> float:
@@ -80,30 +79,30 @@ def _target(problem: Problem, alive: Sequence[Training], share: float, looks: in
     """The round that all of them can reach within so many client-steps, if they are scored so often."""
     shared = [training.candidates for training in alive]
     cost = [problem.round_cost([each], 1, looks=0) for each in shared]
-    share += sum(one * training.rounds for one, training in zip(cost, alive, strict=True))
+    share += sum(round_cost * training.rounds for round_cost, training in zip(cost, alive, strict=True))
     share -= problem.round_cost(shared, 0, looks)
     return min(problem.rounds, int(max(0.0, share) / max(sum(cost), 1e-9)))
 
 
 def _results(training: Training, before: Mapping[str, Result]) -> list[Result]:
     per_round = training.bytes / max(1, training.rounds)
-    found = []
-    for each in training.candidates:
-        given, trained = training.predictions(each)
-        earlier = before[each.name].seen if each.name in before else {}
-        found.append(Result(each, {**earlier, training.rounds: given}, trained, per_round))
-    return found
+    results = []
+    for candidate in training.candidates:
+        validated, trained = training.predictions(candidate)
+        earlier = before[candidate.name].seen if candidate.name in before else {}
+        results.append(Result(candidate, {**earlier, training.rounds: validated}, trained, per_round))
+    return results
 
 
-def _survivors(problem: Problem, alive: Sequence[Training], found: Mapping[str, Result]) -> list[Training]:
+def _survivors(problem: Problem, alive: Sequence[Training], results: Mapping[str, Result]) -> list[Training]:
     """Training alone, and the best of the others as expected after all rounds."""
-    guessed = dict(zip(found, expected(problem, list(found.values())), strict=True))
+    guessed = dict(zip(results, expected(problem, list(results.values())), strict=True))
 
     def best(training: Training) -> float:
         return max(_rank(guessed[each.name]) for each in training.candidates)
 
-    alone = [each for each in alive if each.first.method == ALONE]
-    others = sorted((each for each in alive if each.first.method != ALONE), key=lambda each: -best(each))
+    alone = [each for each in alive if each.first.method == TRAINS_ALONE]
+    others = sorted((each for each in alive if each.first.method != TRAINS_ALONE), key=lambda each: -best(each))
     return [*alone, *others[:FINALISTS]]
 
 
@@ -111,13 +110,13 @@ def _ordered(problem: Problem, results: Sequence[Result]) -> list[Result]:
     """Those that came furthest first, with the scores that they let expect, the best of them first."""
     finalists = _furthest(results)
     guessed = {each.candidate.name: value for each, value in zip(finalists, expected(problem, finalists), strict=True)}
-    found = [replace(each, expected=guessed.get(each.candidate.name, each.expected)) for each in results]
-    return sorted(found, key=lambda each: (-each.rounds, -_rank(each.expected), -_rank(each.score)))
+    judged = [replace(each, expected=guessed.get(each.candidate.name, each.expected)) for each in results]
+    return sorted(judged, key=lambda each: (-each.rounds, -_rank(each.expected), -_rank(each.score)))
 
 
 def _furthest(results: Iterable[Result]) -> list[Result]:
-    found = list(results)
-    return [each for each in found if each.rounds == max(one.rounds for one in found)]
+    candidates = list(results)
+    return [each for each in candidates if each.rounds == max(candidate.rounds for candidate in candidates)]
 
 
 def _rank(score: float) -> float:

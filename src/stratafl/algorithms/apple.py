@@ -16,11 +16,10 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, common, rows_of, tensor_of
-from stratafl.core.steps import Mix, Train
+from stratafl.core.steps import Mix, Names, Train
 from stratafl.core.task import Gradients, Task
 from stratafl.policies import Broadcast, Cosine, LocalTraining, Prepare, StoreRows, Take, Upload
 from stratafl.policies.descent import Fields, GradientAt
-from stratafl.policies.followers import Downhill
 
 
 @method(
@@ -56,6 +55,26 @@ def apple(
         client={"core": Start(), "p": Number(width="clients"), "met": Number()},
         welcome=serve,
     )
+
+
+@record
+class Downhill:
+    """x ← x − lr·slope, where the gradient rule leaves the slope: a tensor that is learned beside the row."""
+
+    field: str
+    slope: str
+    lr: float
+
+    @property
+    def reads(self) -> Names:
+        return (self.field, self.slope)
+
+    @property
+    def writes(self) -> Names:
+        return (self.field,)
+
+    def __call__(self, row: Rows, client: Fields, layout: Layout, rate: Tensor) -> State:
+        return {self.field: tensor_of(client, self.field) - self.lr * tensor_of(client, self.slope)}
 
 
 @record
@@ -97,7 +116,7 @@ class AtMixture:
         p, p_0, pull, place, pace = (tensor_of(client, name) for name in self.reads[:5])
         cores = common(rows_of(client, "cores"))
         out = gradient({**row, **mixture(p, place, cores, row, layout)})
-        others = layout.cross(out.rows, cores, each=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
+        others = layout.cross(out.rows, cores, row_by_row=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
         own_slope = layout.dot(out.rows, row).sum(1, keepdim=True)
         moved = {n: g * per_row(pace * (p * place).sum(1), g) for n, g in out.rows.items()}
         return replace(out, rows=moved), {"slope": torch.where(place > 0, own_slope, others) + pull * (p - p_0)}
@@ -120,5 +139,5 @@ class Personalise(Train):
 
 def mixture(p: Tensor, place: Tensor, cores: Rows, core: Rows, layout: Layout) -> Rows:
     """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
-    own_weight, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, each=True)
+    own_weight, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, row_by_row=True)
     return {n: x.addcmul_(core[n], per_row(own_weight, x)) for n, x in others.items()}

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from stratafl.advice import Advice, advise, words
-from stratafl.advice.files import CONFIG, write_advice
+from stratafl.advice import Advice, advice_text, advise
+from stratafl.advice.advice_files import CONFIG, write_advice
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.cli.interrupt import INTERRUPTED
@@ -65,36 +65,36 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
         for line in textwrap.wrap(text, min(console.width, 100), break_long_words=False, break_on_hyphens=False):
             console.print(Text(line, style=style), soft_wrap=True)
 
-    say(words.answer(advice), "bold green" if advice.federate and advice.told else "bold")
-    for text in words.sentences(advice):
+    say(advice_text.advice_answer(advice), "bold green" if advice.federate and advice.is_conclusive else "bold")
+    for text in advice_text.sentences(advice):
         say(text)
     console.print()
     facts = titled_table("what was seen", ("fact", "value"), names=["fact"], text=["value"])
-    for name, value in words.seen(advice):
+    for name, value in advice_text.seen(advice):
         facts.add_row(name, Text(value))
     console.print(facts)
     tried = titled_table(
         "what was tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"]
     )
-    for row in words.tried(advice):
+    for row in advice_text.tried(advice):
         tried.add_row(*map(Text, row))
     console.print(tried)
-    if advice.told:
+    if advice.is_conclusive:
         _print_clients(advice, console)
-    say(words.unknown(advice))
+    say(advice_text.basis_text(advice))
     console.print()
     console.print(Text("type next:", style="bold"))
-    for line in words.commands(advice, config):
+    for line in advice_text.commands(advice, config):
         console.print(Text(f"  {line}"), soft_wrap=True)
     console.print(Text(f"written: {config.parent}/{CONFIG}, advice.md and advice.json"), soft_wrap=True)
 
 
 def _print_clients(advice: Advice, console: Console) -> None:
-    title = words.clients_title(advice)
+    title = advice_text.clients_title(advice)
     title = title[0].lower() + title[1:]
     table = titled_table(title, ("client", "train", "validation", "gain", "verdict"), names=["client", "verdict"])
     for client in advice.clients[:ROWS]:
-        table.add_row(*map(Text, words.client_row(client, advice)))
+        table.add_row(*map(Text, advice_text.client_row(client, advice)))
     if len(advice.clients) > ROWS:
         table.add_row(f"… {len(advice.clients) - ROWS:,} more in advice.md", "", "", "", "")
     console.print(table)

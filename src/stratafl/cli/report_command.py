@@ -15,7 +15,7 @@ from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Study, gather, to_csv
 from stratafl.report.chance import NoChoice, how_to_rank
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
-from stratafl.report.formats import size
+from stratafl.report.formats import size_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
 from stratafl.report.majority import MAJORITY
@@ -121,7 +121,7 @@ def write_report_if_possible(folders: Sequence[Path], path: Path, study: Study |
 
 def _write_report(study: Study, path: Path) -> None:
     count = write_report(study, path)
-    result_console().print(Text(f"report: {path} ({size(count)}, opens in any browser)"))
+    result_console().print(Text(f"report: {path} ({size_text(count)}, opens in any browser)"))
 
 
 def _check_report_file(path: Path) -> None:

@@ -12,7 +12,7 @@ from stratafl.cli.console import fitting_columns, titled_table
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report import MARK, Outcome, Rank, Spread, Study
-from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.gains import Gains
 from stratafl.report.gains.gain_text import gain_unit, how_to_see_gains, reading, share_text, signed, unpaired
 from stratafl.report.ranking import has_column
@@ -33,7 +33,7 @@ class RankingColumn:
     shown: Callable[[Spread], str]
 
     def cell(self, rank: Rank) -> str:
-        return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NOTHING
+        return self.shown(rank.numbers[self.name]) if self.name in rank.numbers else NO_VALUE
 
 
 def console_ranking(study: Study, width: int, green: bool = True) -> Table:
@@ -69,7 +69,7 @@ def _columns(ranks: Sequence[Rank], metric: Metric) -> list[RankingColumn]:
         return _close(spread(number, metric))
 
     def mean(number: Spread) -> str:
-        return _close(score(number.mean, metric))
+        return _close(score_text(number.mean, metric))
 
     every = [
         RankingColumn("received", "received", full),
@@ -113,7 +113,7 @@ def _title(outcomes: Sequence[Outcome]) -> str:
 
 def target_table(outcomes: Sequence[Outcome], target: float) -> Table:
     metric = outcomes[0].metric
-    title = f"to {_close(score(target, metric))} test {metric.title}"
+    title = f"to {_close(score_text(target, metric))} test {metric.title}"
     table = titled_table(title, ("run", "rounds", "MB", "s"), text=["run"])
     for outcome in outcomes:
         cost = reached(outcome.lines, metric.sign * target, outcome.evaluate)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.core.annotations import WHOLE, Named, Range, Size, checked
+from stratafl.core.annotations import MAX_INTEGER, Named, Range, Size, checked
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
@@ -38,7 +38,7 @@ DIVIDING = ("alpha", "minimum", "per_client")  # keys of [data] that only some p
 
 Some = Range(least=1, most=MAX_COUNT)
 SomeOrNone = Range(least=0, most=MAX_COUNT)
-Seed = Range(least=0, most=WHOLE)
+Seed = Range(least=0, most=MAX_INTEGER)
 Options = Mapping[str, Any]
 
 

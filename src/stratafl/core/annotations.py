@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from stratafl.errors import RecordError, shown, unknown
 
 T = TypeVar("T")
-WHOLE = 2**63 - 1  # the largest whole number that a file, a seed or a tensor holds
-LONGEST = 4096  # letters of a text
+MAX_INTEGER = 2**63 - 1  # the largest whole number that a file, a seed or a tensor holds
+MAX_TEXT_LETTERS = 4096  # letters of a text
 TEXTUAL: dict[type[Any], Callable[[str], Any]] = {}
 _LIMITS: dict[str, Callable[[Any, Any], bool]] = {"at least": ge, "at most": le, "above": gt, "below": lt}
 _WORDS: dict[Any, str] = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
@@ -121,9 +121,9 @@ class Size:
         plain = isinstance(value, str | int) and not isinstance(value, bool)
         if plain:
             check_plain(key, value)
-        found = _SIZE.fullmatch(str(value)) if plain else None
-        size = float(found[1]) * _UNITS[found[2].lower()] if found else 0
-        if not 1 <= size <= WHOLE:
+        parsed = _SIZE.fullmatch(str(value)) if plain else None
+        size = float(parsed[1]) * _UNITS[parsed[2].lower()] if parsed else 0
+        if not 1 <= size <= MAX_INTEGER:
             allowed = "a size such as 8GB, 500MB, 1.5GiB or a number of bytes"
             raise RecordError(f"{key} must be {allowed}, not {said(value)}")
         return value if isinstance(value, int) else int(size)
@@ -149,7 +149,7 @@ def checked(key: str, hint: Any, value: Any) -> Any:
     if not exact and not _fits(hint, value):
         raise RecordError(f"{key} must be {_wanted(hint, markers)}, not {said(value)}")
     limits = [marker for marker in markers if isinstance(marker, _LIMITING)]
-    for limit in limits if isinstance(value, int) and abs(value) > WHOLE else ():  # its own limit says more
+    for limit in limits if isinstance(value, int) and abs(value) > MAX_INTEGER else ():  # its own limit says more
         limit.check(key, value)
     check_plain(key, value)
     value = value if exact else _converted(key, hint, value)
@@ -233,13 +233,14 @@ def check_plain(key: str, value: Any) -> None:
     """Refuse numbers and texts that no field can need, and that files and tensors do not hold."""
     if isinstance(value, float) and not isfinite(value):
         raise RecordError(f"{shown(key)} must be a finite number, not {value}")
-    if isinstance(value, int) and abs(value) > WHOLE:
-        bound = f"at most {WHOLE:,}" if value > 0 else f"at least {-WHOLE:,}"
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        bound = f"at most {MAX_INTEGER:,}" if value > 0 else f"at least {-MAX_INTEGER:,}"
         raise RecordError(f"{shown(key)} must be {bound}, not {said(value)}")
     if not isinstance(value, str):
         return
-    if len(value) > LONGEST:
-        raise RecordError(f"{shown(key)} must have at most {LONGEST:,} letters, not {len(value):,}: '{shown(value)}'")
+    if len(value) > MAX_TEXT_LETTERS:
+        most = f"at most {MAX_TEXT_LETTERS:,} letters"
+        raise RecordError(f"{shown(key)} must have {most}, not {len(value):,}: '{shown(value)}'")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # such as a file's name that is not in the encoding of the system

@@ -107,16 +107,16 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
 def _owners(module: nn.Module) -> Iterator[_Owner]:
     seen: set[int] = set()
     for path, sub in module.named_modules():
-        own = [(n, p) for n, p in sub.named_parameters(recurse=False) if id(p) not in seen]
-        seen |= {id(p) for _, p in own}
-        kept = [(n, b) for n, b in sub.named_buffers(recurse=False) if n not in sub._non_persistent_buffers_set]
-        floats = [n for n, b in kept if b.is_floating_point()]
+        parameters = [(n, p) for n, p in sub.named_parameters(recurse=False) if id(p) not in seen]
+        seen |= {id(p) for _, p in parameters}
+        persistent = [(n, b) for n, b in sub.named_buffers(recurse=False) if n not in sub._non_persistent_buffers_set]
+        floats = [n for n, b in persistent if b.is_floating_point()]
         if isinstance(sub, _BatchNorm) and sub.momentum is None and sub.track_running_stats:
             raise ModelError(f"'{path}' counts its batches (momentum=None), which are not columns: set a momentum")
-        if own or floats:
+        if parameters or floats:
             prefix = path + "." if path else ""
             kind = next((k for k, cls in _KINDS.items() if isinstance(sub, cls)), "other")
-            yield _Owner(path, sub, kind, tuple(prefix + n for n, _ in own), tuple(prefix + n for n in floats))
+            yield _Owner(path, sub, kind, tuple(prefix + n for n, _ in parameters), tuple(prefix + n for n in floats))
 
 
 def _lookup(module: nn.Module, name: str) -> Tensor:
@@ -169,11 +169,11 @@ def _followed(owners: list[_Owner]) -> dict[str, _Owner]:
     Where that is the same layer for several, although one as wide before it has none (as when a model makes all its
     convolutions first), they are paired in their order.
     """
-    nearest = {norm.path: found for norm in owners if (found := _normalised(norm, owners)) is not None}
+    nearest = {norm.path: followed for norm in owners if (followed := _normalised(norm, owners)) is not None}
     for place, layer in enumerate(owners):
-        rivals = [path for path, found in nearest.items() if found is layer]
+        rivals = [path for path, followed in nearest.items() if followed is layer]
         if len(rivals) > 1:
-            taken = {found.path for found in nearest.values()}
+            taken = {followed.path for followed in nearest.values()}
             free = [owner for owner in owners[:place] if owner.path not in taken and _width(owner) == _width(layer)]
             nearest |= zip(rivals, free[1 - len(rivals) :], strict=False)
     return nearest

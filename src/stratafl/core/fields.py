@@ -43,8 +43,8 @@ class Start:
     columns: Columns = "all"
 
     def names(self, layout: Layout, side: Side) -> Names:
-        kept = layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
-        return layout.only(kept, self.columns)
+        tensors = layout.staying(self.layers) if side == "client" else layout.travelling(self.layers)
+        return layout.only(tensors, self.columns)
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Rows:
         if self.per_client and side == "client":
@@ -112,11 +112,11 @@ class Number:
 def _width(width: int | str, setup: Setup) -> int:
     if not isinstance(width, str):
         return width
-    known = {"clients": setup.clients, "layers": len(setup.layout.layers), "features": setup.features}
-    known |= {} if setup.classes is None else {"classes": setup.classes}
-    if width not in known:
-        raise unknown("width", width, known)
-    return known[width]
+    widths = {"clients": setup.clients, "layers": len(setup.layout.layers), "features": setup.features}
+    widths |= {} if setup.classes is None else {"classes": setup.classes}
+    if width not in widths:
+        raise unknown("width", width, widths)
+    return widths[width]
 
 
 @record
@@ -127,8 +127,8 @@ class Together:
 
     def names(self, layout: Layout, side: Side) -> Names | None:
         parts = [part.names(layout, side) for part in self.parts]
-        known = {name for part in parts if part is not None for name in part}
-        return None if None in parts else tuple(name for name in layout.specs if name in known)
+        chosen = {name for part in parts if part is not None for name in part}
+        return None if None in parts else tuple(name for name in layout.specs if name in chosen)
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
         # The first part that has a tensor decides what it starts as.

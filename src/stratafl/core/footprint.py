@@ -22,13 +22,15 @@ class Footprint:
 
 def together(parts: Iterable[Footprint]) -> Footprint:
     """Of several steps of one round: what is held adds up, what is computed on the way is that of the largest step."""
-    each = list(parts)
-    held = {name: sum(getattr(part, name) for part in each) for name in ("client", "sums", "upload")}
-    passing = {name: max((getattr(part, name) for part in each), default=0) for name in ("served", "absorbed", "merge")}
-    return Footprint(**held, **passing)
+    steps = list(parts)
+    added = {name: sum(getattr(part, name) for part in steps) for name in ("client", "sums", "upload")}
+    passing = {
+        name: max((getattr(part, name) for part in steps), default=0) for name in ("served", "absorbed", "merge")
+    }
+    return Footprint(**added, **passing)
 
 
 def largest(parts: Iterable[Footprint]) -> Footprint:
     """Of phases one after the other: the most of everything."""
-    each = list(parts)
-    return Footprint(**{name: max(getattr(part, name) for part in each) for name in Footprint.__dataclass_fields__})
+    phases = list(parts)
+    return Footprint(**{name: max(getattr(part, name) for part in phases) for name in Footprint.__dataclass_fields__})

@@ -140,8 +140,8 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
 
 def _tensor_form(name: str, x: Tensor, common: bool) -> TensorForm:
     if x.dtype not in NAMES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
-        raise WireError(f"field '{name}' holds {x.dtype}, which a message cannot carry; choose one of: {known}")
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
+        raise WireError(f"field '{name}' holds {x.dtype}, which a message cannot carry; choose one of: {supported}")
     if not common and x.shape[:1] != (1,):
         clients = f"this parcel is for {x.shape[0]}" if x.shape else "this value has no client axis"
         raise WireError(f"field '{name}': a message is for one client, {clients}")

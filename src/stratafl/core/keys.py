@@ -31,7 +31,7 @@ class Seeds(NamedTuple):
 
     @staticmethod
     def of(run: int, partition: int | None = None, weights: int | None = None, batches: int | None = None) -> "Seeds":
-        return Seeds(run, *(run if own is None else own for own in (partition, weights, batches)))
+        return Seeds(run, *(run if seed is None else seed for seed in (partition, weights, batches)))
 
 
 def scramble(state: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ NORMALISATIONS = ("batchnorm", "norm")
 RULES = ("all", "none", "head", "base", *KINDS)
 _OPPOSITES = {"all": "none", "none": "all", "head": "base", "base": "head"}
 COUNTED = ("first", "middle", "last", "blocks")
-NAMED = "layer"
+LAYER_PREFIX = "layer"
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,25 @@ class Select:
         return tuple(layer.name for layer in layers if (layer.name in chosen) != self.inverted)
 
 
-def select(given: "str | Select") -> Select:
+def select(selection: "str | Select") -> Select:
     """A selection from its text, or itself."""
-    if not isinstance(given, str | Select):
-        raise RecordError(f"layers are chosen by a text such as 'head' or 'conv1+fc', not by {given!r}")
-    return Select.parse(given) if isinstance(given, str) else given
+    if not isinstance(selection, str | Select):
+        raise RecordError(f"layers are chosen by a text such as 'head' or 'conv1+fc', not by {selection!r}")
+    return Select.parse(selection) if isinstance(selection, str) else selection
 
 
 def _checked(term: str) -> str:
     rule, colon, count = term.partition(":")
-    if colon and rule not in (*COUNTED, NAMED):
-        raise unknown("layer rule", rule, (*COUNTED, NAMED))
-    if colon and rule != NAMED and not count.isdecimal():
+    if colon and rule not in (*COUNTED, LAYER_PREFIX):
+        raise unknown("layer rule", rule, (*COUNTED, LAYER_PREFIX))
+    if colon and rule != LAYER_PREFIX and not count.isdecimal():
         raise RecordError(f"'{term}' needs a number of layers, such as '{rule}:2'")
     return term
 
 
 def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
     rule, colon, count = term.partition(":")
-    if rule == NAMED and colon:
+    if rule == LAYER_PREFIX and colon:
         return _named(count, layers)
     if colon:
         return _last_blocks(layers, int(count)) if rule == "blocks" else _counted(rule, int(count), layers)

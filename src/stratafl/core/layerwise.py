@@ -20,7 +20,7 @@ from stratafl.core.footprint import Footprint, together
 from stratafl.core.form import BOUNDS, Bound
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
-from stratafl.core.parcel import Parcel, join
+from stratafl.core.parcel import Parcel, join_parcels
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
@@ -100,8 +100,8 @@ class Layerwise(Algorithm):
 
     def footprint(self, setup: Setup) -> Footprint:
         """What its steps take, and the uploads where they are kept side by side."""
-        kept = Footprint(upload=setup.row_bytes() if self.requires.rows else 0)
-        return together([*(step.footprint(setup) for step in self.steps), kept])
+        uploads = Footprint(upload=setup.row_bytes() if self.requires.rows else 0)
+        return together([*(step.footprint(setup) for step in self.steps), uploads])
 
     def extend(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         return module if self.extension is None else self.extension(module, example, classes, head)
@@ -133,8 +133,8 @@ class Layerwise(Algorithm):
         for step in self.pack:
             travels, changed = step.pack(rnd, {name: client[name] for name in step.reads}, upload[step.field], task)
             upload, client = {**upload, **travels}, {**client, **changed}
-        kept = {name: _kept(client[name], spec, rnd.layout, "client") for name, spec in self.client_fields.items()}
-        return Work(kept, Parcel(upload), cast(Rows, client[self.row]))
+        fields = {name: _kept(client[name], spec, rnd.layout, "client") for name, spec in self.client_fields.items()}
+        return Work(fields, Parcel(upload), cast(Rows, client[self.row]))
 
     def open(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> Opened:
         """Every packed field unpacked; what the server sent is served again, because differences are from it."""
@@ -144,19 +144,19 @@ class Layerwise(Algorithm):
         asked = {f"down.{name}" for step in packed for name in step.served}
         serving = [step for step in self.serve if asked & set(step.writes)]
         down = Parcel({k: f for step in serving for k, f in step(rnd, server, ids).items()})
-        found = {step.field: step.unpack(rnd, server, uploads, down, ids) for step in packed}
+        unpacked = {step.field: step.unpack(rnd, server, uploads, down, ids) for step in packed}
         parts = {name for step in packed for name in step.parts}
-        rest = {name: uploads[name] for name in uploads if name not in parts and name not in found}
-        opened = Parcel({**{name: each.field for name, each in found.items()}, **rest})
-        return Opened(opened, {reason: rows for each in found.values() for reason, rows in each.wrong.items()})
+        rest = {name: uploads[name] for name in uploads if name not in parts and name not in unpacked}
+        opened = Parcel({**{name: each.field for name, each in unpacked.items()}, **rest})
+        return Opened(opened, {reason: rows for each in unpacked.values() for reason, rows in each.wrong.items()})
 
     def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
         """Each merge adds to its own sums; uploads are kept only if some merge needs rows."""
         uploads = self.open(rnd, server, uploads, ids).uploads
         before = total.sums or ({},) * len(self.merge)
         sums = tuple(
-            own if isinstance(step, MergeRows) else step.fold(rnd, server, own, uploads, ids)
-            for step, own in zip(self.merge, before, strict=True)
+            step_sums if isinstance(step, MergeRows) else step.fold(rnd, server, step_sums, uploads, ids)
+            for step, step_sums in zip(self.merge, before, strict=True)
         )
         if not self.requires.rows:
             return Total(sums)
@@ -166,11 +166,11 @@ class Layerwise(Algorithm):
         """The merge steps in their order; each sees what the ones before it changed."""
         state = dict(server)
         sums = total.sums or ({},) * len(self.merge)  # merges that add noise do so without an upload
-        for step, own in zip(self.merge, sums, strict=True):
+        for step, step_sums in zip(self.merge, sums, strict=True):
             if isinstance(step, MergeRows):
-                state |= step.absorb(rnd, state, join(total.rows, lazily=True), torch.cat(total.ids))
+                state |= step.absorb(rnd, state, join_parcels(total.rows, lazily=True), torch.cat(total.ids))
             else:
-                state |= step.finish(rnd, state, own)
+                state |= step.finish(rnd, state, step_sums)
         return {name: _kept(state[name], spec, rnd.layout, "server") for name, spec in self.server_fields.items()}
 
     @property
@@ -262,8 +262,8 @@ def _check_flow(alg: Layerwise) -> None:
         raise RecordError(f"merge: what {others} makes of uploads would reach clients without noise: leave it out")
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server_fields):
-            kept = _listed(alg.server_fields)
-            raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {kept}")
+            declared = _listed(alg.server_fields)
+            raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {declared}")
 
 
 def _check_common(alg: Layerwise) -> None:
@@ -271,8 +271,8 @@ def _check_common(alg: Layerwise) -> None:
     for step in alg.serve:
         for name in step.reads:
             if name in alg.server_fields and _per_client(alg.server_fields[name]):
-                kept = f"{_name(step)} reads '{name}', of which the server has no row for a client that never took part"
-                raise RecordError(f"serve: {kept}: declare `welcome`, the steps that serve new clients")
+                reason = f"{_name(step)} reads '{name}', of which the server has no row for a new client"
+                raise RecordError(f"serve: {reason}: declare `welcome`, the steps that serve new clients")
 
 
 def _per_client(spec: object) -> bool:
@@ -280,13 +280,13 @@ def _per_client(spec: object) -> bool:
 
 
 def _walk(
-    alg: Layerwise, slot: str, known: set[str], written: set[str], parcel: set[str] | frozenset[str] = frozenset()
+    alg: Layerwise, slot: str, available: set[str], written: set[str], parcel: set[str] | frozenset[str] = frozenset()
 ) -> None:
     for step in getattr(alg, slot):
         for name in step.reads:
-            if name not in known | parcel:
-                there = _listed(known | parcel)
-                raise RecordError(f"{slot}: {_name(step)} reads '{name}', which nobody gives; choose one of: {there}")
+            if name not in available | parcel:
+                choices = _listed(available | parcel)
+                raise RecordError(f"{slot}: {_name(step)} reads '{name}', which nobody gives; choose one of: {choices}")
         written |= set(step.writes)
 
 

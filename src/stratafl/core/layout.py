@@ -107,10 +107,10 @@ class Layout:
 
     def staying(self, layers: str | Select = "all") -> tuple[str, ...]:
         """The tensors a client keeps if it keeps these layers: with local buffers, all statistics as well."""
-        kept = set(self._tensors(layers))
+        tensors = set(self._tensors(layers))
         if self.buffers == "local":
-            kept |= {spec.name for spec in self.specs.values() if not spec.trainable}
-        return tuple(name for name in self.specs if name in kept)
+            tensors |= {spec.name for spec in self.specs.values() if not spec.trainable}
+        return tuple(name for name in self.specs if name in tensors)
 
     def only(self, names: Iterable[str], columns: Columns) -> tuple[str, ...]:
         """Of these tensors all, those that are trained, or the statistics."""
@@ -153,14 +153,14 @@ class Layout:
         """`[L, C, C]`: the inner products of all pairs of rows, layer by layer."""
         return self.cross(a, a)
 
-    def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, each: bool = False) -> Tensor:
+    def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, row_by_row: bool = False) -> Tensor:
         """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`.
 
         With `each`, as a training step needs it, the bits of a row do not depend on how many there are.
         """
         names = [name for name, spec in self._of(a) if spec.trainable]
         pairs = ((n, *_pair(a, b, n)) for n in names)
-        return self._per_layer({n: _product(_flat(x), _flat(y).T, each) for n, x, y in pairs}, dim=0)
+        return self._per_layer({n: _product(_flat(x), _flat(y).T, row_by_row) for n, x, y in pairs}, dim=0)
 
     def squared_distances(self, a: Mapping[str, Tensor]) -> Tensor:
         """`[C, C]`: ‖a_i − a_j‖² over the trainable columns.
@@ -171,7 +171,7 @@ class Layout:
         return sum((torch.cdist(x, x, compute_mode=DIFFERENCES).square() for x in flat), torch.zeros(()))
 
     def blend(
-        self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None, *, each: bool = False
+        self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None, *, row_by_row: bool = False
     ) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
 
@@ -184,7 +184,7 @@ class Layout:
                 return statistics
             return weights[spec.layer] if weights.ndim == 3 else weights
 
-        return {n: _product(weight(s), _flat(rows[n]), each).reshape(-1, *s.shape) for n, s in self._of(rows)}
+        return {n: _product(weight(s), _flat(rows[n]), row_by_row).reshape(-1, *s.shape) for n, s in self._of(rows)}
 
     def mask(self, chosen: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Rows:
         """Column by column `a` where chosen, else `b`; `chosen` broadcasts (as `spread` gives it) or is dense."""
@@ -192,8 +192,8 @@ class Layout:
 
     def _of(self, names: Iterable[str]) -> list[tuple[str, Spec]]:
         # In the layout's order, whatever order a dictionary came in: sums over tensors must not depend on it.
-        given = set(names)
-        return [(name, spec) for name, spec in self.specs.items() if name in given]
+        wanted = set(names)
+        return [(name, spec) for name, spec in self.specs.items() if name in wanted]
 
     def _per_layer(self, parts: Rows, dim: int) -> Tensor:
         like = next(iter(parts.values()))
@@ -212,9 +212,9 @@ def _flat(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), -1)  # not flatten(1), which a parameter without axes has not
 
 
-def _product(a: Tensor, b: Tensor, each: bool) -> Tensor:
+def _product(a: Tensor, b: Tensor, row_by_row: bool) -> Tensor:
     """A product of matrices; with `each` row by row on a CPU, without a copy: that may take four times as long."""
-    if each and a.device.type == "cpu":
+    if row_by_row and a.device.type == "cpu":
         return torch.bmm(a.unsqueeze(1), b.expand(len(a), *b.shape)).squeeze(1)
     return a @ b
 

@@ -29,9 +29,9 @@ def resident() -> int:
 
 def in_units(size: int) -> str:
     """Bytes as `--memory-limit` reads them: 1.3GB, never less than the size."""
-    for unit, each in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= each:
-            return f"{ceil(size / each * 10) / 10:g}{unit}"
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= factor:
+            return f"{ceil(size / factor * 10) / 10:g}{unit}"
     return f"{size}B"
 
 

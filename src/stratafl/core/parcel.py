@@ -128,7 +128,7 @@ class Parcel(Mapping[str, Field]):
         return Parcel({name: field.poisoned(layout) for name, field in self.items()})
 
 
-def join(parcels: Sequence[Parcel], *, lazily: bool = False) -> Parcel:
+def join_parcels(parcels: Sequence[Parcel], *, lazily: bool = False) -> Parcel:
     """The parcels of several groups of clients as one; `lazily`, blocks are joined whenever they are asked for."""
     if len(parcels) == 1:
         return parcels[0]

@@ -77,13 +77,13 @@ class Phased(Algorithm):
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
-        each = [phase.algorithm.requires for phase in self._all]
+        requirements = [phase.algorithm.requires for phase in self._all]
         return Requirements(
-            splits=tuple(dict.fromkeys(split for one in each for split in one.splits)),
-            batchings=tuple(batching for one in each for batching in one.batchings),
-            scores=any(one.scores for one in each),
+            splits=tuple(dict.fromkeys(split for needs in requirements for split in needs.splits)),
+            batchings=tuple(batching for needs in requirements for batching in needs.batchings),
+            scores=any(needs.scores for needs in requirements),
             participation="all" if any(phase.participation == "all" for phase in self._all) else "sampled",
-            rows=any(one.rows for one in each),
+            rows=any(needs.rows for needs in requirements),
             extra_rounds=int(self.finish is not None),
         )
 
@@ -163,8 +163,8 @@ class Phased(Algorithm):
 
     def communication(self, rnd: Round, server: State) -> dict[str, float]:
         """That of the round's phase; 0 of what only other phases send, so that every round has the same keys."""
-        known = {name: 0.0 for record in self.records for name in record.communication(rnd, server)}
-        return {**known, **self._of(rnd).communication(rnd, server)}
+        zeros = {name: 0.0 for record in self.records for name in record.communication(rnd, server)}
+        return {**zeros, **self._of(rnd).communication(rnd, server)}
 
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         return self._of(rnd).deploy(rnd, client, task)
@@ -187,6 +187,6 @@ def _union(declared: list[Mapping[str, FieldSpec]]) -> dict[str, FieldSpec]:
     union: dict[str, FieldSpec] = {}
     for fields in declared:
         for name, spec in fields.items():
-            known = union.get(name, spec)
-            union[name] = spec if known == spec else Together((known, spec))
+            before = union.get(name, spec)
+            union[name] = spec if before == spec else Together((before, spec))
     return union

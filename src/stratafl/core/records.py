@@ -40,21 +40,26 @@ _KEYS: dict[type[Any], Mapping[str, "Key"]] = {}
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass that checks its fields and that `from_table` can rebuild by its class name."""
-    own = getattr(cls, "__post_init__", None)
+    post_init = getattr(cls, "__post_init__", None)
 
-    def check_fields(self: T, *given: Any) -> None:
+    def check_fields(self: T, *init_arguments: Any) -> None:
         for name, hint in _hints(type(self)).items():
             object.__setattr__(self, name, checked(f"{type(self).__name__}.{name}", hint, getattr(self, name)))
-        if own is not None:
-            own(self, *given)
+        if post_init is not None:
+            post_init(self, *init_arguments)
 
     cls.__post_init__ = check_fields  # type: ignore[attr-defined]
-    made = dataclass(frozen=True)(cls)
-    known = _CLASSES.get(made.__name__)
-    if known is not None and (known.__module__, known.__qualname__) != (made.__module__, made.__qualname__):
-        raise RecordError(f"two records are called '{made.__name__}': in {known.__module__} and in {made.__module__}")
-    _CLASSES[made.__name__] = _CLASSES[stored_name(made)] = made
-    return made
+    frozen = dataclass(frozen=True)(cls)
+    namesake = _CLASSES.get(frozen.__name__)
+    if namesake is not None and (namesake.__module__, namesake.__qualname__) != (
+        frozen.__module__,
+        frozen.__qualname__,
+    ):
+        raise RecordError(
+            f"two records are called '{frozen.__name__}': in {namesake.__module__} and in {frozen.__module__}"
+        )
+    _CLASSES[frozen.__name__] = _CLASSES[stored_name(frozen)] = frozen
+    return frozen
 
 
 def stored_name(cls: type[Any]) -> str:
@@ -203,18 +208,18 @@ def from_settings(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
     options = {k: v for k, v in table.items() if takes_options and k not in keys and v is not None}
     for key, value in options.items():
         _check_option(f"{name}.{key}", value)
-    given = {k: v for k, v in table.items() if k in keys or not takes_options}
-    _check_keys(f"[{name}]", given, {known: key.default is MISSING for known, key in keys.items()})
-    values = {keys[k].field: keys[k].read(checked(f"{name}.{k}", keys[k].hint, v)) for k, v in given.items()}
+    settings = {k: v for k, v in table.items() if k in keys or not takes_options}
+    _check_keys(f"[{name}]", settings, {key_name: key.default is MISSING for key_name, key in keys.items()})
+    values = {keys[k].field: keys[k].read(checked(f"{name}.{k}", keys[k].hint, v)) for k, v in settings.items()}
     return cls(**values, **({OPTIONS: options} if takes_options else {}))
 
 
-def _check_keys(label: str, given: Mapping[str, Any], needed: Mapping[str, bool]) -> None:
-    for key in given:
+def _check_keys(label: str, keys: Mapping[str, Any], needed: Mapping[str, bool]) -> None:
+    for key in keys:
         if key not in needed:
             raise unknown(f"key of {label}", key, needed)
     for key, is_needed in needed.items():
-        if is_needed and key not in given:
+        if is_needed and key not in keys:
             raise RecordError(f"{label} needs '{key}'")
 
 

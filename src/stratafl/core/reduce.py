@@ -37,9 +37,9 @@ def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str,
     return {**total, **{n: sums[id(total.get(n))] for n in rows}}
 
 
-def mean_or_hold(sums: Rows, weights: Rows, held: Mapping[str, Tensor]) -> Rows:
+def mean_or_hold(sums: Rows, weights: Rows, server_rows: Mapping[str, Tensor]) -> Rows:
     """Σ w·x / Σ w where a client sent something, else what the server holds."""
-    return {**held, **{name: _mean_or_held(total, weights[name], held[name]) for name, total in sums.items()}}
+    return {**server_rows, **{name: _mean_or_held(x, weights[name], server_rows[name]) for name, x in sums.items()}}
 
 
 def pieces(columns: int, size: int = PIECE) -> Iterator[slice]:
@@ -47,16 +47,16 @@ def pieces(columns: int, size: int = PIECE) -> Iterator[slice]:
     yield from (slice(at, at + size) for at in range(0, columns, size))
 
 
-def _mean_or_held(total: Tensor, weight: Tensor, held: Tensor) -> Tensor:
+def _mean_or_held(total: Tensor, weight: Tensor, server_block: Tensor) -> Tensor:
     def mean(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
         return torch.where(w > 0, x / w.clamp(min=1e-300), h).to(h.dtype)
 
-    if total.numel() <= PIECE or total.shape != held.shape or not held.is_contiguous():
-        return mean(total, weight, held)
-    new, dense = torch.empty_like(held), weight.shape == total.shape
+    if total.numel() <= PIECE or total.shape != server_block.shape or not server_block.is_contiguous():
+        return mean(total, weight, server_block)
+    new, dense = torch.empty_like(server_block), weight.shape == total.shape
     for some in pieces(total.numel()):
         w = weight.reshape(-1)[some] if dense else weight.reshape(())
-        new.view(-1)[some] = mean(total.reshape(-1)[some], w, held.view(-1)[some])
+        new.view(-1)[some] = mean(total.reshape(-1)[some], w, server_block.view(-1)[some])
     return new
 
 
@@ -69,8 +69,8 @@ def _add(total: Tensor | None, weights: Tensor, rows: Tensor, sent: Tensor | Non
         return total.add_(torch.tensordot(weights, cleared.to(torch.float64), 1))
     if sent is None:
         return _fold(total, weights, rows)
-    for weight, row, there in zip(weights.split(1), rows, sent, strict=True):
-        _fold(total, weight, torch.where(there, row, 0)[None])
+    for weight, row, sent_columns in zip(weights.split(1), rows, sent, strict=True):
+        _fold(total, weight, torch.where(sent_columns, row, 0)[None])
     return total
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_LONGEST = 60  # of a text
+_MAX_TEXT_LETTERS = 60  # of a text
 
 
 def short_repr(cls: type[T]) -> type[T]:
@@ -35,7 +35,7 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float | torch.dtype | torch.device):
         return str(value).removeprefix("torch.")
     if isinstance(value, str):
-        return repr(value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…")
+        return repr(value if len(value) <= _MAX_TEXT_LETTERS else f"{value[:_MAX_TEXT_LETTERS]}…")
     if isinstance(value, Mapping | list | tuple | set | frozenset) and not hasattr(value, "_fields"):
         return f"{type(value).__name__} of {len(value)}"
     return type(value).__name__

@@ -53,11 +53,11 @@ def _field_misfit(field: Field, form: FieldForm, layout: Layout, clients: int) -
     return _mask_misfit(field, form.value, layout, lead)
 
 
-def _names_misfit(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
+def _names_misfit(names: Mapping[str, object], expected: Mapping[str, object]) -> str:
     for key in expected:
-        if key not in found:
+        if key not in names:
             return f"lacks '{key}'"
-    for key in found:
+    for key in names:
         if key not in expected:
             return f"holds {key[:80]!r}, which the method does not ask for"
     return ""
@@ -77,8 +77,8 @@ def _mask_misfit(field: Field, blocks: Mapping[str, TensorForm], layout: Layout,
         wrong = _names_misfit(field.mask.sent, blocks)
         if wrong:
             return f"has a mask that {wrong}"
-        each = (_bits_misfit(field.mask.sent[key], (*lead, *block.shape)) for key, block in blocks.items())
-        return next((wrong for wrong in each if wrong), "")
+        misfits = (_bits_misfit(field.mask.sent[key], (*lead, *block.shape)) for key, block in blocks.items())
+        return next((wrong for wrong in misfits if wrong), "")
     return ""
 
 
@@ -97,20 +97,17 @@ def extremes(field: Field, bound: Bound, clients: int, layout: Layout, finite: S
     None where there is nothing to look at: whole numbers without a sign to respect, booleans, tensors without values,
     and those of which is known that they are `finite`, if that is all that is asked.
     """
-    known = finite if bound == "finite" else frozenset[str]()
+    finite_names = finite if bound == "finite" else frozenset[str]()
     sent = field.sent(layout)
     named: Mapping[str, Tensor] = {"": field.value} if isinstance(field.value, Tensor) else field.value
-    each = [
+    block_extremes = [
         _extremes(block, None if sent is None else sent[name], field.common, clients)
         for name, block in named.items()
-        if name not in known
-        and block.numel()
-        and block.dtype != torch.bool
-        and (block.is_floating_point() or bound in _SIGNED)
+        if name not in finite_names and _has_bounds(block, bound)
     ]
-    if not each or bound == "any":
+    if not block_extremes or bound == "any":
         return None
-    lows, highs = (torch.stack(side) for side in zip(*each, strict=True))
+    lows, highs = (torch.stack(side) for side in zip(*block_extremes, strict=True))
     return torch.stack([lows.amin(0), highs.amax(0)])
 
 
@@ -119,8 +116,10 @@ def _has_bounds(block: Tensor, bound: Bound) -> bool:
 
 
 def _extremes(block: Tensor, sent: Tensor | None, common: bool, clients: int) -> tuple[Tensor, Tensor]:
-    there = block if sent is None else torch.where(sent, block, 1)  # what was not sent is NaN, and within all bounds
-    rows = there.reshape(1, -1).expand(clients, -1) if common else there.reshape(clients, -1)
+    sent_values = (
+        block if sent is None else torch.where(sent, block, 1)
+    )  # unsent values are NaN, and 1 is within all bounds
+    rows = sent_values.reshape(1, -1).expand(clients, -1) if common else sent_values.reshape(clients, -1)
     # one launch on a GPU; on a CPU one pass takes four times as long as two that are vectorised
     low, high = (rows.amin(1), rows.amax(1)) if rows.device.type == "cpu" else torch.aminmax(rows, dim=1)
     return low.double(), high.double()

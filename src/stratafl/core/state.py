@@ -96,7 +96,7 @@ def stack(blocks: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(blocks))
 
 
-def join(states: Sequence[Mapping[str, Value]]) -> State:
+def join_states(states: Sequence[Mapping[str, Value]]) -> State:
     """Rows of several states, one below the other."""
     return {name: combine(stack, [s[name] for s in states]) for name in states[0]}
 
@@ -107,7 +107,7 @@ def stacked(states: Sequence[Mapping[str, Value]]) -> State:
 
 
 def rejoin(before: Mapping[str, Value], states: Sequence[Mapping[str, Value]]) -> State:
-    """The same as `join` for states that were slices of `before`; what was moved in place is not copied."""
+    """The same as `join_states` for states that were slices of `before`; what was moved in place is not copied."""
     whole = {name: value if isinstance(value, Tensor) else dict(value) for name, value in before.items()}
     return {name: combine(_rejoined, [whole[name], *(s[name] for s in states)]) for name in states[0]}
 
@@ -160,16 +160,16 @@ def kind(tensor: Tensor) -> Kind:
     return tensor.dtype, tuple(tensor.shape)
 
 
-def difference(known: Mapping[str, Kind], found: Mapping[str, Tensor]) -> str | None:
-    """The first difference of flat tensors from the names, types and shapes that are known; None if there is none."""
-    for name in known:
-        if name not in found:
+def form_difference(expected: Mapping[str, Kind], flat: Mapping[str, Tensor]) -> str | None:
+    """How flat tensors differ from the expected names, types and shapes, at the first place; None if they do not."""
+    for name in expected:
+        if name not in flat:
             return f"'{name}' is missing"
-    for name, tensor in found.items():
-        if name not in known:
+    for name, tensor in flat.items():
+        if name not in expected:
             return f"'{name[:60]}' does not belong to it"
-        if kind(tensor) != known[name]:
-            kinds = [f"{dtype} {list(shape)}" for dtype, shape in (kind(tensor), known[name])]
+        if kind(tensor) != expected[name]:
+            kinds = [f"{dtype} {list(shape)}" for dtype, shape in (kind(tensor), expected[name])]
             return f"'{name}' is {kinds[0]}, not {kinds[1]}"
     return None
 

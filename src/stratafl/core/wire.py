@@ -39,13 +39,13 @@ def encode(parcel: Parcel, layout: Layout) -> bytes:
 def decode(data: bytes, layout: Layout, form: Form) -> Parcel:
     """The parcel of one client, which has this form; what was not sent is NaN. Anything else is a `WireError`."""
     body = _checked(data, layout, form)
-    found = _entries(body)
+    entries = _entries(body)
     if data[_FORM] != form.digest:
         same = "check that both sides run the same version, algorithm, model and round"
-        how = _difference(found, form, layout)
+        how = _difference(entries, form, layout)
         raise WireError(f"this parcel has other fields, types or shapes than expected: {how}{same}")
-    parcel = Parcel({name: _read(name, field, found, layout) for name, field in form.fields.items()})
-    for path in found:
+    parcel = Parcel({name: _read(name, field, entries, layout) for name, field in form.fields.items()})
+    for path in entries:
         raise WireError(f"these bytes are not a parcel: they hold {path[:80]!r}, which is not part of its form")
     if _body(parcel, layout) != body:
         raise WireError("these bytes are not a parcel: they hold a name twice, or bits that mean nothing")
@@ -68,9 +68,9 @@ def tensor_ends(data: bytes) -> list[int]:
 
 def most_bytes(form: Form, layout: Layout) -> int:
     """What a message of this form takes at most: all columns sent, and names and numbers of its header."""
-    held = list(form.entries(layout))
-    header = sum(6 * len(path.encode()) + 20 * len(entry.shape) + 120 for path, entry in held)
-    return PREFIX + 16 + header + sum(entry.bytes for _, entry in held)
+    entries = list(form.entries(layout))
+    header = sum(6 * len(path.encode()) + 20 * len(entry.shape) + 120 for path, entry in entries)
+    return PREFIX + 16 + header + sum(entry.bytes for _, entry in entries)
 
 
 def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
@@ -93,26 +93,26 @@ def _entries(body: bytes) -> Entries:
         raise WireError("these bytes are not a parcel: what they hold is not a safetensors file") from error
 
 
-def _difference(found: Entries, form: Form, layout: Layout) -> str:
+def _difference(entries: Entries, form: Form, layout: Layout) -> str:
     """The first difference that the entries of a message of another form show; some, such as a flag, show nowhere."""
     expected = dict(form.entries(layout))
-    for path in found:
+    for path in entries:
         if path not in expected:
             return f"it holds {path[:80]!r}; "
     for path, entry in expected.items():
         mask = form.fields[path.split("/")[1]].mask
-        if path not in found and (mask != "layers" or path.startswith("mask/")):
+        if path not in entries and (mask != "layers" or path.startswith("mask/")):
             return f"it lacks '{path}'; "
-        held = found.get(path, {"dtype": entry.dtype, "shape": entry.shape})
-        if held["dtype"] != entry.dtype or (mask != "columns" and tuple(held["shape"]) != entry.shape):
-            return f"it holds '{path}' as {held['dtype']} {tuple(held['shape'])}, not {entry.dtype} {entry.shape}; "
+        actual = entries.get(path, {"dtype": entry.dtype, "shape": entry.shape})
+        if actual["dtype"] != entry.dtype or (mask != "columns" and tuple(actual["shape"]) != entry.shape):
+            return f"it holds '{path}' as {actual['dtype']} {tuple(actual['shape'])}, not {entry.dtype} {entry.shape}; "
     return ""
 
 
 def _check_values(name: str, field: Field, bound: Bound, layout: Layout) -> None:
-    found = extremes(field, bound, 1, layout)
-    if found is not None:
-        low, high = found[:, 0].tolist()
+    value_range = extremes(field, bound, 1, layout)
+    if value_range is not None:
+        low, high = value_range[:, 0].tolist()
         wrong = out_of_bounds(name, bound, low, high)
         if wrong:
             raise WireError(wrong)
@@ -142,23 +142,23 @@ def _body(parcel: Parcel, layout: Layout) -> bytes:
     return b"".join(file_parts(tensors))
 
 
-def _read(name: str, form: FieldForm, found: Entries, layout: Layout) -> Field:
+def _read(name: str, form: FieldForm, entries: Entries, layout: Layout) -> Field:
     def lift(tensor: Tensor) -> Tensor:
         return tensor if form.common else tensor.unsqueeze(0)
 
     if isinstance(form.value, TensorForm):
-        return Field(lift(_take(f"value/{name}", form.value, found)), form.common)
+        return Field(lift(_take(f"value/{name}", form.value, entries)), form.common)
     blocks: Rows = {}
     columns: Rows = {}
-    layers = _bits(f"mask/{name}", (len(layout.layers),), found) if form.mask == "layers" else None
+    layers = _bits(f"mask/{name}", (len(layout.layers),), entries) if form.mask == "layers" else None
     for key, block in form.value.items():
         path = f"value/{name}/{key}"
         if form.mask == "columns":
-            sent = _bits(f"mask/{name}/{key}", block.shape, found)
-            value = _take(path, TensorForm(block.dtype, (int(sent.sum()),)), found)
+            sent = _bits(f"mask/{name}/{key}", block.shape, entries)
+            value = _take(path, TensorForm(block.dtype, (int(sent.sum()),)), entries)
             columns[key], blocks[key] = lift(sent), lift(_unsent(block).masked_scatter_(sent, value))
         elif layers is None or bool(layers[layout.specs[key].layer]):
-            blocks[key] = lift(_take(path, block, found))
+            blocks[key] = lift(_take(path, block, entries))
         else:
             blocks[key] = lift(_unsent(block))
     if layers is not None:
@@ -170,14 +170,14 @@ def _unsent(block: TensorForm) -> Tensor:
     return torch.full(block.shape, torch.nan, dtype=DTYPES[block.dtype])
 
 
-def _take(path: str, form: TensorForm, found: Entries) -> Tensor:
+def _take(path: str, form: TensorForm, entries: Entries) -> Tensor:
     """The tensor at this path, exactly as its form says, out of what was found."""
-    info = found.pop(path, None)
+    info = entries.pop(path, None)
     if info is None:
         raise WireError(f"these bytes are not a parcel: they lack '{path}'")
     if (info["dtype"], tuple(info["shape"])) != (form.dtype, form.shape):
-        held = f"{info['dtype']} {tuple(info['shape'])}"
-        raise WireError(f"these bytes are not a parcel: '{path}' is {held}, not {form.dtype} {form.shape}")
+        actual = f"{info['dtype']} {tuple(info['shape'])}"
+        raise WireError(f"these bytes are not a parcel: '{path}' is {actual}, not {form.dtype} {form.shape}")
     data = info["data"]
     if form.dtype == "BOOL" and max(data, default=0) > 1:
         raise WireError(f"these bytes are not a parcel: '{path}' holds a boolean that is neither true nor false")
@@ -185,9 +185,9 @@ def _take(path: str, form: TensorForm, found: Entries) -> Tensor:
     return torch.frombuffer(data, dtype=dtype).reshape(form.shape) if data else torch.empty(form.shape, dtype=dtype)
 
 
-def _bits(path: str, shape: tuple[int, ...], found: Entries) -> Tensor:
+def _bits(path: str, shape: tuple[int, ...], entries: Entries) -> Tensor:
     count = TensorForm("U8", shape).size
-    flat = np.unpackbits(_take(path, bitmap(count), found).numpy(), count=count)
+    flat = np.unpackbits(_take(path, bitmap(count), entries).numpy(), count=count)
     return torch.from_numpy(flat.astype(bool)).reshape(shape)
 
 

@@ -110,6 +110,7 @@ def _shards(place: Path, reading: Reading) -> Samples:
 
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_DECODED}
+    # The seed matters only where owners are drawn; otherwise all seeds share one entry.
     options = options if reading.owners is not None else options | {"seed": 0}
     if reading.group is None:
         del options["group"]  # so that entries of older versions are still found

@@ -71,6 +71,7 @@ def _in_features(federation: Federation) -> tuple[Outlier, ...]:
     values = _values(federation)
     nonzero = np.where(values == 0, np.nan, np.abs(values))
     sizes = _quartiles(np.log(nonzero), np.isfinite(values).sum(1) * _PRESENT)
+    # Sizes are compared as logarithms, so that ten times as much and a tenth as much are equally far.
     doubt = 1 + 2 / np.sqrt(np.maximum(sizes.counts, 1))  # the median of few samples is not certain
     bounds = np.log(_RATIO * _strictness(sizes)) + _SPREADS * _scatter(sizes) * doubt
     apart = [("size", _beyond(sizes, bounds), np.exp(sizes.middle), np.exp(_usual(sizes.middle)))]

@@ -25,6 +25,7 @@ def shared_federation(
 
     `settings` are all it depends on besides the files at `name` or `path`, which must not have changed since.
     """
+    # The key is taken before and after reading: a file that changes in between must not be shared.
     before = _key(name, path, settings, device)
     federation = None if before is None else _shared.get(before)
     if federation is None:

@@ -160,6 +160,7 @@ def parts_of_strata(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Gen
     room[order[np.argsort(counts[order], kind="stable")][:short]] += 1
     held_out = _apportioned(sizes.both, counts, room, order)
     tests = _apportioned(sizes.test, held_out, held_out, order)
+    # The place of each sample within its stratum: samples come in random order, so the first ones are a random draw.
     rank = np.empty(len(ids), np.int64)
     rank[np.argsort(ids, kind="stable")] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.where(rank < tests[ids], TEST, np.where(rank < held_out[ids], VALIDATION, TRAIN))
@@ -169,6 +170,7 @@ def _apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
     """`total` samples over strata in proportion to their counts, by largest remainders, at most `room` of each."""
     whole = max(1, int(counts.sum()))
     taken = np.minimum(total * counts // whole, room)
+    # A full stratum cannot take its remainder, so the rest is offered to the others again.
     while (left := total - int(taken.sum())) > 0:
         missing = total * counts - taken * whole
         able = order[taken[order] < room[order]]
@@ -200,6 +202,7 @@ def _fitted(counts: NDArray[np.float64], wanted: NDArray[np.float64], order: Par
     asked_for = [part for part in (TRAIN, TEST, VALIDATION) if wanted[part].sum() > 0]
     empty = asked_for
     for left, group in zip(range(len(order), 0, -1), order, strict=True):
+        # Once there are only as many groups as empty parts, each group must fill one of them.
         asking = empty[:left] if left <= len(empty) else asked_for
         part = max(asking, key=lambda part: counts[group] @ lacking[part])
         lacking[part] -= counts[group]

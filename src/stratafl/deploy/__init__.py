@@ -1,6 +1,6 @@
-"""A federation on Flower: its processes, certificates and keys, and the gate that lets only sites in.
+"""A deployed federation: host and sites (`hosting.py`, `member.py`), and the Flower processes that connect them.
 
-`host.py` starts what the server needs, `site.py` what a site needs; `rounds.py` is for a ServerApp, `certificates.py`
-comes before all of them. Only this package imports flwr (`pip install 'stratafl[flower]'`). docs/flower.md has the
-facts about Flower that it relies on.
+`host.py` and `site_processes.py` start the processes of a host and of a site. `gate.py` is the only port that others
+can reach. Only this package imports flwr (`pip install 'stratafl[flower]'`); docs/flower.md has the facts about Flower
+that it relies on.
 """

@@ -29,7 +29,7 @@ from stratafl.errors import first_line, told_to_others
 from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
-READY = "ready for messages"  # what site.py waits for
+READY = "ready for messages"  # what site_processes.py waits for
 _OVER = (httpx.HTTPError, RuntimeError, ObjectPullError, ObjectPushError, RunNotRunningException, KeyboardInterrupt)
 
 

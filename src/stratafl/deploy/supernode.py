@@ -2,15 +2,15 @@
 
 If its main thread fails, for example at a 500 of the SuperLink, `flower-supernode` lives on in the thread of its HTTP
 server, without a connection. `python -m stratafl.deploy.supernode …` takes the same options and then ends, so that
-`site.py` sees it.
+`site_processes.py` sees it.
 
-If a run ends while one of its messages is being received, flwr forgets about the message, but not its task. Whoever
-took that would wait for the rest for more than an hour, and answer no other run; or, if the message was whole but not
-yet confirmed, its answer would be sent in place of the next one, and from then on every answer one message too late.
-Here the message is removed as well, and an answer to another message than the last one is dropped.
+If a run ends while one of its messages is being received, flwr forgets the message, but not its task. A ClientApp that
+takes the task would wait for more than an hour. If the message was whole but not yet confirmed, its answer would be
+sent in place of the next one, and from then on every answer would be one message late. Here the message is removed,
+too, and an answer to another message than the last one is dropped.
 
-By itself a SuperNode polls every three seconds. After an answer the next message may come soon, so here the first polls
-come sooner. More of them would keep a SuperLink with many sites busy.
+flwr polls every three seconds. After an answer the next message may come soon, so here the first polls come sooner;
+more of them would keep a SuperLink with many sites busy.
 """
 
 import os

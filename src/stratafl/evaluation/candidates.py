@@ -21,7 +21,7 @@ from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.records import from_settings, to_settings
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import join, rows_of
+from stratafl.core.state import join_states, rows_of
 from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
 from stratafl.evaluation.guard import SAFE, Choice, choose
@@ -83,7 +83,7 @@ class GuardCandidates:
         names = ("received", *LAYERS, self.stage, SAFE)
         if name not in names:
             raise unknown("candidate", name, names)
-        return rows_of(join([{"rows": self._rows(name, some)} for some in self._groups(ids)]), "rows")
+        return rows_of(join_states([{"rows": self._rows(name, some)} for some in self._groups(ids)]), "rows")
 
     def _groups(self, ids: Tensor) -> Iterator[ClientModels]:
         """As many clients at a time as memory allows to train, since they are fine-tuned."""

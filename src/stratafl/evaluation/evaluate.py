@@ -15,7 +15,7 @@ from torch import Tensor
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
 from stratafl.core.round import Round
-from stratafl.core.state import State, expand, join, rows_of
+from stratafl.core.state import State, expand, join_states, rows_of
 from stratafl.core.task import Scores, Task
 from stratafl.execute.executors import evaluation_size
 from stratafl.execute.process_group import ProcessGroup, places
@@ -176,7 +176,7 @@ def gather_scores(process_group: ProcessGroup, share: Tensor, scores: StageScore
 def _models(sim: Simulation, progress: Progress, ids: Tensor, stage: str) -> Rows:
     with sim.arithmetic():
         models = client_models(sim, progress, sim.checked(ids))
-        return rows_of(join([{"rows": some.rows(stage)} for some in models]), "rows")
+        return rows_of(join_states([{"rows": some.rows(stage)} for some in models]), "rows")
 
 
 def client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = False) -> Iterator[ClientModels]:

@@ -230,6 +230,7 @@ def _deviations(difference: Tensor, mean: Tensor, count: Tensor, at: Tensor) -> 
     freedom = (count - 1).clamp(min=0)
     if not freedom.sum():
         return torch.full_like(mean, torch.inf)
+    # Clients with few samples borrow the federation's variance: their own could be 0 by chance.
     common = torch.maximum(squares.sum() / freedom.sum(), difference.square().mean() / len(difference))
     return ((STEADY * common + squares) / (STEADY + freedom)).sqrt()
 

@@ -157,6 +157,7 @@ class Predictions:
         left, groups = torch.argsort(count, descending=True, stable=True), []
         while len(left):
             longest = int(count[left[0]])
+            # Clients within a factor of two in size share a block, so that padding at most doubles the work.
             near = int((2 * count[left] >= longest).sum())
             some = left[: min(near, max(1, CHUNK_SCORES // (longest * self.scores.shape[1])))]
             left = left[len(some) :]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from stratafl.core.algorithm import Total
-from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join
+from stratafl.core.parcel import Bytes, ColumnMask, Field, LayerMask, Parcel, join_parcels
 from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, first_line, shown
@@ -143,12 +143,12 @@ class Ranks:
         sums = self._added(total.sums)
         if not rows:
             return Total(sums)
-        rows_here = (torch.cat(total.ids), dict(join(total.rows))) if total.rows else None
+        rows_here = (torch.cat(total.ids), dict(join_parcels(total.rows))) if total.rows else None
         rows_of_ranks = [(each[0], Parcel(each[1])) for each in self.gather(rows_here) if each is not None]
         if not rows_of_ranks:  # a phase that keeps none
             return Total(sums)
         arrived_ids = torch.cat([each[0] for each in rows_of_ranks])
-        return Total(sums, (join([each[1] for each in rows_of_ranks]).pick(places(arrived_ids, ids)),), (ids,))
+        return Total(sums, (join_parcels([each[1] for each in rows_of_ranks]).pick(places(arrived_ids, ids)),), (ids,))
 
     def collect(self, clients: Mapping[int, State]) -> Mapping[int, State]:
         label, tensors = pack(dict(clients))

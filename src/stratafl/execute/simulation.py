@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import Kind, State, difference, flatten, kind, unflatten
+from stratafl.core.state import Kind, State, flatten, form_difference, kind, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.context import SimulationContext
@@ -125,7 +125,7 @@ class SavedForm:
         others = {name: x for name, x in tensors.items() if not name.startswith("client/")}
         index = {SLOTS: (torch.int64, (self.clients,)), SUMS: (torch.int64, (self.clients,))}
         expected = {"t": (torch.int64, ()), **self.server, **(index if SLOTS in others or SUMS in others else {})}
-        return difference(expected, others) or self._wrong_clients(tensors, SLOTS in others)
+        return form_difference(expected, others) or self._wrong_clients(tensors, SLOTS in others)
 
     def _wrong_clients(self, tensors: Mapping[str, Tensor], indexed: bool) -> str | None:
         states: dict[str, dict[str, Tensor]] = {}
@@ -140,7 +140,7 @@ class SavedForm:
                 return f"there is no client {client[:40]!r}"
             if int(client) >= self.clients:
                 return f"there is no client {client}: the {self.clients} clients are numbered from 0"
-            wrong = difference(self.client, state)
+            wrong = form_difference(self.client, state)
             if wrong is not None:
                 return f"client {client}: {wrong}"
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, bytes_of, difference, flatten, unflatten
+from stratafl.core.state import State, bytes_of, flatten, form_difference, unflatten
 from stratafl.errors import DamagedError, RunError
 
 
@@ -57,7 +57,7 @@ class StateFormat:
 
     def restored(self, tensors: Mapping[str, Tensor]) -> State:
         """The state from flat names and tensors, as `flatten` gave them to a file; refused unless they are these."""
-        wrong = difference({part.path: (part.dtype, part.shape) for part in self.parts}, tensors)
+        wrong = form_difference({part.path: (part.dtype, part.shape) for part in self.parts}, tensors)
         if wrong is not None:
             raise DamagedError(f"the saved state is not one of this federation: {wrong}")
         # Copied, so that products see memory aligned as in a run that was never interrupted.

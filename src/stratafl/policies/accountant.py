@@ -48,12 +48,12 @@ def epsilon_of(noise: float, rounds: int, delta: float) -> float:
 
 def in_words(spent: Mapping[str, float], rounds: int, *, simulated: bool) -> str:
     """What was guaranteed after so many rounds, to whom and against whom."""
-    said = (
+    sentence = (
         f"privacy after {counted(rounds, 'round')}: every client has epsilon = {spent[EPSILON]:.3g} at "
         f"delta = {spent[DELTA]:g} against all who see the server's models, and none against the server"
     )
     only = "; this run only simulates it: its noise follows from the seed, and its scores have none"
-    return said + (only if simulated else "")
+    return sentence + (only if simulated else "")
 
 
 def most_rounds(setup: Setup, t: int) -> int:
@@ -76,8 +76,8 @@ class _Participation:
     def most(self, t: int) -> int:
         if t < self._rounds:
             self._restart()
-        for each in range(self._rounds, t):
-            self._counts[self._sampled(each)] += 1
+        for sampled_round in range(self._rounds, t):
+            self._counts[self._sampled(sampled_round)] += 1
         self._rounds = t
         return int(self._counts.max())
 

@@ -13,19 +13,19 @@ from torch import Tensor
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.state import Computed
 
-LEAST = 1e-300  # in the place of a norm of 0, by which nothing is divided
+MIN_NORM = 1e-300  # in the place of a norm of 0, by which nothing is divided
 
 
 def clipped(
-    rows: Rows, sent: Rows | None, held: Mapping[str, Tensor], layout: Layout, norm: float
+    rows: Rows, sent: Rows | None, server_rows: Mapping[str, Tensor], layout: Layout, norm: float
 ) -> Mapping[str, Tensor]:
     """The blocks `[C, …]` of some clients, with every update scaled to at most this norm; one block at a time."""
-    kinds, each = trainable(rows, layout), {}
+    kinds, factors = trainable(rows, layout), {}
     for kind in sorted(set(kinds.values())):
         names = [name for name in rows if kinds[name] is kind]
-        squares = [_squares(rows[name], None if sent is None else sent[name], held[name]) for name in names]
-        each[kind] = scale(torch.stack(squares).sum(0).sqrt(), norm)
-    return scaled(rows, held, {name: each[kind] for name, kind in kinds.items()})
+        squares = [_squares(rows[name], None if sent is None else sent[name], server_rows[name]) for name in names]
+        factors[kind] = scale(torch.stack(squares).sum(0).sqrt(), norm)
+    return scaled(rows, server_rows, {name: factors[kind] for name, kind in kinds.items()})
 
 
 def trainable(names: Mapping[str, Tensor], layout: Layout) -> dict[str, bool]:
@@ -35,24 +35,24 @@ def trainable(names: Mapping[str, Tensor], layout: Layout) -> dict[str, bool]:
 
 def scale(norms: Tensor, most: float | Tensor) -> Tensor:
     """`[C]`: what updates of these norms are multiplied by, 1 where they are short enough."""
-    return (most / norms.clamp(min=LEAST)).clamp(max=1)
+    return (most / norms.clamp(min=MIN_NORM)).clamp(max=1)
 
 
 def scaled(
-    rows: Mapping[str, Tensor], held: Mapping[str, Tensor], scales: Mapping[str, Tensor]
+    rows: Mapping[str, Tensor], server_rows: Mapping[str, Tensor], scales: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
     """θ + s_k·(θ_k − θ) in float64, and θ_k itself where s_k = 1; computed whenever a block is asked for."""
 
     def block(name: str) -> Tensor:
         x = rows[name].double()
         factor = scales[name].to(x.device).reshape(-1, *(1,) * (x.ndim - 1))
-        return torch.where(factor < 1, (x - held[name]).mul_(factor).add_(held[name]), x)
+        return torch.where(factor < 1, (x - server_rows[name]).mul_(factor).add_(server_rows[name]), x)
 
     return Computed(rows, block)
 
 
-def _squares(block: Tensor, sent: Tensor | None, held: Tensor) -> Tensor:
-    update = block.to(torch.float64, copy=True).sub_(held)  # squares of float32 overflow at 1e19
+def _squares(block: Tensor, sent: Tensor | None, server_block: Tensor) -> Tensor:
+    update = block.to(torch.float64, copy=True).sub_(server_block)  # squares of float32 overflow at 1e19
     if sent is not None:
         update.masked_fill_(~sent, 0)
     return row_dot(update, update)

@@ -136,16 +136,16 @@ def _padded(x: Tensor, to: int) -> Tensor:
 
 
 def _packed(x: Tensor, bits: int) -> Tensor:
-    each = 8 // bits
-    if each == 1:
+    per_byte = 8 // bits
+    if per_byte == 1:
         return x
-    groups = _padded(x, each).reshape(len(x), -1, each)
-    return sum((groups[..., i] << (8 - bits * (i + 1)) for i in range(1, each)), groups[..., 0] << (8 - bits))
+    groups = _padded(x, per_byte).reshape(len(x), -1, per_byte)
+    return sum((groups[..., i] << (8 - bits * (i + 1)) for i in range(1, per_byte)), groups[..., 0] << (8 - bits))
 
 
 def _unpacked(x: Tensor, bits: int) -> Tensor:
-    each = 8 // bits
-    if each == 1:
+    per_byte = 8 // bits
+    if per_byte == 1:
         return x
-    some = [(x >> (8 - bits * (i + 1))) & (2**bits - 1) for i in range(each)]
+    some = [(x >> (8 - bits * (i + 1))) & (2**bits - 1) for i in range(per_byte)]
     return torch.stack(some, 2).reshape(len(x), -1)

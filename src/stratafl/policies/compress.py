@@ -104,35 +104,35 @@ class Compress(Pack):
         """What is received and noted, and the upload before and after."""
         return Footprint(client=3 * setup.row_bytes())
 
-    def names(self, given: Iterable[str], layout: Layout) -> Names:
+    def names(self, tensors: Iterable[str], layout: Layout) -> Names:
         """Those of these tensors that are compressed."""
-        kept = {name for name in given if layout.specs[name].trainable and layout.specs[name].size >= self.min_size}
-        return tuple(name for name in layout.specs if name in kept)
+        large = {name for name in tensors if layout.specs[name].trainable and layout.specs[name].size >= self.min_size}
+        return tuple(name for name in layout.specs if name in large)
 
     def pack(self, rnd: Round, client: State, field: Field, task: Task) -> tuple[Mapping[str, Field], State]:
         if field.mask is not None:
             raise RecordError(f"field '{self.field}' is sent in parts: it cannot be compressed")
         value, base = field.rows, {} if self._base is None else rows_of(client, self._base)
         names = self.names(value, rnd.layout)
-        kept: dict[str, Rows] = {name: dict(rows_of(client, name)) for name in self.keeps}
+        state: dict[str, Rows] = {name: dict(rows_of(client, name)) for name in self.keeps}
         travels: dict[str, Rows] = {part: {} for part in self.codec.parts}
         for name in names:
             self._check(name, base)
             x = _flat(value[name] - base[name] if name in base else value[name])
             adds_up = self.feedback and (name in base or self._base is None)  # errors of values do not
             if adds_up:
-                x = x + _flat(kept[self._residual][name])
+                x = x + _flat(state[self._residual][name])
             parts = self.codec.encode(x, partial(self._draws, rnd, task.ids, name, x))
             arrives = self.codec.decode(parts, x.shape[1]).x  # as the server reads it
             for part, numbers in parts.items():
                 travels[part][name] = numbers
             if adds_up:
-                kept[self._residual][name] = (x - arrives).reshape(value[name].shape)
+                state[self._residual][name] = (x - arrives).reshape(value[name].shape)
             if self.rows:
-                kept[self._latest][name] = base[name] + arrives.reshape(value[name].shape)
+                state[self._latest][name] = base[name] + arrives.reshape(value[name].shape)
         rest = {name: x for name, x in value.items() if name not in names}
         packed = {f"{self.field}.{part}": self._part(part, travels[part]) for part in travels}
-        return {self.field: Field(rest), **packed}, dict(kept)
+        return {self.field: Field(rest), **packed}, dict(state)
 
     def _part(self, part: str, numbers: Rows) -> Field:
         return Field(numbers, packed=Packed(self.codec.parts[part]))
@@ -186,8 +186,8 @@ class Received(Mix):
 
     @property
     def reads(self) -> Names:
-        own = (name for name in (self.latest, self.residual) if name is not None)
-        return (f"down.{self.field}", *own)
+        optional = (name for name in (self.latest, self.residual) if name is not None)
+        return (f"down.{self.field}", *optional)
 
     @property
     def writes(self) -> Names:

@@ -23,7 +23,7 @@ from stratafl.policies.optimizers import Direction
 
 Fields = Mapping[str, Value]
 RATE = "learning rate"  # one per client, a constant of the scan: a step that is kept sees that of its round and run
-OWN = ("row", "steps", "loss", "factors", "velocity", "moment", "square", "updates", RATE)  # what a scan calls its own
+RESERVED_FIELDS = ("row", "steps", "loss", "factors", "velocity", "moment", "square", "updates", RATE)  # of a scan
 
 
 class Edit(Protocol):
@@ -109,9 +109,9 @@ class Descent:
     def reads(self) -> Names:
         """The fields that its parts need; what the gradient rule gives, followers have."""
         rule = () if self.gradient is None else (self.gradient,)
-        given = () if self.gradient is None else self.gradient.gives
+        provided = () if self.gradient is None else self.gradient.gives
         asked = [name for part in (*self.edits, *self.rates, *rule, *self.follow) for name in part.reads]
-        return tuple(name for name in (*asked, *self.followed) if name not in given)
+        return tuple(name for name in (*asked, *self.followed) if name not in provided)
 
     @property
     def followed(self) -> Names:
@@ -152,9 +152,8 @@ def descend(
     rate: float,
     row: Rows,
     client: Fields,
-    *,
     objective: Objective | None = None,
-    kept: Fields | None = None,
+    previous: Fields | None = None,
 ) -> State:
     """The `row` after descent at this rate, fields that moved along, and each client's `steps` and summed `loss`.
 
@@ -169,7 +168,7 @@ def descend(
         "row": {n: x.clone(memory_format=torch.contiguous_format) if n in moved else x for n, x in row.items()},
         "steps": torch.zeros(count, dtype=torch.int64, device=like.device),
         "loss": torch.zeros(count, dtype=torch.float64, device=like.device),
-        **_optimizer_state(descent.direction, {n: row[n] for n in trained}, kept or {}),
+        **_optimizer_state(descent.direction, {n: row[n] for n in trained}, previous or {}),
     }
     carry |= {name: client[name] for name in (*objective.carries, *descent.followed)}
     if descent.rates and task.watched:
@@ -188,15 +187,17 @@ def descend(
     )
 
 
-def _optimizer_state(direction: Direction, trained: Rows, kept: Fields) -> State:
+def _optimizer_state(direction: Direction, trained: Rows, before: Fields) -> State:
     """Zeros, or what the clients kept; a copy, because steps move it in place."""
     state: State = {
-        slot: {n: rows_of(kept, slot)[n].clone() if slot in kept else torch.zeros_like(x) for n, x in trained.items()}
+        slot: {
+            n: rows_of(before, slot)[n].clone() if slot in before else torch.zeros_like(x) for n, x in trained.items()
+        }
         for slot in direction.slots
     }
     if direction.counts:
         like = next(iter(trained.values()))
-        state["updates"] = kept.get("updates", like.new_zeros(len(like)))
+        state["updates"] = before.get("updates", like.new_zeros(len(like)))
     return state
 
 
@@ -292,8 +293,8 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
     """An edit gives every gradient back in its shape: a lost client axis would broadcast without a word."""
     for name, gradient in before.items():
         if name not in after or after[name].shape != gradient.shape:
-            found, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
-            raise RecordError(f"{type(edit).__name__} gives {found} for '{name}', whose gradients are {expected}")
+            actual, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
+            raise RecordError(f"{type(edit).__name__} gives {actual} for '{name}', whose gradients are {expected}")
 
 
 def _check_follower(part: Follower, before: State, after: State) -> None:
@@ -301,8 +302,8 @@ def _check_follower(part: Follower, before: State, after: State) -> None:
     was, now = flatten(before), flatten(after)
     for name, x in now.items():
         if name in was and x.shape != was[name].shape:
-            found, expected = tuple(x.shape), tuple(was[name].shape)
-            raise RecordError(f"{type(part).__name__} gives {found} for '{name}', which is {expected}")
+            actual, expected = tuple(x.shape), tuple(was[name].shape)
+            raise RecordError(f"{type(part).__name__} gives {actual} for '{name}', which is {expected}")
 
 
 def _factors(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> dict[str, Tensor]:

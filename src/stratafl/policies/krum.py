@@ -67,8 +67,8 @@ class Krum(RobustMerge):
         rows = Computed(uploads.names, lambda name: uploads.rows[name][chosen])
         mask = up[self.field].mask
         sent = replace(up[self.field], mask=mask and mask.apply(lambda x: x[chosen]))  # its blocks come from `rows`
-        kept = Parcel({self.field: sent, **Parcel(weights).pick(chosen)})
-        return self._mean(rnd, server, kept, ids[chosen.to(ids.device)], rows)
+        chosen_uploads = Parcel({self.field: sent, **Parcel(weights).pick(chosen)})
+        return self._mean(rnd, server, chosen_uploads, ids[chosen.to(ids.device)], rows)
 
 
 def nearest(squares: Tensor, ids: Tensor, f: int, keep: int) -> Tensor:
@@ -105,6 +105,6 @@ def _squared_distances(uploads: Uploads, layout: Layout) -> Tensor | None:
     return above + above.T
 
 
-def _held(rnd: Round, there: str) -> State:
-    log.warning("round %d: there are %s: the server keeps its last state", rnd.t + 1, there)
+def _held(rnd: Round, reason: str) -> State:
+    log.warning("round %d: there are %s: the server keeps its last state", rnd.t + 1, reason)
     return {}

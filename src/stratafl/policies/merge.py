@@ -77,9 +77,9 @@ class Mean(Averaged, MergeSums):
         weights = self.weights_of(up, ids)
         if weights.ndim > 1:
             once = torch.ones_like(ids)
-            each = {n: broadcast(weights.to(x.dtype), x) for n, x in rows.items()}
-            weighted = {n: x * each[n] for n, x in rows.items()}
-            return {"top": add_rows(top, once, weighted, None), "bottom": add_rows(bottom, once, each, None)}
+            spread_weights = {n: broadcast(weights.to(x.dtype), x) for n, x in rows.items()}
+            weighted = {n: x * spread_weights[n] for n, x in rows.items()}
+            return {"top": add_rows(top, once, weighted, None), "bottom": add_rows(bottom, once, spread_weights, None)}
         return {
             "top": add_rows(top, weights, rows, sent),
             "bottom": add_weights(bottom, weights, rows, sent if self.unsent == "held" else None),
@@ -105,10 +105,10 @@ def blocks(value: Value) -> Rows:
     return {TENSOR: value} if isinstance(value, Tensor) else value
 
 
-def kept_blocks(field: Field, kept: Value, layout: Layout) -> tuple[Rows, Rows | None]:
+def kept_blocks(field: Field, server_value: Value, layout: Layout) -> tuple[Rows, Rows | None]:
     """The blocks of an upload that the server keeps, and where they have a mask, what of them was sent."""
     rows, sent = blocks(field.value), None if isinstance(field.value, Tensor) else field.sent(layout)
-    names = [name for name in rows if name in blocks(kept)]
+    names = [name for name in rows if name in blocks(server_value)]
     return {n: rows[n] for n in names}, None if sent is None else {n: sent[n] for n in names}
 
 
@@ -151,14 +151,14 @@ class ServerOptimizer(Mean):
         return replace(super().footprint(setup), merge=3 * setup.row_bytes())
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        mean, held = self.mean(server, sums), blocks(server[self.field])
-        delta = {n: mean[n] - held[n] for n in held if n == TENSOR or rnd.layout.specs[n].trainable}
+        mean, old = self.mean(server, sums), blocks(server[self.field])
+        delta = {n: mean[n] - old[n] for n in old if n == TENSOR or rnd.layout.specs[n].trainable}
         moments, squares = (_rows(server, f"{self.field}.{name}") for name in ("moment", "square"))
         step = {n: self._step(d, moments.get(n), squares.get(n)) for n, d in delta.items()}
-        moved = {**mean, **{n: held[n] + self.lr * direction for n, (direction, _, _) in step.items()}}
-        kept: dict[str, Value] = {f"{self.field}.moment": {n: m for n, (_, m, _) in step.items() if m is not None}}
-        kept[f"{self.field}.square"] = {n: v for n, (_, _, v) in step.items() if v is not None}
-        return {self.field: as_field(moved, server[self.field]), **{name: kept[name] for name in self.keeps}}
+        moved = {**mean, **{n: old[n] + self.lr * direction for n, (direction, _, _) in step.items()}}
+        state: dict[str, Value] = {f"{self.field}.moment": {n: m for n, (_, m, _) in step.items() if m is not None}}
+        state[f"{self.field}.square"] = {n: v for n, (_, _, v) in step.items() if v is not None}
+        return {self.field: as_field(moved, server[self.field]), **{name: state[name] for name in self.keeps}}
 
     def _step(self, delta: Tensor, m: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The direction, and the next m and v."""
@@ -200,9 +200,9 @@ class Increment(MergeSums):
         return {"sum": add_rows(rows_of(sums, "sum") if sums else {}, torch.ones_like(ids), rows, sent)}
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
-        held, clients = blocks(server[self.field]), rnd.setup.clients
-        grown = {n: (held[n] + x / clients).to(held[n].dtype) for n, x in rows_of(sums, "sum").items()}
-        return {self.field: as_field({**held, **grown}, server[self.field])}
+        old, clients = blocks(server[self.field]), rnd.setup.clients
+        grown = {n: (old[n] + x / clients).to(old[n].dtype) for n, x in rows_of(sums, "sum").items()}
+        return {self.field: as_field({**old, **grown}, server[self.field])}
 
 
 @record
@@ -229,8 +229,8 @@ class StoreRows(MergeRows):
         return Footprint(absorbed=setup.block_bytes())
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        new, held = up[self.field].value, server[self.rows]
-        if isinstance(held, Tensor):
-            return {self.rows: held.index_copy(0, ids.to(held.device), up[self.field].tensor.to(held.dtype))}
-        stored = {n: x.index_copy(0, ids.to(x.device), up[self.field].rows[n]) for n, x in held.items() if n in new}
-        return {self.rows: {**held, **stored}}
+        new, old = up[self.field].value, server[self.rows]
+        if isinstance(old, Tensor):
+            return {self.rows: old.index_copy(0, ids.to(old.device), up[self.field].tensor.to(old.dtype))}
+        stored = {n: x.index_copy(0, ids.to(x.device), up[self.field].rows[n]) for n, x in old.items() if n in new}
+        return {self.rows: {**old, **stored}}

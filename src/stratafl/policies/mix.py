@@ -36,22 +36,23 @@ class Take(Mix):
         (into,), field = self.writes, down[self.field]
         if isinstance(field.value, Tensor):
             return {into: field.value.expand(len(task), *field.value.shape) if field.common else field.value}
-        own = rows_of(client, into) if into in client else {}
-        row = {**own, **received(field, own, rnd, len(task))}
+        client_rows = rows_of(client, into) if into in client else {}
+        row = {**client_rows, **received(field, client_rows, rnd, len(task))}
         return {into: {name: row[name] for name in rnd.layout.specs if name in row}}
 
 
-def received(field: Field, own: Rows, rnd: Round, count: int) -> Rows:
+def received(field: Field, client_rows: Rows, rnd: Round, count: int) -> Rows:
     """The blocks of a field with a row per client; where a mask says that nothing was sent, the client's own."""
     rows = expand(field.rows, count) if field.common else field.rows
     sent = field.sent(rnd.layout)
     if sent is None:
         return rows
-    missing = dict.fromkeys(rnd.layout.layers[rnd.layout.specs[name].layer].name for name in rows if name not in own)
+    layers, specs = rnd.layout.layers, rnd.layout.specs
+    missing = dict.fromkeys(layers[specs[name].layer].name for name in rows if name not in client_rows)
     if missing:
         named = ", ".join(map(repr, missing))
         raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the client's state")
-    return {name: torch.where(sent[name], block, own[name]) for name, block in rows.items()}
+    return {name: torch.where(sent[name], block, client_rows[name]) for name, block in rows.items()}
 
 
 @record
@@ -91,8 +92,8 @@ class Adopt(Mix):
         return {"met": torch.ones_like(met), **adopted}
 
 
-def _adopted(new: Tensor, source: Tensor | None, own: Tensor) -> Tensor:
-    return own if source is None else torch.where(per_row(new, own), source, own)
+def _adopted(new: Tensor, source: Tensor | None, client_block: Tensor) -> Tensor:
+    return client_block if source is None else torch.where(per_row(new, client_block), source, client_block)
 
 
 @record

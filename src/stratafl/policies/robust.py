@@ -46,17 +46,17 @@ class ColumnMerge(RobustMerge):
     """A merge that goes column by column."""
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
-        held = server[self.field]
-        uploads = Uploads(up[self.field], held, self.weights_of(up, ids), rnd.layout)
+        server_value = server[self.field]
+        uploads = Uploads(up[self.field], server_value, self.weights_of(up, ids), rnd.layout)
         new = {name: self._merged(uploads, name) for name in uploads.names}
-        return {self.field: as_field({**blocks(held), **new}, held)}
+        return {self.field: as_field({**blocks(server_value), **new}, server_value)}
 
     def _merged(self, uploads: Uploads, name: str) -> Tensor:
-        held = uploads.held[name]
-        new = torch.empty_like(held, memory_format=torch.contiguous_format)
+        server_block = uploads.held[name]
+        new = torch.empty_like(server_block, memory_format=torch.contiguous_format)
         for some, x, weights, old in uploads.pieces(name):
             merged = self._columns(x, weights)
-            new.view(-1)[some] = torch.where((weights > 0).any(0), merged, old).to(held.dtype)
+            new.view(-1)[some] = torch.where((weights > 0).any(0), merged, old).to(server_block.dtype)
         return new
 
     @abstractmethod
@@ -102,8 +102,8 @@ class TrimmedMean(ColumnMerge):
         count = sent.sum(0)
         cut = torch.minimum((self.share * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
         rank = torch.arange(len(x), device=x.device)[:, None]
-        kept = torch.where((rank >= cut) & (rank < count - cut), weights.gather(0, order), 0)
-        return (kept * torch.where(kept > 0, ordered, 0)).sum(0) / kept.sum(0).clamp(min=1e-300)
+        left_weights = torch.where((rank >= cut) & (rank < count - cut), weights.gather(0, order), 0)
+        return (left_weights * torch.where(left_weights > 0, ordered, 0)).sum(0) / left_weights.sum(0).clamp(min=1e-300)
 
 
 @record
@@ -161,13 +161,13 @@ def robust(
     also acts where a server goes on from the mean of a model, such as a server optimiser. Krum takes `keep` uploads
     and withstands `f` wrong ones.
     """
-    made = _made(how, share, factor, f, keep)
-    exchange = _clipping(norm) if how == "clipped" and norm is not None else _replacing(how, made)
-    known = _records(algorithm)
-    changed = [exchange(each) for each in known]
-    if changed == known:
-        raise RecordError(_refusal(how, known))
-    _name_what_stays(how, known, changed)
+    build = _made(how, share, factor, f, keep)
+    exchange = _clipping(norm) if how == "clipped" and norm is not None else _replacing(how, build)
+    records = _records(algorithm)
+    changed = [exchange(each) for each in records]
+    if changed == records:
+        raise RecordError(_refusal(how, records))
+    _name_what_stays(how, records, changed)
     if isinstance(algorithm, Phased):
         return _phased(algorithm, changed)
     return changed[0]
@@ -183,11 +183,11 @@ def _records(algorithm: Algorithm) -> list[Layerwise]:
     return [phase.algorithm for phase in (*algorithm.phases, algorithm.finish) if phase is not None]
 
 
-def _replacing(how: How, made: Made) -> Exchange:
+def _replacing(how: How, build: Made) -> Exchange:
     """Another merge in the place of every plain mean."""
 
     def exchange(algorithm: Layerwise) -> Layerwise:
-        steps = (_robust_mean(step, how, made) if type(step) is Mean else step for step in algorithm.merge)
+        steps = (_robust_mean(step, how, build) if type(step) is Mean else step for step in algorithm.merge)
         return replace(algorithm, merge=tuple(steps))
 
     return exchange
@@ -197,10 +197,10 @@ def _clipping(norm: float) -> Exchange:
     """Every mean of a model, and what starts from one, with clipped updates."""
 
     def exchange(algorithm: Layerwise) -> Layerwise:
-        kept = algorithm.server_fields
+        server_fields = algorithm.server_fields
         steps = (
             replace(step, weights=_verified(step.weights), clip=norm)
-            if isinstance(step, Mean) and isinstance(kept[step.field], Start | Filled | Together)
+            if isinstance(step, Mean) and isinstance(server_fields[step.field], Start | Filled | Together)
             else step
             for step in algorithm.merge
         )
@@ -234,22 +234,22 @@ def _refusal(how: How, algorithms: list[Layerwise]) -> str:
     return f"merge '{how}' takes the place of a mean of uploads (Mean), and this method {by}: leave it out"
 
 
-def _robust_mean(mean: Mean, how: How, made: Made) -> RobustMerge:
+def _robust_mean(mean: Mean, how: How, build: Made) -> RobustMerge:
     if mean.unsent != "held":
         raise RecordError(f"merge '{how}' holds what nobody sent: leave out unsent='{mean.unsent}'")
     if mean.clip is not None:
         raise RecordError(f"merge '{how}' takes the place of a mean whose updates are clipped: leave one of them out")
-    return made(mean.field, _verified(mean.weights))
+    return build(mean.field, _verified(mean.weights))
 
 
 def _made(how: How, share: float, factor: float, f: int, keep: int) -> Made:
-    made: dict[str, Made] = {
+    builders: dict[str, Made] = {
         "median": lambda field, weights: Median(field),
         "trimmed": lambda field, weights: TrimmedMean(field, weights, share),
         "clipped": lambda field, weights: ClippedMean(field, weights, factor),
         "krum": lambda field, weights: Krum(field, weights, f, keep),
     }
-    return made[how]
+    return builders[how]
 
 
 def _verified(weights: str) -> str:

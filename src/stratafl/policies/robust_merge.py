@@ -37,20 +37,20 @@ class RobustMerge(Averaged, MergeRows):
 
     def _mean(self, rnd: Round, server: State, up: Parcel, ids: Tensor, rows: Mapping[str, Tensor]) -> State:
         """The mean of these blocks, which are computed one at a time, to the bit as `Mean` has it."""
-        mean, held = Mean(self.field, self.weights), server[self.field]
+        mean, server_value = Mean(self.field, self.weights), server[self.field]
         new: Rows = {}
         for name in rows:
-            one = replace(up[self.field], value=as_field({name: rows[name]}, held))
-            sums = mean.fold(rnd, server, {}, Parcel({**up, self.field: one}), ids)
+            field = replace(up[self.field], value=as_field({name: rows[name]}, server_value))
+            sums = mean.fold(rnd, server, {}, Parcel({**up, self.field: field}), ids)
             new[name] = mean.mean(server, sums)[name]
-        return {self.field: as_field({**blocks(held), **new}, held)}
+        return {self.field: as_field({**blocks(server_value), **new}, server_value)}
 
 
 class Uploads:
     """What all clients sent of the blocks that the server keeps, some columns at a time."""
 
-    def __init__(self, field: Field, held: Value, weights: Tensor, layout: Layout) -> None:
-        self._value, self.held = blocks(field.value), blocks(held)  # as they are: blocks may be joined when asked for
+    def __init__(self, field: Field, server_value: Value, weights: Tensor, layout: Layout) -> None:
+        self._value, self.held = blocks(field.value), blocks(server_value)  # blocks may be joined lazily
         self._sent: Rows | None = field.sent(layout)
         self.names = tuple(name for name in self._value if name in self.held)
         self.rows = Computed(self.names, self._value.__getitem__)
@@ -59,12 +59,12 @@ class Uploads:
 
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Places, values and weights `[C, P]` in float64, 0 of what was not sent, and what the server holds `[P]`."""
-        block, held, weights = self._value[name], self.held[name].reshape(-1), self._weights
+        block, server_row, weights = self._value[name], self.held[name].reshape(-1), self._weights
         spread = broadcast(weights, block)
         masked = spread if self._sent is None else torch.where(self._sent[name], spread, 0)
-        flat, each = (x.reshape(len(block), -1) for x in (block, masked))
+        flat, flat_weights = (x.reshape(len(block), -1) for x in (block, masked))
         for some in (slice(at, at + PIECE) for at in range(0, flat.shape[1], PIECE)):
-            yield some, flat[:, some].double(), each[:, some], held[some].double()
+            yield some, flat[:, some].double(), flat_weights[:, some], server_row[some].double()
 
     def squares(self, name: str) -> Tensor:
         """`[C]`: the squared norm of what each client sent, from what the server holds."""

@@ -30,7 +30,7 @@ from stratafl.core.steps import Batching, Names, Train
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies.descent import (
-    OWN,
+    RESERVED_FIELDS,
     Descent,
     Edit,
     Fields,
@@ -45,8 +45,8 @@ from stratafl.policies.descent import (
 from stratafl.policies.optimizers import Direction, Optimizer
 from stratafl.policies.schedules import Constant, Schedule, parse_schedule, schedule_text
 
-MOMENTUM = 4  # rows more of a client for each row of an optimiser's state that one step hands to the next; measured
-MANY = 10**9  # more epochs or samples than anybody can mean
+MOMENTUM_ROWS = 4  # memory of a client for each row of its optimiser's state, in rows (measured)
+MAX_COUNT = 10**9  # of epochs or samples
 
 
 @record
@@ -76,7 +76,7 @@ class Clamp:
         return {name: x.clamp(self.least, self.most) for name, x in trained.items()}
 
 
-Some = Written("epochs", Annotated[int, Range(least=1, most=MANY)], int, int)  # none is for steps of a method alone
+Some = Written("epochs", Annotated[int, Range(least=1, most=MAX_COUNT)], int, int)  # 0 is for steps of methods only
 Scheduled = Written("schedule", str, parse_schedule, schedule_text)
 Share = Annotated[float, Range(least=0, below=1)]
 
@@ -93,8 +93,8 @@ class LocalTraining(Train):
     """
 
     lr: Annotated[float, Range(least=0, most=1e30), Tune(1e-3, 1.0, log=True), "learning rate"] = 0.05
-    epochs: Annotated[int, Range(least=0, most=MANY), Some, "local epochs per round"] = 1
-    batch: Annotated[int, Range(least=1, most=MANY), "samples per batch"] = 10
+    epochs: Annotated[int, Range(least=0, most=MAX_COUNT), Some, "local epochs per round"] = 1
+    batch: Annotated[int, Range(least=1, most=MAX_COUNT), "samples per batch"] = 10
     optimizer: Annotated[Optimizer, "how a gradient becomes a step"] = "sgd"
     momentum: Annotated[Share, "momentum of SGD"] = 0.0
     nesterov: Annotated[bool, "momentum looks ahead (Nesterov)"] = False
@@ -137,7 +137,7 @@ class LocalTraining(Train):
         if self.nesterov and not self.momentum:
             raise RecordError("nesterov needs a momentum above 0, such as momentum=0.9")
         for name in (*self.descent.followed, *self._carried):
-            if name in (*OWN, self.row):
+            if name in (*RESERVED_FIELDS, self.row):
                 raise RecordError(f"'{name}' is what a descent calls its own: rename what moves along with it")
 
     @property
@@ -195,7 +195,7 @@ class LocalTraining(Train):
         row = setup.row_bytes(setup.layout.trainable(self.layers))
         edited = bool(self.edits) + (self.clip is not None) + bool(self.weight_decay)
         elsewhere = 2 * (self.gradient is not None) + 2 * len(self.follow)
-        return Footprint(client=(MOMENTUM * len(self.direction.slots) + edited + elsewhere) * row)
+        return Footprint(client=(MOMENTUM_ROWS * len(self.direction.slots) + edited + elsewhere) * row)
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         """The row after descent; as it was, if no layer is to be trained."""
@@ -211,15 +211,15 @@ class LocalTraining(Train):
         if task.watched:
             task.note(f"{self.purpose}/rates", rate * mean_factors(after, trained, task))
         moved = {name: after[name] for name in (*self._carried, *self.descent.followed)}
-        kept = {name: after[name.removeprefix(self._slot(""))] for name in self.keeps}
-        return {self.row: after["row"], **self._counted(steps, loss, rate, client), **moved, **kept}
+        optimizer_state = {name: after[name.removeprefix(self._slot(""))] for name in self.keeps}
+        return {self.row: after["row"], **self._counted(steps, loss, rate, client), **moved, **optimizer_state}
 
     def descend(self, task: Task, trained: Names, rate: float, row: Rows, client: State) -> State:
         """What `stratafl.policies.descent:descend` gives for these tensors, at this rate."""
         epochs = self.epochs if self.epochs_from is None else tensor_of(client, self.epochs_from).long().tolist()
         passes = Passes(self.batch, epochs, self.steps, self.share, self.drop_last, self.shuffle, self.purpose)
-        kept = {name.removeprefix(self._slot("")): client[name] for name in self.keeps}
-        return descend(task, self.descent, passes, trained, rate, row, client, objective=self.objective, kept=kept)
+        before = {name.removeprefix(self._slot("")): client[name] for name in self.keeps}
+        return descend(task, self.descent, passes, trained, rate, row, client, self.objective, before)
 
     def _counted(self, steps: Tensor, loss: Tensor, rate: float, client: State) -> State:
         like = next(iter(rows_of(client, self.row).values()), loss)  # of a row without layers, as the loss

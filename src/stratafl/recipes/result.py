@@ -9,7 +9,7 @@ from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
 from stratafl.recipes.recipe import Row
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.verdicts import Numbers, Place
-from stratafl.report.formats import MARK, duration, machine, span, versions
+from stratafl.report.formats import MARK, duration_text, machine, span, versions
 from stratafl.report.intervals import Spread
 from stratafl.report.outcome import read_outcome
 from stratafl.report.ranking import INCOMPARABLE
@@ -69,7 +69,7 @@ def _made(reproduction: Reproduction) -> str:
     when = span([str(env["started"]) for env in about if env.get("started")])
     lines = [line for place in reproduction.begun for line in read_outcome(place).lines]
     spent = sum(float(v) for line in lines for key, v in line.items() if key.startswith("seconds."))  # also evaluating
-    return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration(spent)}"])
+    return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration_text(spent)}"])
 
 
 def table(reproduction: Reproduction, measure: str) -> list[str]:

@@ -103,8 +103,8 @@ class Uncertainty:
         share = self.seeds / seeds
         clients = self.between_clients - (1 - share) * self.of_both
         freedom = self.seed_freedom * (seeds - 1) / max(self.seeds - 1, 1)
-        known = replace(self, between_seeds=share * self.between_seeds, between_clients=clients)
-        return replace(known, seeds=seeds, seed_freedom=freedom)
+        smaller = replace(self, between_seeds=share * self.between_seeds, between_clients=clients)
+        return replace(smaller, seeds=seeds, seed_freedom=freedom)
 
 
 def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertainty:
@@ -121,8 +121,8 @@ def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertaint
     of_seeds = means[chosen].mean(1) - mean
     every = np.arange(DRAWS)[:, None]
     # Nested, a seed that is drawn twice has clients of its own each time: those of another draw.
-    own = every if crossed else (every + (DRAWS // max(seeds, 1)) * np.arange(seeds)) % DRAWS
-    of_clients = (drawn[chosen, own] - means[chosen]).mean(1)
+    draw = every if crossed else (every + (DRAWS // max(seeds, 1)) * np.arange(seeds)) % DRAWS
+    of_clients = (drawn[chosen, draw] - means[chosen]).mean(1)
     between_seeds = _variance(of_seeds) * seeds / (seeds - 1) if seeds > 1 else 0.0
     between_clients = _variance(of_clients) * most / (most - 1) if most > 1 else 0.0
     both = between_clients
@@ -132,10 +132,12 @@ def uncertainty(differences: Array, weights: Array, crossed: bool) -> Uncertaint
     return Uncertainty(mean, between_seeds, between_clients, both, seeds, clients, crossed, cells, max(seeds - 1, 1))
 
 
-def of_these(found: Uncertainty, of_samples: float, samples: float) -> Uncertainty:
+def of_these(about_others: Uncertainty, of_samples: float, samples: float) -> Uncertainty:
     """For these clients and no others: in place of the clients' variance that of so many test samples."""
-    made = replace(found, between_clients=of_samples, of_both=0.0, clients=samples, crossed=True, cells=found.seeds)
-    return replace(made, about_these_clients=True)
+    of_these_clients = replace(
+        about_others, between_clients=of_samples, of_both=0.0, clients=samples, crossed=True, cells=about_others.seeds
+    )
+    return replace(of_these_clients, about_these_clients=True)
 
 
 def sharing(pairs: Sequence[Uncertainty]) -> list[Uncertainty]:
@@ -149,8 +151,8 @@ def _shared(pair: Uncertainty, pairs: Sequence[Uncertainty]) -> Uncertainty:
     freedom = pair.seeds - 1
     if freedom < 1 or len(like) < 3 or pair.error == 0:  # two methods make one pair, three make three
         return pair
-    usual, known = usual_variance(like, freedom)
-    weight = min(known, freedom)
+    usual, prior_freedom = usual_variance(like, freedom)
+    weight = min(prior_freedom, freedom)
     between_seeds = (freedom * pair.between_seeds + weight * usual) / (freedom + weight)
     return replace(pair, between_seeds=between_seeds, seed_freedom=freedom + weight)
 
@@ -162,8 +164,8 @@ def usual_variance(variances: Array, freedom: int) -> tuple[float, float]:
     variance ψ′(d/2) + ψ′(d₀/2) and the mean ln s₀² + ψ(d/2) − ln(d/2) − ψ(d₀/2) + ln(d₀/2).
     """
     logs = np.log(variances) - _log_mean(freedom)
-    known = 2 * _inverse_trigamma(float(logs.var(ddof=1)) - _trigamma(freedom / 2))
-    return float(np.exp(logs.mean() + _log_mean(known))), known
+    prior_freedom = 2 * _inverse_trigamma(float(logs.var(ddof=1)) - _trigamma(freedom / 2))
+    return float(np.exp(logs.mean() + _log_mean(prior_freedom))), prior_freedom
 
 
 def _log_mean(freedom: float) -> float:
@@ -223,24 +225,24 @@ def _crossed_draws(weights: Array, values: Array) -> Array:
 
 def _nested_draws(weights: Array, values: Array) -> Array:
     """The weighted mean of each seed in each draw of its own clients: `[seeds, draws]`."""
-    found = np.empty((len(weights), DRAWS))
+    means = np.empty((len(weights), DRAWS))
     for seed, (weight, value) in enumerate(zip(weights, values, strict=True)):
-        there = weight > 0
-        counts = _counts(int(there.sum()))
-        found[seed] = counts @ (weight * value)[there] / (counts @ weight[there])
+        present = weight > 0
+        counts = _counts(int(present.sum()))
+        means[seed] = counts @ (weight * value)[present] / (counts @ weight[present])
         # The draws of one seed are those of another in another order: none has the same clients in the same draw.
-        found[seed] = np.random.default_rng(seed).permutation(found[seed])
-    return found
+        means[seed] = np.random.default_rng(seed).permutation(means[seed])
+    return means
 
 
 def _interaction(weights: Array, values: Array, means: Array, mean: float) -> float:
     """The variance of the mean that comes from what a seed does to a client beyond what it does to all."""
-    seeds, there = len(weights), weights > 0
+    seeds, present = len(weights), weights > 0
     if seeds < 2:
         return 0.0
-    share = np.where(there, weights, 0.0)
+    share = np.where(present, weights, 0.0)
     clients = (share * (values - means[:, None])).sum(0) / np.maximum(share.sum(0), 1e-300)
-    rest = np.where(there, values - means[:, None] - clients, 0.0)
+    rest = np.where(present, values - means[:, None] - clients, 0.0)
     return float((share**2 * rest**2).sum() / seeds**2 * seeds / (seeds - 1))
 
 

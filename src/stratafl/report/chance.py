@@ -17,12 +17,12 @@ from stratafl.errors import RunError
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
-from stratafl.report.formats import score
+from stratafl.report.formats import score_text
 from stratafl.report.majority import majority_predictions, majority_values
 from stratafl.report.outcome import OF_ANSWERS, is_imported, measured_by, numbers_of
 from stratafl.report.paired import Paired, holm, pair_of, pairs, with_first
 from stratafl.report.pairing import Couple, ScoredRun, StoredScores, pair_uncertainty
-from stratafl.report.ranking import Rank, ranked, ranking
+from stratafl.report.ranking import Rank, comparable_ranks, ranking
 from stratafl.report.sentences import Finding, finding
 
 OF_PROBABILITIES = ("log_loss", "brier", "ece")  # constant shares of the classes are calibrated, and still useless
@@ -98,7 +98,7 @@ class Probabilities(NamedTuple):
 
     @property
     def findings(self) -> list[Finding]:
-        scores = [f"{rank.label} {score(rank.numbers['score'].mean, AUROC)}" for rank in self.ranks]
+        scores = [f"{rank.label} {score_text(rank.numbers['score'].mean, AUROC)}" for rank in self.ranks]
         if self.at_chance:
             return [finding(say.AUROC_AT_CHANCE, scores=scores)]
         compared = [finding(say.COMPARED, pair=pair.sentence) for pair in with_first(self.pairs)[:3]]
@@ -107,7 +107,7 @@ class Probabilities(NamedTuple):
 
 def probabilities(ranks: Sequence[Rank]) -> Probabilities | None:
     """None if answers are not what methods are ranked by, or if there are no predictions."""
-    scored = ranked(ranks)
+    scored = comparable_ranks(ranks)
     if not scored or scored[0].members[0].metric.name not in OF_ANSWERS:
         return None
     try:
@@ -130,7 +130,7 @@ class NoChoice(NamedTuple):
 
 def no_choice(ranks: Sequence[Rank], limits: Chance | None) -> NoChoice | None:
     """None if the first method is better than chance, and no other shows by its probabilities that it is better."""
-    rivals = ranked(ranks)
+    rivals = comparable_ranks(ranks)
     if not rivals:
         return None
     first, metric = rivals[0], rivals[0].members[0].metric
@@ -139,7 +139,7 @@ def no_choice(ranks: Sequence[Rank], limits: Chance | None) -> NoChoice | None:
         methods = [rank.label for rank in rivals]
         why = finding(say.ALWAYS_ONE_ANSWER, metric=metric.title, methods=methods)
         if limits:
-            why = finding(say.AT_CHANCE, metric=metric.title, base=score(limits.base, metric), methods=methods)
+            why = finding(say.AT_CHANCE, metric=metric.title, base=score_text(limits.base, metric), methods=methods)
         return NoChoice(why, probabilities(ranks), all_at_chance=True)
     if not guessing or limits is None or limits.ahead.get(first.label, 1.0) >= SLIGHT_LEAD:
         return None

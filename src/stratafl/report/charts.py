@@ -20,7 +20,7 @@ ON_DARK = {"#0072B2": "#3D9CE0", "#56B4E9": "#A8DBFF"}  # the two blues on a dar
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon")
 SCALE = "Cividis"
-LONGEST = 26  # characters of a label in a chart
+MAX_LABEL_LETTERS = 26  # characters of a label in a chart
 NARROWEST = 0.02  # of an axis of shares
 MARGIN, EDGE = 0.06, 0.025  # beside the values, and beyond 0 and 100 %, as shares of an axis
 # Decimals of a tick by the distance of ticks, so that no two ticks have the same text.
@@ -94,10 +94,10 @@ def value_range(
     values: Iterable[float | None], *, bounds: tuple[float, float] | None = None, least: float = 0.0
 ) -> list[float] | None:
     """From below the smallest value to above the largest; hardly beyond the bounds. None if there is no value."""
-    known = [value for value in values if value is not None and isfinite(value)]
-    if not known:
+    finite = [value for value in values if value is not None and isfinite(value)]
+    if not finite:
         return None
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     width = max(high - low, least) or abs(high) or 1.0
     middle, half = (low + high) / 2, width * (0.5 + MARGIN)
     ends = [middle - half, middle + half]
@@ -154,15 +154,15 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     return distinct(brief)
 
 
-def shortened(name: str, most: int = LONGEST) -> str:
+def shortened(name: str, most: int = MAX_LABEL_LETTERS) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    made: list[str] = []
+    labelled: list[str] = []
     for label in labels:
-        made.append(label if label not in made else f"{label} #{len(made) + 1}")
-    return made
+        labelled.append(label if label not in labelled else f"{label} #{len(labelled) + 1}")
+    return labelled
 
 
 def rounded(value: float | None) -> float | None:

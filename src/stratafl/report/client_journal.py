@@ -14,8 +14,8 @@ _ROUND = re.compile(rb'"round":\s*(\d{1,18})')
 
 def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Line]:
     """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
-    found = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
-    wanted = (body for body, written in found if written and int(written[1]) == number)
+    numbered = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
+    wanted = (body for body, written in numbered if written and int(written[1]) == number)
     return [_client_line(path, parsed_line(path, body)) for body in wanted]
 
 

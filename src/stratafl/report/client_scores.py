@@ -18,15 +18,15 @@ from stratafl.report.charts import (
     scatter,
     value_axis,
 )
-from stratafl.report.formats import NOTHING, listed, score
+from stratafl.report.formats import NO_VALUE, listed, score_text
 from stratafl.report.outcome import measure, seed_labels, what_counts
 from stratafl.report.ranking import Rank
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import RunRecord, Study
-from stratafl.report.tables import Cell, Table, text
 
 STRIP = 500  # with more clients of a method, lines replace points
 BINS = 20
-WORST = 3  # clients of each method in the table
+WORST_CLIENTS = 3  # clients of each method in the table
 BOX = {"type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "line": {"width": 1.5}}
 BOX |= {"fillcolor": "rgba(128,128,128,0.12)", "hoverinfo": "text+x"}
 CLASSES = "classes in training"  # a column that is left out if it is empty
@@ -36,7 +36,7 @@ Scored = tuple[RunRecord, Line, str]  # a run, the line of a client, and the key
 def client_scores(records: Sequence[RunRecord], metric: str) -> list[tuple[str, float]]:
     """A label and the test score of every client that took part, over all seeds."""
     outcomes = [record.outcome for record in records]
-    seeds = {one.folder: label for one, label in zip(outcomes, seed_labels(outcomes), strict=True)}
+    seeds = {run.folder: label for run, label in zip(outcomes, seed_labels(outcomes), strict=True)}
     return [
         (f"{client_label(record, line)}, seed {seeds[record.outcome.folder]}", float(line[key]))
         for record, line, key in _scored(records, metric)
@@ -46,8 +46,8 @@ def client_scores(records: Sequence[RunRecord], metric: str) -> list[tuple[str, 
 def _scored(records: Sequence[RunRecord], metric: str) -> list[Scored]:
     """The lines of clients that took part and have a score, with the key of the score."""
     keyed = [(record, f"test.{record.outcome.evaluate.stage}.{metric}") for record in records]
-    found = [(record, line, key) for record, key in keyed for line in record.clients if not line.get("new")]
-    return [(record, line, key) for record, line, key in found if line.get(key) is not None]
+    lines = [(record, line, key) for record, key in keyed for line in record.clients if not line.get("new")]
+    return [(record, line, key) for record, line, key in lines if line.get(key) is not None]
 
 
 def client_label(record: RunRecord, line: Line) -> str:
@@ -59,24 +59,24 @@ def client_label(record: RunRecord, line: Line) -> str:
 def clients_chart(study: Study) -> Chart | None:
     labels = [plain_text(label) for label in study.labels]
     scores = [client_scores(study.of(rank), study.metric) for rank in study.ranks]
-    there = {label: values for label, values in zip(labels, scores, strict=True) if values}
-    if not there:
+    scored = {label: values for label, values in zip(labels, scores, strict=True) if values}
+    if not scored:
         return None
-    many = max(map(len, there.values())) > STRIP
-    figure = (_steps if many else _boxes)(there, labels, study.measured)
+    many = max(map(len, scored.values())) > STRIP
+    figure = (_steps if many else _boxes)(scored, labels, study.measured)
     what = _what_is_drawn(study, many)
     counts = what_counts(study.outcomes, one_by_one=True)
     caption = f"Test {measure(study.measured)} by client, {counts}. {what}"
-    return Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(there))
+    return Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(scored))
 
 
 def _what_is_drawn(study: Study, many: bool) -> str:
     """What a point is and how many there are, for the method with the most of them."""
     clients, seeds, points = 0, 0, 0
     for rank in study.ranks:
-        each = [len(_scored([record], study.metric)) for record in study.of(rank)]
-        if sum(each) > points:
-            clients, seeds, points = max(each), len(each), sum(each)
+        counts = [len(_scored([record], study.metric)) for record in study.of(rank)]
+        if sum(counts) > points:
+            clients, seeds, points = max(counts), len(counts), sum(counts)
     if seeds == 1:
         what, total = "client", counted(points, "client")
     else:
@@ -88,19 +88,19 @@ def _what_is_drawn(study: Study, many: bool) -> str:
     return f"Each point is a {what} ({total}); the box holds the middle half of the points."
 
 
-def _boxes(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
+def _boxes(scored: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
     traces = []
-    for label, clients in there.items():
+    for label, clients in scored.items():
         marker = {"color": COLOURS[labels.index(label) % len(COLOURS)], "size": 4, "opacity": 0.55}
         x, texts = [rounded(value) for _, value in clients], [plain_text(who) for who, _ in clients]
         traces.append({**BOX, "name": label, "x": x, "y": [label] * len(x), "text": texts, "marker": marker})
-    every = [value for clients in there.values() for _, value in clients]
+    every = [value for clients in scored.values() for _, value in clients]
     layout = {"xaxis": _axis(every, metric), "yaxis": category_axis(down=True), "showlegend": False}
     return {"data": traces, "layout": layout}
 
 
-def _steps(there: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
-    scores = {label: [value for _, value in clients] for label, clients in there.items()}
+def _steps(scored: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
+    scores = {label: [value for _, value in clients] for label, clients in scored.items()}
     every = [value for values in scores.values() for value in values]
     low, high = min(every), max(every)
     width = (high - low) / BINS or 1.0
@@ -126,7 +126,7 @@ def _axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
     return value_axis(metric.title, values, share=metric.percent)
 
 
-def worst_table(study: Study) -> Table | None:
+def worst_table(study: Study) -> ReportTable | None:
     """The clients with the worst scores; a client that every seed has counts once, with its mean."""
     metric = study.measured
     head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
@@ -136,12 +136,14 @@ def worst_table(study: Study) -> Table | None:
         for record, line, key in _scored(study.of(rank), study.metric):
             who = (record.outcome.population, int(line["client"]))
             groups.setdefault(who, []).append((record, line, key))
-        found = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
-        rows += [_client(rank, group, metric) for group in found[:WORST]]
-    kept = [at for at, title in enumerate(head) if title != CLASSES or any(row[at].shown != NOTHING for row in rows)]
-    caption = f"The {WORST} clients of each method with the worst test {metric.title} in the selected round"
-    shown = tuple(tuple(row[at] for at in kept) for row in rows)
-    return Table("worst", caption, tuple(head[at] for at in kept), shown, left=2) if rows else None
+        worst_first = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
+        rows += [_client(rank, group, metric) for group in worst_first[:WORST_CLIENTS]]
+    columns = [
+        at for at, title in enumerate(head) if title != CLASSES or any(row[at].shown != NO_VALUE for row in rows)
+    ]
+    caption = f"The {WORST_CLIENTS} clients of each method with the worst test {metric.title} in the selected round"
+    shown = tuple(tuple(row[at] for at in columns) for row in rows)
+    return ReportTable("worst", caption, tuple(head[at] for at in columns), shown, left=2) if rows else None
 
 
 def _mean(group: Sequence[Scored]) -> float:
@@ -151,11 +153,11 @@ def _mean(group: Sequence[Scored]) -> float:
 def _client(rank: Rank, group: Sequence[Scored], metric: Metric) -> tuple[Cell, ...]:
     (record, line, _), value = group[0], _mean(group)
     client, counts = int(line["client"]), record.class_counts.counts.get("train", ())
-    held = counts[client] if client < len(counts) else ()
-    names = record.class_counts.classes or list(map(str, range(len(held))))
-    classes = [name for name, count in zip(names, held, strict=True) if count] if len(held) > 1 else []
+    class_counts = counts[client] if client < len(counts) else ()
+    names = record.class_counts.classes or list(map(str, range(len(class_counts))))
+    classes = [name for name, count in zip(names, class_counts, strict=True) if count] if len(class_counts) > 1 else []
     seed = record.outcome.seed if len(group) == 1 else f"mean of {len(group)}"
-    samples = (line.get("test.samples", NOTHING), sum(held) if held else NOTHING)
-    told = (*samples, listed(classes, 8) if classes else NOTHING)
+    samples = (line.get("test.samples", NO_VALUE), sum(class_counts) if class_counts else NO_VALUE)
+    about = (*samples, listed(classes, 8) if classes else NO_VALUE)
     who = (rank.label, client_label(record, line), seed)
-    return (*map(text, who), Cell(score(value, metric), value, "strong"), *map(text, told))
+    return (*map(text, who), Cell(score_text(value, metric), value, "strong"), *map(text, about))

@@ -34,20 +34,20 @@ def quantities(study: Study) -> list[Quantity]:
     """What a reader can choose to see, first what rounds are selected by."""
     metric, evaluate = study.outcomes[0].recorded, study.outcomes[0].selection
     name = "loss" if metric.key == "loss" else metric.title
-    own = f"{prefix_of(evaluate)}{metric.key}"
+    key_of_metric = f"{prefix_of(evaluate)}{metric.key}"
 
-    def of(title: str, place: str, key: str = own) -> Quantity:
+    def of(title: str, place: str, key: str = key_of_metric) -> Quantity:
         return Quantity(title, f"{place}.{key}", metric.title, metric.percent)
 
     stages = {"received": "as received", "trained": "after training", "global": "global model"}
-    found = [of(f"test {name}, deployed", "test.deployed")]
+    offered = [of(f"test {name}, deployed", "test.deployed")]
     if not study.regression:
-        found += [Quantity("test accuracy, deployed", "test.deployed.accuracy", "accuracy", True)]
-        found += [Quantity("test loss, deployed", "test.deployed.loss", "loss")]
-    found += [of(f"test {name}, {words}", f"test.{stage}") for stage, words in stages.items()]
-    found += [of("test, worst 10 % of clients", "test.deployed", "worst10")]
-    found += [of(f"validation {name}, deployed", "validation.deployed")]
-    return [*found, Quantity("training loss", "train.loss", "loss")]
+        offered += [Quantity("test accuracy, deployed", "test.deployed.accuracy", "accuracy", True)]
+        offered += [Quantity("test loss, deployed", "test.deployed.loss", "loss")]
+    offered += [of(f"test {name}, {words}", f"test.{stage}") for stage, words in stages.items()]
+    offered += [of("test, worst 10 % of clients", "test.deployed", "worst10")]
+    offered += [of(f"validation {name}, deployed", "validation.deployed")]
+    return [*offered, Quantity("training loss", "train.loss", "loss")]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Point:
 
 def curve(rank: Rank, key: str) -> list[Point]:
     """The rounds for which every seed has this number."""
-    runs = [_measured(one.lines, key) for one in rank.members]
+    runs = [_measured(member.lines, key) for member in rank.members]
     points = []
     for number in (number for number in runs[0] if all(number in run for run in runs)):
         values, places = zip(*(run[number] for run in runs), strict=True)
@@ -71,23 +71,23 @@ def curve(rank: Rank, key: str) -> list[Point]:
 
 
 def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
-    found, spent, seconds = {}, 0.0, 0.0
+    by_round, spent, seconds = {}, 0.0, 0.0
     for line in lines:
         spent += line["bytes.down"] + line["bytes.up"]
         seconds += line["seconds.train"] + line["seconds.server"]
         if line.get(key) is not None:
             number = int(line["round"])
-            found[number] = (float(line[key]), {"rounds": number, "bytes": spent, "seconds": seconds})
-    return found
+            by_round[number] = (float(line[key]), {"rounds": number, "bytes": spent, "seconds": seconds})
+    return by_round
 
 
 def curves_chart(study: Study) -> Chart | None:
     measures = Branches()
-    for each in quantities(study):
-        found = [(place, curve(rank, each.key)) for place, rank in enumerate(study.ranks)]
-        kept = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in found if points]
-        if kept and each.title not in measures:
-            measures[each.title] = Branches({axis: _figure(kept, study.labels, each, axis) for axis in AXES})
+    for quantity in quantities(study):
+        curves = [(place, curve(rank, quantity.key)) for place, rank in enumerate(study.ranks)]
+        drawn = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in curves if points]
+        if drawn and quantity.title not in measures:
+            measures[quantity.title] = Branches({axis: _figure(drawn, study.labels, quantity, axis) for axis in AXES})
     if not measures:
         return None
     several = any(len(rank.members) > 1 for rank in study.ranks)
@@ -97,24 +97,24 @@ def curves_chart(study: Study) -> Chart | None:
     return Chart("curves", "Learning curves", caption, measures, controls, height=460)
 
 
-def _figure(found: Sequence[tuple[int, list[Point]]], labels: Sequence[str], quantity: Quantity, axis: str) -> Figure:
+def _figure(curves: Sequence[tuple[int, list[Point]]], labels: Sequence[str], quantity: Quantity, axis: str) -> Figure:
     share = quantity.share
     least, most = (-inf, inf) if quantity.unit in UNBOUNDED else (0, 1 if share else inf)
-    traces = [_band(place, points, axis, least, most) for place, points in found if any(point.std for point in points)]
-    traces += [_line(place, labels[place], points, axis, share) for place, points in found]
+    traces = [_band(place, points, axis, least, most) for place, points in curves if any(point.std for point in points)]
+    traces += [_line(place, labels[place], points, axis, share) for place, points in curves]
     x: dict[str, Any] = {"title": {"text": AXES[axis]}, "rangemode": "tozero"}
     x |= {"tickformat": "~s", "ticksuffix": "B"} if axis == "bytes" else {}
     every = [value for trace in traces for value in trace["y"]]
     layout = {"xaxis": x, "yaxis": charts.value_axis(quantity.unit, every, share=share)}
-    closer = _end_range([points for _, points in found], share)
+    closer = _end_range([points for _, points in curves], share)
     return {"data": traces, "layout": layout | ({"meta": {"end": closer}} if closer else {})}
 
 
-def _end_range(found: Sequence[Sequence[Point]], share: bool) -> list[float] | None:
+def _end_range(curves: Sequence[Sequence[Point]], share: bool) -> list[float] | None:
     """The range of the second half of the rounds, if it shows the differences at the end much larger."""
-    last = max(point.at["rounds"] for points in found for point in points)
-    late = [point.mean for points in found for point in points if point.at["rounds"] >= last / 2]
-    every = [point.mean for points in found for point in points]
+    last = max(point.at["rounds"] for points in curves for point in points)
+    late = [point.mean for points in curves for point in points if point.at["rounds"] >= last / 2]
+    every = [point.mean for points in curves for point in points]
     whole, closer = (charts.value_axis("", values, share=share).get("range") for values in (every, late))
     much = whole and closer and closer[1] - closer[0] < CLOSER * (whole[1] - whole[0])
     return closer if much else None

@@ -18,14 +18,14 @@ from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
-from stratafl.report.formats import apart_by, limits, listed, score, size
-from stratafl.report.gains import ALONE, ClientGain, Gains
+from stratafl.report.formats import apart_by, limits, listed, score_text, size_text
+from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
 from stratafl.report.intervals import interval
 from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
-from stratafl.report.ranking import Rank, ranked
+from stratafl.report.ranking import Rank, comparable_ranks
 from stratafl.report.sentences import Finding, finding
 from stratafl.report.study import Study
 
@@ -52,7 +52,7 @@ def decision(study: Study) -> Decision:
     if not study.ranks:
         return Decision(None, [finding(say.NO_RUNS)])
     cautions = _cautions(study)
-    rivals = ranked(study.ranks)
+    rivals = comparable_ranks(study.ranks)
     if not rivals:
         return Decision(None, [finding(say.NO_SCORE)], cautions=cautions)
     if study.no_choice is not None:
@@ -64,7 +64,9 @@ def decision(study: Study) -> Decision:
         "How sure": _how_sure(choice),
         "What would change it": _what_would_change_it(choice),
     }
-    return Decision(choice.use, _headline(choice), {title: said for title, said in answers.items() if said}, cautions)
+    return Decision(
+        choice.use, _headline(choice), {title: findings for title, findings in answers.items() if findings}, cautions
+    )
 
 
 def _cautions(study: Study) -> Findings:
@@ -114,7 +116,7 @@ class _Choice:
         return self.study.measured
 
     def score(self, rank: Rank) -> str:
-        return score(rank.numbers["score"].mean, self.metric)
+        return score_text(rank.numbers["score"].mean, self.metric)
 
     def against(self, other: Rank) -> Paired | None:
         """The method to use compared with another one; None if that is unknown."""
@@ -158,7 +160,7 @@ def _headline(choice: _Choice) -> Findings:
     leads = choice.use is choice.best and not choice.skipped
     may_be_chance = leads and (runner_up is None or runner_up.verdict == "unclear")
     chance = [finding(say.LEAD_MAY_BE_CHANCE)] if may_be_chance else []
-    if use.method == ALONE:
+    if use.method == TRAINS_ALONE:
         verdicts = [pair.verdict if (pair := choice.against(rank)) else "unclear" for rank in others]
         is_sure = all(verdict == "better" for verdict in verdicts)
         return [finding(say.TRAIN_ALONE if is_sure else say.TRAIN_ALONE_UNCLEAR, method=use.label), *chance]
@@ -177,7 +179,7 @@ def _why(choice: _Choice) -> Findings:
     if use is not best:
         sentence = say.NEEDS_NO_GUARD if _bytes(use) == _bytes(best) else say.SENDS_LESS
         scores = {"top": choice.score(best), "score": choice.score(use), "metric": metric}
-        sizes = {"size": size(_bytes(use)), "more": size(_bytes(best))}
+        sizes = {"size": size_text(_bytes(use)), "more": size_text(_bytes(best))}
         return [*before, finding(sentence, best=best.label, method=use.label, **scores, **sizes)]
     leads = finding(say.BEST_OF_REST if skipped else say.BEST, metric=metric, score=choice.score(use))
     behind = [rank for rank in choice.others if rank not in choice.skipped][:1]
@@ -188,7 +190,7 @@ def _why(choice: _Choice) -> Findings:
 def _sending(sent: float) -> Findings:
     if sent == inf:
         return []
-    return [finding(say.SENDS, size=size(sent)) if sent else finding(say.SENDS_NOTHING)]
+    return [finding(say.SENDS, size=size_text(sent)) if sent else finding(say.SENDS_NOTHING)]
 
 
 # Who gains
@@ -196,14 +198,16 @@ def _sending(sent: float) -> Findings:
 
 def _who_gains(choice: _Choice) -> Findings:
     """Which clients are better off than alone, by name; if alone is best, what the next method would do for them."""
-    use, is_alone = choice.use, choice.use.method == ALONE
+    use, is_alone = choice.use, choice.use.method == TRAINS_ALONE
     gains = next((each for each in choice.study.gains if is_alone or each.label == use.label), None)
     if gains is None:
-        return [] if is_alone else [finding(say.NO_LOCAL, local=ALONE)]
+        return [] if is_alone else [finding(say.NO_LOCAL, local=TRAINS_ALONE)]
     if not gains.clients:
         return [finding(say.GAINS_UNKNOWN, reason=gains.why)]
     new = use.numbers.get("new_trained")
-    joining = [finding(say.NEW_CLIENTS_REACH, score=score(new.mean, choice.metric))] if new and not is_alone else []
+    joining = (
+        [finding(say.NEW_CLIENTS_REACH, score=score_text(new.mean, choice.metric))] if new and not is_alone else []
+    )
     return [*gain_counts(gains), *joining]
 
 
@@ -252,22 +256,22 @@ def _how_sure(choice: _Choice) -> Findings:
     if not pairs:
         return [finding(say.NO_SEED_IN_COMMON)] if choice.others else []
     sentences = {"better": say.SURELY_BETTER_THAN, "unclear": say.NOT_SIGNIFICANT, "worse": say.SURELY_WORSE_THAN}
-    said = []
+    findings = []
     for verdict, sentence in sentences.items():
         methods = [pair.second for pair in pairs if pair.verdict == verdict]
-        said += [finding(sentence, methods=methods)] if methods else []
+        findings += [finding(sentence, methods=methods)] if methods else []
     seeds, clients = max(pair.seeds for pair in pairs), counted(max(pair.clients for pair in pairs), "client")
-    said.append(
+    findings.append(
         finding(say.RESTS_ON_ONE_SEED, clients=clients)
         if seeds == 1
         else finding(say.RESTS_ON, seeds=counted(seeds, "seed"), clients=clients)
     )
-    return [*said, *([finding(say.ABOUT_THESE_CLIENTS)] if all(pair.about_these_clients for pair in pairs) else [])]
+    return [*findings, *([finding(say.ABOUT_THESE_CLIENTS)] if all(pair.about_these_clients for pair in pairs) else [])]
 
 
 def _what_would_change_it(choice: _Choice) -> Findings:
     """How many more seeds would tell the method from training alone, or else from the next that is unclear."""
-    ordered = sorted(choice.others, key=lambda rank: rank.method != ALONE)
+    ordered = sorted(choice.others, key=lambda rank: rank.method != TRAINS_ALONE)
     pairs = [pair for rank in ordered if (pair := choice.against(rank)) is not None and pair.verdict == "unclear"]
     return [what_would_show(pairs[0])] if pairs else []
 
@@ -291,7 +295,7 @@ def what_would_show(pair: Paired) -> Finding:
 
 def ranking_lead(study: Study) -> Findings:
     """Which method comes first, which ones it is better than, and from which ones it does not differ significantly."""
-    rivals = ranked(study.ranks)
+    rivals = comparable_ranks(study.ranks)
     if not rivals:
         return [finding(say.NO_SCORE if study.ranks else say.NO_RUNS)]
     compared = with_first(study.pairs)
@@ -304,7 +308,11 @@ def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
     tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
     sentence = say.ALONE_REACHES if is_alone else say.SHARED_FIRST if tied else say.FIRST
     title = "loss" if metric.key == "loss" else metric.title
-    reached = {"metric": title, "score": score(first.numbers["score"].mean, metric), "basis": _basis(values, metric)}
+    reached = {
+        "metric": title,
+        "score": score_text(first.numbers["score"].mean, metric),
+        "basis": _basis(values, metric),
+    }
     return finding(sentence, method=first.label, others=tied, **reached)
 
 
@@ -313,19 +321,19 @@ def _basis(values: Sequence[float], metric: Metric) -> str:
     if len(values) == 1:
         return "one seed"
     if len(values) == 2:
-        return f"2 seeds: {' and '.join(score(value, metric) for value in values)}"
+        return f"2 seeds: {' and '.join(score_text(value, metric) for value in values)}"
     return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
 
 
 def _against_rivals(compared: Sequence[Paired]) -> Findings:
     sentences = {"better": say.FIRST_BETTER, "worse": say.FIRST_WORSE, "unclear": say.FIRST_UNCLEAR}
-    said = []
+    findings = []
     for verdict, sentence in sentences.items():
         pairs = [f"{pair.second} ({pair.evidence})" for pair in compared if pair.seeds and pair.verdict == verdict]
-        said += [finding(sentence, pairs=listed(pairs, MAX_RIVALS))] if pairs else []
+        findings += [finding(sentence, pairs=listed(pairs, MAX_RIVALS))] if pairs else []
     apart = [pair.second for pair in compared if not pair.seeds]
-    said += [finding(say.FIRST_APART, methods=apart)] if apart else []
-    return said + ([finding(say.FIRST_ONE_SEED)] if any(pair.seeds == 1 for pair in compared) else [])
+    findings += [finding(say.FIRST_APART, methods=apart)] if apart else []
+    return findings + ([finding(say.FIRST_ONE_SEED)] if any(pair.seeds == 1 for pair in compared) else [])
 
 
 # The picture

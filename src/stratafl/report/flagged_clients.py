@@ -9,7 +9,7 @@ from stratafl.evaluation.flags import MAX_NAMED_CLIENTS, Flag, all_left_out, fla
 from stratafl.execute.uploads import FAR
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
-from stratafl.report.tables import Cell, Table, text
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.runs.directory import CONFIG
 
 Flagged = list[tuple[Outcome, Flag]]  # of one client, by run
@@ -43,7 +43,7 @@ def where_to_look(outcomes: Sequence[Outcome]) -> str | None:
     return None if first is None else f"strata data show --config {shlex.quote(str(first.folder / CONFIG))}"
 
 
-def flag_table(ranks: Sequence[Rank]) -> Table | None:
+def flag_table(ranks: Sequence[Rank]) -> ReportTable | None:
     rows = []
     for rank in ranks:
         for run in rank.members:
@@ -57,7 +57,7 @@ def flag_table(ranks: Sequence[Rank]) -> Table | None:
         f"of the update is at least {FAR:g} times the median of the cohort; the update takes part."
     )
     head = ("method", "seed", "client", "rounds left out", "reason", "rounds as outlier", "times the median")
-    return Table("left-out", caption, head, tuple(rows), left=3, stacked=True) if rows else None
+    return ReportTable("left-out", caption, head, tuple(rows), left=3, stacked=True) if rows else None
 
 
 def _alive(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -8,7 +8,7 @@ from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.intervals import Interval, Spread
 
-NOTHING = "–"
+NO_VALUE = "–"
 MARK = "†"  # follows the name of a method that leaks
 Environment = Mapping[str, Any]  # what a run's environment.json says
 AREAS = ("auroc", "auprc")
@@ -17,8 +17,8 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values are not the same in all of these."""
-    keys = dict.fromkeys(key for given in settings for key in given)
-    return [key for key in keys if len({repr(given.get(key)) for given in settings}) > 1]
+    keys = dict.fromkeys(key for values in settings for key in values)
+    return [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]
 
 
 def minus(text: str) -> str:
@@ -33,9 +33,9 @@ def plain_numbers(kind: Kind) -> bool:
     return not kind.percent if isinstance(kind, Metric) else kind
 
 
-def score(value: float | None, kind: Kind = False) -> str:
+def score_text(value: float | None, kind: Kind = False) -> str:
     if value is None or not isfinite(value):
-        return NOTHING
+        return NO_VALUE
     return minus(_digits(value, kind)) if plain_numbers(kind) else f"{100 * value:.1f} %"
 
 
@@ -44,21 +44,21 @@ def _digits(value: float, kind: Kind) -> str:
     return f"{value:.3f}" if isinstance(kind, Metric) and kind.name in AREAS else f"{value:.4g}"
 
 
-def spread(given: Spread | None, kind: Kind = False) -> str:
-    if given is None:
-        return NOTHING
-    mean = score(given.mean, kind)
-    if given.std is None:
+def spread(over_seeds: Spread | None, kind: Kind = False) -> str:
+    if over_seeds is None:
+        return NO_VALUE
+    mean = score_text(over_seeds.mean, kind)
+    if over_seeds.std is None:
         return mean
     if not plain_numbers(kind):
-        return f"{mean} ± {100 * given.std:.1f}"
+        return f"{mean} ± {100 * over_seeds.std:.1f}"
     if isinstance(kind, Metric) and kind.name in AREAS:
-        return f"{mean} ± {given.std:.3f}"
-    if not 1e-4 <= abs(given.mean) < 1e4:
-        return f"{mean} ± {minus(f'{given.std:.2g}')}"
+        return f"{mean} ± {over_seeds.std:.3f}"
+    if not 1e-4 <= abs(over_seeds.mean) < 1e4:
+        return f"{mean} ± {minus(f'{over_seeds.std:.2g}')}"
     # Both with the same decimals: four digits of the mean, and a digit of the deviation.
-    decimals = max(0, 3 - _power(given.mean), min(6, -_power(given.std)))
-    return minus(f"{given.mean:.{decimals}f} ± {given.std:.{decimals}f}")
+    decimals = max(0, 3 - _power(over_seeds.mean), min(6, -_power(over_seeds.std)))
+    return minus(f"{over_seeds.mean:.{decimals}f} ± {over_seeds.std:.{decimals}f}")
 
 
 def _power(value: float) -> int:
@@ -66,16 +66,16 @@ def _power(value: float) -> int:
     return floor(log10(abs(value))) if value else 0
 
 
-def limits(given: Interval | None, kind: Kind = False) -> str:
+def limits(ends: Interval | None, kind: Kind = False) -> str:
     """The limits of an interval, cut off where the metric ends: at 0 and, for a share, at 100 %."""
-    if given is None:
-        return NOTHING
+    if ends is None:
+        return NO_VALUE
     bounded = not isinstance(kind, Metric) or (kind.classes is not None and kind.name != "r2")
-    low = max(given.low, 0) if bounded else given.low
+    low = max(ends.low, 0) if bounded else ends.low
     if plain_numbers(kind):
-        high = min(given.high, 1) if isinstance(kind, Metric) and kind.name in AREAS else given.high
+        high = min(ends.high, 1) if isinstance(kind, Metric) and kind.name in AREAS else ends.high
         return minus(f"{_digits(low, kind)} to {_digits(high, kind)}")
-    return f"{100 * low:.1f} to {100 * min(given.high, 1):.1f} %"
+    return f"{100 * low:.1f} to {100 * min(ends.high, 1):.1f} %"
 
 
 def apart_by(value: float, metric: Metric, sign: str = "") -> str:
@@ -93,30 +93,30 @@ def _without_zero(text: str) -> str:
     return text if float(text) else text.lstrip("+-")
 
 
-def difference(given: Interval | None, kind: Kind = False) -> str:
+def difference_text(paired: Interval | None, kind: Kind = False) -> str:
     """A paired difference with its limits; in percentage points for shares."""
-    if given is None:
-        return NOTHING
+    if paired is None:
+        return NO_VALUE
     if isinstance(kind, Metric) and kind.name in AREAS:
-        return minus(f"{given.mean:+.3f} ({given.low:+.3f} to {given.high:+.3f})")
+        return minus(f"{paired.mean:+.3f} ({paired.low:+.3f} to {paired.high:+.3f})")
     if plain_numbers(kind):
-        return minus(f"{given.mean:+.3g} ({given.low:+.3g} to {given.high:+.3g})")
-    low, high = max(given.low, -1), min(given.high, 1)
-    return minus(f"{100 * given.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
+        return minus(f"{paired.mean:+.3g} ({paired.low:+.3g} to {paired.high:+.3g})")
+    low, high = max(paired.low, -1), min(paired.high, 1)
+    return minus(f"{100 * paired.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
 
 
-def size(count: float | None) -> str:
+def size_text(count: float | None) -> str:
     if count is None:
-        return NOTHING
+        return NO_VALUE
     power = 0
     while abs(count) >= 999.5 and power < len(_UNITS) - 1:
         count, power = count / 1000, power + 1
     return f"{count:.0f} {_UNITS[power]}" if power == 0 or count >= 99.95 else f"{count:.1f} {_UNITS[power]}"
 
 
-def duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     if seconds is None:
-        return NOTHING
+        return NO_VALUE
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -139,7 +139,7 @@ def versions(env: Environment) -> str:
 
 
 def minute(time: Any) -> str:
-    return str(time)[:16].replace("T", " ") if time else NOTHING
+    return str(time)[:16].replace("T", " ") if time else NO_VALUE
 
 
 def span(times: Sequence[str]) -> str:

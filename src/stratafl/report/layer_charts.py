@@ -17,7 +17,7 @@ from stratafl.report.charts import (
     rounded,
     shortened,
 )
-from stratafl.report.formats import size
+from stratafl.report.formats import size_text
 from stratafl.report.outcome import seed_labels
 from stratafl.report.study import LayerJournal, Matrix, RunRecord, Study
 
@@ -60,8 +60,8 @@ def methods_chart(study: Study) -> Chart | None:
     keys = Branches()
     for key in _keys(study):
         rounds = _rounds([record.layers for record in study.records.values()], key, SLIDER_ROUNDS)
-        found = {str(t): _lines(study, key, t) for t in rounds}
-        branches = Branches({t: figure for t, figure in found.items() if figure["data"]})
+        by_round = {str(t): _lines(study, key, t) for t in rounds}
+        branches = Branches({t: figure for t, figure in by_round.items() if figure["data"]})
         keys |= {NAMES.get(key, key): branches} if branches else {}
     caption = "Mean over seeds, layer by layer, from the input of the model to its head. The slider sets the round."
     controls = (Control("show"), Control("round", "slider"))
@@ -71,21 +71,21 @@ def methods_chart(study: Study) -> Chart | None:
 
 
 def _keys(study: Study) -> list[str]:
-    found = dict.fromkeys(key for record in study.records.values() for key in record.layers.numbers)
-    return [*(key for key in NAMES if key in found), *(key for key in found if key not in NAMES)]
+    recorded = dict.fromkeys(key for record in study.records.values() for key in record.layers.numbers)
+    return [*(key for key in NAMES if key in recorded), *(key for key in recorded if key not in NAMES)]
 
 
 def _rounds(journals: Sequence[LayerJournal], key: str, most: int) -> list[int]:
     """The rounds with this number in some layer, at most so many."""
-    rounds = sorted({t for layers in journals for found in layers.numbers.get(key, {}).values() for t in found})
+    rounds = sorted({t for layers in journals for by_round in layers.numbers.get(key, {}).values() for t in by_round})
     return [rounds[i] for i in charts.thinned(len(rounds), most)]
 
 
 def _values(study: Study, key: str) -> list[float]:
     """All values of a number, over methods, seeds, layers and rounds."""
-    found = (record.layers.numbers.get(key, {}) for record in study.records.values())
+    by_run = (record.layers.numbers.get(key, {}) for record in study.records.values())
     return [
-        value for by_layer in found for rounds in by_layer.values() for value in rounds.values() if value is not None
+        value for by_layer in by_run for rounds in by_layer.values() for value in rounds.values() if value is not None
     ]
 
 
@@ -102,21 +102,21 @@ def _heat(key: str, ends: tuple[float, float], record: RunRecord) -> Figure | No
     layers = record.layers
     if key not in layers.numbers:
         return None
-    found, rounds = layers.numbers[key], _rounds([layers], key, HEAT_MAP_ROUNDS)
-    names = [layer for layer in layers.names if layer in found]
+    by_layer, rounds = layers.numbers[key], _rounds([layers], key, HEAT_MAP_ROUNDS)
+    names = [layer for layer in layers.names if layer in by_layer]
     form = ".1%" if key in SHARES and key != "cka" else ".3g"
     look = {"x": list(map(str, rounds)), "y": list(map(plain_text, names)), "xgap": 1, "ygap": 1}
     bar = charts.percent_bar(*ends) if form == ".1%" else {"thickness": 12}
     look |= {"colorbar": bar, "zmin": rounded(ends[0]), "zmax": rounded(ends[1])}
     look |= {"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(names) <= 80 else {}
-    z = [[rounded(found[layer].get(number)) for number in rounds] for layer in names]
+    z = [[rounded(by_layer[layer].get(number)) for number in rounds] for layer in names]
     trace = heat_map(z, f"%{{y}}, round %{{x}}: %{{z:{form}}}", **look)
     return {"data": [trace], "layout": {"xaxis": category_axis("round"), "yaxis": category_axis(down=True)}}
 
 
 def _lines(study: Study, key: str, number: int) -> Figure:
-    found = [record.layers.numbers.get(key, {}) for record in study.records.values()]
-    layers = [layer for layer in study.layer_names if any(layer in each for each in found)]
+    by_run = [record.layers.numbers.get(key, {}) for record in study.records.values()]
+    layers = [layer for layer in study.layer_names if any(layer in each for each in by_run)]
     traces = []
     for place, (label, rank) in enumerate(zip(study.labels, study.ranks, strict=True)):
         seeds = [record.layers.numbers.get(key, {}) for record in study.of(rank)]
@@ -131,16 +131,16 @@ def _lines(study: Study, key: str, number: int) -> Figure:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return fmean(there) if there and len(there) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return fmean(known_values) if known_values and len(known_values) == len(values) else None
 
 
 def by_method_and_seed(study: Study, make: Callable[[RunRecord], Any]) -> Branches:
     """A tree over methods and seeds of what `make` gives for a run, without runs that give None."""
     methods = Branches()
     for label, rank in zip(study.labels, study.ranks, strict=True):
-        made = dict(zip(seed_labels(rank.members), map(make, study.of(rank)), strict=True))
-        seeds = Branches({seed: each for seed, each in made.items() if each is not None})
+        by_seed = dict(zip(seed_labels(rank.members), map(make, study.of(rank)), strict=True))
+        seeds = Branches({seed: each for seed, each in by_seed.items() if each is not None})
         methods |= {label: seeds} if seeds else {}
     return methods
 
@@ -159,10 +159,10 @@ def _limits(every: Sequence[LayerJournal]) -> tuple[int, int | None]:
 
     Fewer rounds if all matrices are too large for one file; smaller matrices if a single round is too large.
     """
-    found = [(len(rounds), next(iter(rounds.values()))) for layers in every for _, _, rounds in _matrices(layers)]
+    matrices = [(len(rounds), next(iter(rounds.values()))) for layers in every for _, _, rounds in _matrices(layers)]
 
     def needed(most: int) -> int:
-        return sum(len(matrix) * len(matrix[0]) * min(rounds, most) for rounds, matrix in found)
+        return sum(len(matrix) * len(matrix[0]) * min(rounds, most) for rounds, matrix in matrices)
 
     fitting = [most for most in range(1, SLIDER_ROUNDS + 1) if needed(most) <= CELLS]
     return (fitting[-1], None) if fitting else (1, SIDE)
@@ -176,15 +176,15 @@ def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Mat
 
 def _weights(record: RunRecord, most: int, side: int | None) -> Branches | None:
     """For each layer and round a matrix, with the same colours in all rounds."""
-    found, layers = Branches(), record.layers
+    by_name, layers = Branches(), record.layers
     for key, layer, rounds in _matrices(layers):
-        kept = {t: _part(rounds[t], side) for t in (sorted(rounds)[i] for i in charts.thinned(len(rounds), most))}
-        values = [x for matrix in kept.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
+        matrices = {t: _part(rounds[t], side) for t in (sorted(rounds)[i] for i in charts.thinned(len(rounds), most))}
+        values = [x for matrix in matrices.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
         ends = min(values), max(values)
         names = _clients(record, len(next(iter(rounds.values()))), side)
         name = layer if len(layers.matrices) == 1 else f"{layer}, {key}"
-        found[name] = Branches({str(t): _matrix_figure(matrix, key, ends, names) for t, matrix in kept.items()})
-    return found or None
+        by_name[name] = Branches({str(t): _matrix_figure(matrix, key, ends, names) for t, matrix in matrices.items()})
+    return by_name or None
 
 
 def _part(matrix: Matrix, side: int | None) -> Matrix:
@@ -220,28 +220,28 @@ def _matrix_figure(matrix: Matrix, key: str, ends: tuple[float, float], names: S
 def bytes_chart(study: Study) -> Chart | None:
     """The communication of each layer, up and down, in the whole run: bars, or a heat map if there are too many."""
     layers = study.layer_names
-    found: dict[int, Means] = {}
+    by_place: dict[int, Means] = {}
     for place, rank in enumerate(study.ranks):
         seeds = [record.layers.bytes for record in study.of(rank)]
         common = [layer for layer in layers if all(layer in sent for sent in seeds)]
         means = {layer: fmean(sent[layer] for sent in seeds) for layer in common}
         if any(means.values()):
-            found[place] = means
-    if not found:
+            by_place[place] = means
+    if not by_place:
         return None
-    bars = len(found) * len(layers) <= BARS
-    labels = [plain_text(study.labels[place]) for place in found]
-    figure = _bars(found, labels) if bars else _bytes_heat(found, labels, layers)
+    bars = len(by_place) * len(layers) <= BARS
+    labels = [plain_text(study.labels[place]) for place in by_place]
+    figure = _bars(by_place, labels) if bars else _bytes_heat(by_place, labels, layers)
     caption = "Bytes up and down in the whole run, all clients; mean over seeds. Methods that send nothing are absent."
-    height = 170 + len(layers) * (14 + 11 * len(found)) if bars else min(1600, 190 + 24 * len(layers))
+    height = 170 + len(layers) * (14 + 11 * len(by_place)) if bars else min(1600, 190 + 24 * len(layers))
     return Chart("bytes", "Communication per layer", caption, figure, height=height)
 
 
-def _bars(found: Mapping[int, Means], labels: Sequence[str]) -> Figure:
+def _bars(by_place: Mapping[int, Means], labels: Sequence[str]) -> Figure:
     bar = {"type": "bar", "orientation": "h", "hovertemplate": "%{y}: %{x:.3s}B<extra>%{fullData.name}</extra>"}
     hatched = {"fillmode": "overlay", "solidity": 0.25, "fgcolor": "#ffffff"}
     traces = []
-    for label, (place, means) in zip(labels, found.items(), strict=True):
+    for label, (place, means) in zip(labels, by_place.items(), strict=True):
         pattern = {"shape": PATTERNS[place % len(PATTERNS)], **hatched}
         marker = {"color": charts.line_style(place)["marker"]["color"], "pattern": pattern}
         x, y = list(map(rounded, means.values())), list(map(plain_text, means))
@@ -250,9 +250,9 @@ def _bars(found: Mapping[int, Means], labels: Sequence[str]) -> Figure:
     return {"data": traces, "layout": {"xaxis": x_axis, "yaxis": category_axis(down=True), "barmode": "group"}}
 
 
-def _bytes_heat(found: Mapping[int, Means], labels: Sequence[str], layers: Sequence[str]) -> Figure:
-    sent = [[means.get(layer) for means in found.values()] for layer in layers]
-    z, texts = [list(map(rounded, row)) for row in sent], [list(map(size, row)) for row in sent]
+def _bytes_heat(by_place: Mapping[int, Means], labels: Sequence[str], layers: Sequence[str]) -> Figure:
+    sent = [[means.get(layer) for means in by_place.values()] for layer in layers]
+    z, texts = [list(map(rounded, row)) for row in sent], [list(map(size_text, row)) for row in sent]
     bar = {"thickness": 12, "tickformat": "~s", "ticksuffix": "B"}
     look = {"x": labels, "y": list(map(plain_text, layers)), "xgap": 1, "ygap": 1, "colorbar": bar}
     trace = heat_map(z, "%{y}, %{x}: %{text}", text=texts, **look)

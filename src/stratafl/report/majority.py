@@ -22,26 +22,26 @@ SAMPLES = 2_000_000  # of larger federations it is not computed
 def majority(ranks: Sequence[Rank]) -> Rank | None:
     """The row of the majority class, for the seeds of the first method; None for numbers and for your own metrics."""
     members = ranks[0].members if ranks else ()
-    each = [numbers_of(values, one.evaluate) if (values := majority_values(one)) else {} for one in members]
-    names = [name for name in each[0] if all(name in numbers for numbers in each)] if each else []
+    by_run = [numbers_of(values, run.evaluate) if (values := majority_values(run)) else {} for run in members]
+    names = [name for name in by_run[0] if all(name in numbers for numbers in by_run)] if by_run else []
     if "score" not in names:
         return None
-    spreads = {name: Spread.of([numbers[name] for numbers in each]) for name in names if name != "client_mean"}
+    spreads = {name: Spread.of([numbers[name] for numbers in by_run]) for name in names if name != "client_mean"}
     return Rank(MAJORITY, ranks[0].seeds, (0, 0), False, spreads)
 
 
-def majority_values(one: Outcome) -> MetricValues | None:
+def majority_values(run: Outcome) -> MetricValues | None:
     """What the majority class scores on the test samples of a run, by the metric of the run."""
-    found = majority_predictions(one) if one.metric.classes and not is_imported(one.metric) else None
-    return None if found is None else MetricValues.of(one.metric, found)
+    predicted = majority_predictions(run) if run.metric.classes and not is_imported(run.metric) else None
+    return None if predicted is None else MetricValues.of(run.metric, predicted)
 
 
-def majority_predictions(one: Outcome, tested: Predictions | None = None) -> Predictions | None:
+def majority_predictions(run: Outcome, tested: Predictions | None = None) -> Predictions | None:
     """What the majority class gives for the test samples of the clients that took part; in the order of `tested`."""
-    held = one.class_counts
-    if held is None or held["classes"] is None:
+    class_counts = run.class_counts
+    if class_counts is None or class_counts["classes"] is None:
         return None
-    train, test = (torch.tensor(held["counts"][split])[: one.clients or None] for split in ("train", "test"))
+    train, test = (torch.tensor(class_counts["counts"][split])[: run.clients or None] for split in ("train", "test"))
     if int(test.sum()) > SAMPLES:
         return None
     clients, classes = test.shape
@@ -49,10 +49,10 @@ def majority_predictions(one: Outcome, tested: Predictions | None = None) -> Pre
     client = torch.arange(clients).repeat_interleave(test.sum(1))
     if tested is not None:
         client, y = tested.client, tested.y
-    return Predictions(client, y, shares(train)[client])
+    return Predictions(client, y, class_shares(train)[client])
 
 
-def shares(train: Tensor) -> Tensor:
+def class_shares(train: Tensor) -> Tensor:
     """The shares of the classes in each client's training data; those of all clients for one without any."""
     counts = torch.where(train.sum(1, keepdim=True) > 0, train, train.sum(0, keepdim=True)).double()
     return counts / counts.sum(1, keepdim=True)

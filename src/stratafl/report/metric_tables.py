@@ -11,11 +11,11 @@ from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import charts
 from stratafl.report.charts import Chart, category_axis, heat_map, plain_text
-from stratafl.report.formats import NOTHING, minus
+from stratafl.report.formats import NO_VALUE, minus
 from stratafl.report.intervals import Spread
 from stratafl.report.ranking import Rank
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import Study
-from stratafl.report.tables import Cell, Table, text
 
 CELLS = 60_000_000  # scores of all runs together, above which the table is left out
 CLASSES = 100  # of a confusion matrix at most, those with the most samples
@@ -29,29 +29,30 @@ class Average(NamedTuple):
     clients: Spread | None
 
 
-def all_metrics(found: Sequence[Predictions], metrics: Iterable[Metric]) -> dict[str, Average]:
+def all_metrics(predictions: Sequence[Predictions], metrics: Iterable[Metric]) -> dict[str, Average]:
     """Each metric of a method from the predictions of its seeds."""
-    made = {}
+    averages = {}
     for metric in metrics:
-        pooled = [each.value(metric) for each in found]
-        means = [fmean(values) if (values := list(each.by_client(metric).values())) else float("nan") for each in found]
-        made[metric.name] = Average(_spread(pooled), _spread(means))
-    return made
+        pooled = [each.value(metric) for each in predictions]
+        by_client = [list(each.by_client(metric).values()) for each in predictions]
+        means = [fmean(values) if values else float("nan") for values in by_client]
+        averages[metric.name] = Average(_spread(pooled), _spread(means))
+    return averages
 
 
 def _spread(values: Sequence[float]) -> Spread | None:
     return Spread.of(values) if values and all(map(isfinite, values)) else None
 
 
-def metrics_table(study: Study) -> Table | None:
+def metrics_table(study: Study) -> ReportTable | None:
     """A row per method, a column per metric; None if no method has stored the predictions of all its seeds."""
-    found = [(rank, predictions) for rank in study.ranks if (predictions := _stored(rank)) is not None]
-    if not found or sum(each.scores.numel() for _, some in found for each in some) > CELLS:
+    stored = [(rank, predictions) for rank in study.ranks if (predictions := _stored(rank)) is not None]
+    if not stored or sum(each.scores.numel() for _, some in stored for each in some) > CELLS:
         return None
-    labelled = found[0][1][0].labelled
+    labelled = stored[0][1][0].labelled
     metrics = [metric for metric in METRICS.values() if metric.classes in (labelled, None)]
     rows = []
-    for rank, predictions in found:
+    for rank, predictions in stored:
         values = all_metrics(predictions, metrics)
         rows.append((text(rank.label), *(_cell(values[metric.name], metric) for metric in metrics)))
     fewer = [metric.title for metric in metrics if not metric.larger_is_better]
@@ -59,13 +60,13 @@ def metrics_table(study: Study) -> Table | None:
         "Over all test samples, mean ± standard deviation over seeds; the second line is the mean over clients. "
         f"Lower is better: {', '.join(fewer)}."
     )
-    return Table("metrics", caption, ("method", *(metric.title for metric in metrics)), tuple(rows))
+    return ReportTable("metrics", caption, ("method", *(metric.title for metric in metrics)), tuple(rows))
 
 
 def _stored(rank: Rank) -> list[Predictions] | None:
-    found = [one.predictions for one in rank.members]
-    there = [each for each in found if each is not None and len(each)]
-    return there if found and len(there) == len(found) else None
+    predictions = [run.predictions for run in rank.members]
+    stored = [each for each in predictions if each is not None and len(each)]
+    return stored if predictions and len(stored) == len(predictions) else None
 
 
 def _cell(average: Average, metric: Metric) -> Cell:
@@ -74,30 +75,30 @@ def _cell(average: Average, metric: Metric) -> Cell:
     return Cell(_shown(over, metric), over.mean if over else None, below=below)
 
 
-def _shown(given: Spread | None, metric: Metric, deviation: bool = True) -> str:
+def _shown(over_seeds: Spread | None, metric: Metric, deviation: bool = True) -> str:
     """A share in per cent, anything else with three decimals."""
-    if given is None:
-        return NOTHING
-    factor, form = (100, ".1f") if metric.percent else (1, ".3f" if abs(given.mean) < 100 else ".4g")
+    if over_seeds is None:
+        return NO_VALUE
+    factor, form = (100, ".1f") if metric.percent else (1, ".3f" if abs(over_seeds.mean) < 100 else ".4g")
     unit = " %" if metric.percent else ""
-    mean = f"{factor * given.mean:{form}}{unit}"
-    return minus(mean if given.std is None or not deviation else f"{mean} ± {factor * given.std:{form}}")
+    mean = f"{factor * over_seeds.mean:{form}}{unit}"
+    return minus(mean if over_seeds.std is None or not deviation else f"{mean} ± {factor * over_seeds.std:{form}}")
 
 
 def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     """Which classes the method takes for which, all seeds together; None for numbers, or without predictions."""
-    found = _stored(rank) if rank is not None else None
-    if rank is None or found is None or not found[0].labelled:
+    predictions = _stored(rank) if rank is not None else None
+    if rank is None or predictions is None or not predictions[0].labelled:
         return None
-    counts = torch.stack([each.confusion() for each in found]).sum(0)
+    counts = torch.stack([each.confusion() for each in predictions]).sum(0)
     totals = counts.sum(1)
-    kept = totals.argsort(descending=True, stable=True)[:CLASSES].sort().values
-    held = totals[kept] > 0
-    kept = kept[held]
-    shares = counts[kept][:, kept].double() / totals[kept, None]
+    labels = totals.argsort(descending=True, stable=True)[:CLASSES].sort().values
+    has_samples = totals[labels] > 0
+    labels = labels[has_samples]
+    shares = counts[labels][:, labels].double() / totals[labels, None]
     names = _class_names(study, rank, len(totals))
-    shown = charts.distinct([plain_text(charts.shortened(names[i])) for i in kept.tolist()])
-    texts = [[f"{int(counts[i, j])} of {int(totals[i])}" for j in kept.tolist()] for i in kept.tolist()]
+    shown = charts.distinct([plain_text(charts.shortened(names[i])) for i in labels.tolist()])
+    texts = [[f"{int(counts[i, j])} of {int(totals[i])}" for j in labels.tolist()] for i in labels.tolist()]
     look = {"x": shown, "y": shown, "zmin": 0, "zmax": 1, "text": texts}
     look |= {"xgap": 1, "ygap": 1} if len(shown) <= 30 else {}
     look |= {"texttemplate": "%{z:.0%}"} if len(shown) <= WRITTEN else {}
@@ -105,7 +106,7 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     trace = heat_map(z, "%{y} given %{x}: %{z:.1%} (%{text})", colorbar=charts.percent_bar(0, 1), **look)
     layout = {"xaxis": category_axis("class given"), "yaxis": category_axis("true class", down=True)}
     some = f" The {CLASSES} largest of {len(totals)} classes." if len(totals) > CLASSES else ""
-    seeds = f", {len(found)} seeds together" if len(found) > 1 else ""
+    seeds = f", {len(predictions)} seeds together" if len(predictions) > 1 else ""
     caption = (
         f"{rank.label}: of the test samples of each class (rows), the share that is given each class{seeds}.{some}"
     )

@@ -8,7 +8,7 @@ from stratafl.errors import counted
 from stratafl.evaluation.measure import local_steps
 from stratafl.report import sentences as say
 from stratafl.report.flagged_clients import flag_sentences
-from stratafl.report.formats import differing, listed, minus, score
+from stratafl.report.formats import differing, listed, minus, score_text
 from stratafl.report.guards import ADVISED_VALIDATION
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE, Rank
@@ -37,15 +37,15 @@ def doubts_of_learning(study: Study) -> Findings:
     """Methods that always give one answer, and methods that are not better than the majority class."""
     scored, limits = [rank for rank in study.ranks if "score" in rank.numbers], study.chance
     one_answer = [rank.label for rank in scored if rank.one_answer]
-    said = [finding(say.ONE_ANSWER, methods=one_answer)] if one_answer else []
+    findings = [finding(say.ONE_ANSWER, methods=one_answer)] if one_answer else []
     if limits is None:
-        return said
+        return findings
     unsure = [label for label in limits.ahead if label in limits.unsure and label not in one_answer]
     below = [label for label in unsure if limits.ahead[label] <= 0]
     near = [label for label in unsure if label not in below]
-    base = score(limits.base, study.measured)
-    said += [finding(say.NOT_BETTER, methods=below, base=base)] if below else []
-    return said + ([finding(say.NOT_CLEARLY_BETTER, methods=near, base=base)] if near else [])
+    base = score_text(limits.base, study.measured)
+    findings += [finding(say.NOT_BETTER, methods=below, base=base)] if below else []
+    return findings + ([finding(say.NOT_CLEARLY_BETTER, methods=near, base=base)] if near else [])
 
 
 def _doubts_of_ends(study: Study) -> Findings:
@@ -55,9 +55,9 @@ def _doubts_of_ends(study: Study) -> Findings:
         say.DIVERGING: [rank.label for rank in study.ranks if "score" not in rank.numbers or rank.diverged],
         say.UNFINISHED: [rank.label for rank in study.ranks if _is_unfinished(rank)],
     }
-    said = [finding(sentence, methods=methods) for sentence, methods in by_sentence.items() if methods]
+    findings = [finding(sentence, methods=methods) for sentence, methods in by_sentence.items() if methods]
     ran_once = len(study.ranks) > 1 and all(len(rank.seeds) == 1 for rank in study.ranks)
-    return said + ([finding(say.RAN_ONCE)] if ran_once else [])
+    return findings + ([finding(say.RAN_ONCE)] if ran_once else [])
 
 
 def _is_unfinished(rank: Rank) -> bool:
@@ -67,20 +67,20 @@ def _is_unfinished(rank: Rank) -> bool:
 
 def _doubts_of_fairness(study: Study) -> Findings:
     """One learning rate for all methods, training before use, and unequal numbers of steps."""
-    said, rates = Findings(), {rank.settings.get("train.lr") for rank in study.ranks}
+    findings, rates = Findings(), {rank.settings.get("train.lr") for rank in study.ranks}
     is_tuned = study.tuned or study.own_rates or len(rates) > 1
     if not is_tuned and len({rank.method for rank in study.ranks}) > 1:
         (rate,) = rates
-        said.append(finding(say.ONE_RATE, rate=minus(f"{rate:g}") if isinstance(rate, int | float) else rate))
+        findings.append(finding(say.ONE_RATE, rate=minus(f"{rate:g}") if isinstance(rate, int | float) else rate))
     tuning = [rank.label for rank in study.ranks if tuned_before_use(rank)]
     deployed = all(run.evaluate.stage == "deployed" for run in study.outcomes)
     if deployed and 0 < len(tuning) < len(study.ranks):
-        said.append(finding(say.TRAINED_BEFORE_USE, methods=tuning))
+        findings.append(finding(say.TRAINED_BEFORE_USE, methods=tuning))
     steps = {rank.label: count for rank in study.ranks if (count := _steps(rank))}
     if steps and max(steps.values()) > SAME_STEPS * min(steps.values()):
         most, least = (choose(steps, key=lambda label: steps[label]) for choose in (max, min))
-        said.append(finding(say.UNEQUAL_STEPS, most=most, least=least, ratio=f"{steps[most] / steps[least]:.1f}"))
-    return said
+        findings.append(finding(say.UNEQUAL_STEPS, most=most, least=least, ratio=f"{steps[most] / steps[least]:.1f}"))
+    return findings
 
 
 def tuned_before_use(rank: Rank) -> bool:
@@ -98,12 +98,12 @@ def _steps(rank: Rank) -> float | None:
 
 def _doubts_of_selection(study: Study) -> Findings:
     """Few validation samples, a round that was chosen by its test score, and a ranking by another metric."""
-    said = _few_validation_samples(study)
-    said += [finding(say.BEST_TEST_ROUND)] if any(run.evaluate.select == "best" for run in study.outcomes) else []
+    findings = _few_validation_samples(study)
+    findings += [finding(say.BEST_TEST_ROUND)] if any(run.evaluate.select == "best" for run in study.outcomes) else []
     if any(run.values is not None for run in study.outcomes):
         selected, ranked = study.outcomes[0].recorded.title, study.measured.title
-        said.append(finding(say.OTHER_METRIC, selected=selected, ranked=ranked))
-    return said
+        findings.append(finding(say.OTHER_METRIC, selected=selected, ranked=ranked))
+    return findings
 
 
 def _few_validation_samples(study: Study) -> Findings:
@@ -144,16 +144,16 @@ def cautions(study: Study) -> list[str]:
 
 def _of_methods(study: Study) -> Findings:
     leaks = dict.fromkeys((rank.label, run.leaks) for rank in study.ranks for run in rank.members if run.leaks)
-    said = [finding(say.LEAKS, method=method, incomparable=INCOMPARABLE, reason=why) for method, why in leaks]
+    findings = [finding(say.LEAKS, method=method, incomparable=INCOMPARABLE, reason=why) for method, why in leaks]
     for rank in study.ranks:
         done, requested = rank.rounds
         if _is_unfinished(rank):
-            said.append(finding(say.BEHIND, method=rank.label, done=done, rounds=counted(requested, "round")))
+            findings.append(finding(say.BEHIND, method=rank.label, done=done, rounds=counted(requested, "round")))
         if "score" not in rank.numbers or rank.diverged:
-            said.append(finding(say.BECAME_NAN, method=rank.label))
+            findings.append(finding(say.BECAME_NAN, method=rank.label))
         if rank.one_answer:
-            said.append(finding(say.SAME_CLASS, method=rank.label))
-    return said
+            findings.append(finding(say.SAME_CLASS, method=rank.label))
+    return findings
 
 
 def _unchecked(study: Study) -> Findings:
@@ -170,13 +170,13 @@ def _resumed(study: Study) -> Findings:
 def _unlike(study: Study) -> Findings:
     """Settings other than the method's own, seeds, devices and versions that differ."""
     keys = [key for key in differing([rank.settings for rank in study.ranks]) if not key.startswith(METHOD_SETTINGS)]
-    said = [finding(say.UNLIKE_SETTINGS, keys=listed(keys))] if keys else []
+    findings = [finding(say.UNLIKE_SETTINGS, keys=listed(keys))] if keys else []
     seeds = {tuple(sorted(run.seeds.parts for run in rank.members)) for rank in study.ranks}
-    said += [finding(say.UNLIKE_SEEDS)] if len(seeds) > 1 else []
+    findings += [finding(say.UNLIKE_SEEDS)] if len(seeds) > 1 else []
     for key, what in MACHINES.items():
         values = list(dict.fromkeys(str(record.environment.get(key)) for record in study.records.values()))
-        said += [finding(say.UNLIKE_MACHINES, what=what, values=listed(values))] if len(values) > 1 else []
-    return said
+        findings += [finding(say.UNLIKE_MACHINES, what=what, values=listed(values))] if len(values) > 1 else []
+    return findings
 
 
 def _unvalidated(study: Study) -> Findings:

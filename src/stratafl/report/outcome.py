@@ -31,7 +31,7 @@ OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see o
 SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
-NEEDED = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
+NEEDED_KEYS = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
 @short_repr
@@ -104,9 +104,9 @@ class Outcome:
         Only clients with several classes count. False for runs that left no predictions, and for metrics of
         probabilities, which may still differ.
         """
-        found = self.predictions if self.metric.name in OF_ANSWERS else None
-        told = {} if found is None else found.one_answer()
-        return bool(told) and all(told.values())
+        predictions = self.predictions if self.metric.name in OF_ANSWERS else None
+        by_client = {} if predictions is None else predictions.one_answer()
+        return bool(by_client) and all(by_client.values())
 
     @cached_property
     def class_counts(self) -> dict[str, Any] | None:
@@ -173,50 +173,53 @@ class Outcome:
     def _numbers(self) -> dict[str, float]:
         evaluate, place = self.selection, f"test.{self.evaluate.stage}"
         chosen, total = counting(self.lines, evaluate), cost(self.lines, self.lines[-1])
-        there, key = converged(self.lines, evaluate), self.recorded.key
-        own = f"{prefix_of(evaluate)}{key}"
+        convergence, key = converged(self.lines, evaluate), self.recorded.key
+        metric_key = f"{prefix_of(evaluate)}{key}"
         numbers = {
             "score": selected_score(self.lines, evaluate),
-            **{stage: _number(chosen, f"test.{stage}.{own}") for stage in STAGES},
+            **{stage: _number(chosen, f"test.{stage}.{metric_key}") for stage in STAGES},
             "client_mean": _number(chosen, f"{place}.client_{key}"),
             "spread": _number(chosen, f"{place}.std"),
             "worst10": _number(chosen, f"{place}.worst10"),
-            **{f"new_{stage}": _number(chosen, f"new.test.{stage}.{own}") for stage in STAGES},
+            **{f"new_{stage}": _number(chosen, f"new.test.{stage}.{metric_key}") for stage in STAGES},
             "best": scored(best(self.lines, evaluate), evaluate),
             "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
-            **{f"converged_{kind}": there and getattr(there, kind) for kind in ("round", "seconds", "bytes")},
+            **{
+                f"converged_{kind}": convergence and getattr(convergence, kind)
+                for kind in ("round", "seconds", "bytes")
+            },
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
         if self.values is not None:
-            kept = ("selected_round", "bytes", "seconds", "rounds")
-            numbers = {name: numbers[name] for name in kept} | numbers_of(self.values, self.evaluate)
+            unchanged = ("selected_round", "bytes", "seconds", "rounds")
+            numbers = {name: numbers[name] for name in unchanged} | numbers_of(self.values, self.evaluate)
         return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def numbers_of(values: MetricValues, evaluate: EvaluateTable) -> dict[str, float]:
     """The numbers of a run that follow from its predictions; what is undefined is left out."""
-    found, key = values.statistics(), values.metric.key
-    score = found[f"{prefix_of(evaluate)}{key}"]
-    numbers = {"score": score, evaluate.stage: score, "client_mean": found[f"client_{key}"]}
-    numbers |= {"spread": found["std"], "worst10": found["worst10"]}
+    statistics, key = values.statistics(), values.metric.key
+    score = statistics[f"{prefix_of(evaluate)}{key}"]
+    numbers = {"score": score, evaluate.stage: score, "client_mean": statistics[f"client_{key}"]}
+    numbers |= {"spread": statistics["std"], "worst10": statistics["worst10"]}
     return {name: value for name, value in numbers.items() if isfinite(value)}
 
 
-def measured_by(one: Outcome, metric: Metric) -> Outcome:
+def measured_by(run: Outcome, metric: Metric) -> Outcome:
     """The same run at the same round, measured by another metric from its stored predictions."""
-    if metric.name == one.metric.name:
-        return one
-    found = one.predictions
-    if found is None or not len(found):
+    if metric.name == run.metric.name:
+        return run
+    stored = run.predictions
+    if stored is None or not len(stored):
         raise RunError(
-            f"'{one.folder}' has no stored predictions to measure {metric.title} of: "
+            f"'{run.folder}' has no stored predictions to measure {metric.title} of: "
             f"finish it with 'strata resume', or compare again with --metric {metric.name}"
         )
     average, better = "samples" if metric.pooled else "clients", "larger" if metric.larger_is_better else "smaller"
-    evaluate = {**one.config["evaluate"], "metric": metric.name, "average": average, "better": better}
-    config, values = {**one.config, "evaluate": evaluate}, MetricValues.of(metric, found)
-    return replace(one, config=config, values=values, selection_table=one.selection)
+    evaluate = {**run.config["evaluate"], "metric": metric.name, "average": average, "better": better}
+    config, values = {**run.config, "evaluate": evaluate}, MetricValues.of(metric, stored)
+    return replace(run, config=config, values=values, selection_table=run.selection)
 
 
 def is_imported(metric: Metric) -> bool:
@@ -239,17 +242,17 @@ def read_outcome(folder: Path) -> Outcome:
     path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
     directory.check_committed(folder, "rounds")
     lines = read_lines(path, summed=checked)
-    if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED):
-        raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED)}")
+    if not all(isinstance(line.get(key), int | float) for line in lines for key in NEEDED_KEYS):
+        raise DamagedError(f"'{path}' is damaged: a line lacks one of {', '.join(NEEDED_KEYS)}")
     if not all(isinstance(v, int | float | None) for line in lines for k, v in line.items() if k.startswith(SCORED)):
         raise DamagedError(f"'{path}' is damaged: a score is not a number")
     if not all(map(well_formed, lines)):
         raise DamagedError(f"'{path}' is damaged: its list of clients that were left out cannot be read")
     directory.check_history(path, lines, len(lines))
-    own = from_tables({"evaluate": config["evaluate"]}).evaluate
-    config["evaluate"] |= _definite(own, lines)
+    recorded = from_tables({"evaluate": config["evaluate"]}).evaluate
+    config["evaluate"] |= _definite(recorded, lines)
     taking_part = int(then.get("clients") or 0)
-    return Outcome(folder, config, lines, taking_part, then.get("leaks"), checked, selection_table=own)
+    return Outcome(folder, config, lines, taking_part, then.get("leaks"), checked, selection_table=recorded)
 
 
 def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
@@ -268,8 +271,8 @@ def measure(metric: Metric | bool) -> str:
     return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
 
 
-def _as_metric(given: Metric | bool) -> Metric:
-    return given if isinstance(given, Metric) else METRICS["mse" if given else "accuracy"]
+def _as_metric(kind: Metric | bool) -> Metric:
+    return kind if isinstance(kind, Metric) else METRICS["mse" if kind else "accuracy"]
 
 
 _MODELS = {"received": "models as received", "trained": "models right after training"}
@@ -280,32 +283,40 @@ _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     """The stage, average and round of the scores of these runs, in words; without the average for single clients."""
     metric, recorded = outcomes[0].metric, outcomes[0].recorded
-    ways = {tuple(one.config["evaluate"][key] for key in ("select", "stage", "average")) for one in outcomes}
+    ways = {tuple(run.config["evaluate"][key] for key in ("select", "stage", "average")) for run in outcomes}
     if len(ways) > 1:
         return "of the models and at the round that the protocol of each run selects"
     ((select, stage, average),) = ways
-    validated = all("validation.deployed.loss" in last(one.lines) for one in outcomes)
+    validated = all("validation.deployed.loss" in last(run.lines) for run in outcomes)
     word = "loss" if recorded.name == "mse" else recorded.title
     where = f"at the round with the best validation {word}" if validated else "at the last round"
     if select != "validation":
         where = "at the round where it is best" if select == "best" else "at the last round"
     mean = ", mean over clients," if average == "clients" and not one_by_one else ""
-    scaled = all(one.config["data"].get("targets") == "scaled" for one in outcomes)
+    scaled = all(run.config["data"].get("targets") == "scaled" for run in outcomes)
     unit = f"; targets are scaled, and 1 is {_UNITS[metric.name]}" if scaled and metric.name in _UNITS else ""
     return f"of {_MODELS[stage]}{mean} {where}{unit}"
 
 
 def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:
     """The seeds of runs of a configuration, with those of their parts that differ where `run.seed` is the same."""
-    each = [one.seeds for one in outcomes]
+    seeds = [run_seeds.seeds for run_seeds in outcomes]
     parts = range(len(SEEDS_OF_PARTS))
-    kept = [at for at in parts if len({(one.run, one.parts[at]) for one in each}) > len({one.run for one in each})]
-    return [", ".join([str(one.run), *(f"{SEEDS_OF_PARTS[at]} {one.parts[at]}" for at in kept)]) for one in each]
+    varied = [
+        at
+        for at in parts
+        if len({(run_seeds.run, run_seeds.parts[at]) for run_seeds in seeds})
+        > len({run_seeds.run for run_seeds in seeds})
+    ]
+    return [
+        ", ".join([str(run_seeds.run), *(f"{SEEDS_OF_PARTS[at]} {run_seeds.parts[at]}" for at in varied)])
+        for run_seeds in seeds
+    ]
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:
     """All run directories in these folders and below, each once; of a tuning only the runs of what it chose."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for place in places:
         below = (path.parent for path in place.glob("**/config.toml") if not path.parent.name.startswith("."))
         here = sorted(each for each in below if directory.is_run(each) and not _beside(place, each))
@@ -316,8 +327,8 @@ def run_folders(places: Iterable[Path]) -> list[Path]:
             raise RunError(f"the tuning '{place}' has not run yet what it chose: {again}")
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
-        found += [folder for folder in here if folder not in found]
-    return found
+        folders += [folder for folder in here if folder not in folders]
+    return folders
 
 
 def _beside(place: Path, run: Path) -> bool:

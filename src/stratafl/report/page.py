@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -14,7 +15,7 @@ from typing import Any
 from stratafl.errors import RunError, counted, printable
 from stratafl.files import write_atomically
 from stratafl.report.charts import Chart, on_dark
-from stratafl.report.class_counts import class_counts_chart
+from stratafl.report.class_counts_chart import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
 from stratafl.report.curves import curves_chart
 from stratafl.report.decision import MAX_DOUBTS, decision, decision_chart, ranking_lead
@@ -35,16 +36,16 @@ from stratafl.report.ranking_tables import (
     ranking_table,
     runs_table,
 )
+from stratafl.report.report_tables import ReportTable, escaped
 from stratafl.report.run_facts import run_facts
 from stratafl.report.sentences import Finding
 from stratafl.report.study import Study
-from stratafl.report.tables import Table, escape
 from stratafl.report.tuned import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
 GENERATOR = b'<meta name="generator" content="stratafl">'
-Part = str | Table | Chart  # a str is HTML
+Part = str | ReportTable | Chart  # a str is HTML
 
 
 class Section:
@@ -57,26 +58,26 @@ class Section:
 
 def _section_html(section: Section) -> str:
     parts, name = "\n".join(_part(part, section.title) for part in section.parts), section.name
-    heading = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
+    heading = f'<h2 id="{name}-title">{escaped(section.title)}</h2>'
     return f'<section id="{name}" aria-labelledby="{name}-title">{heading}\n{parts}\n</section>'
 
 
 def _part(part: Part, title: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Table):
+    if isinstance(part, ReportTable):
         button = f'<button type="button" data-table="{part.name}" aria-label="Table {part.name} as CSV">CSV</button>'
         return f'<div class="tabled">{part.markup()}<div class="downloads">{button}</div></div>'
-    heading = f"<h3>{escape(part.title)}</h3>" if part.title != title else ""
+    heading = f"<h3>{escaped(part.title)}</h3>" if part.title != title else ""
     buttons = "".join(
         f'<button type="button" data-chart="{part.name}" data-format="{kind}" '
-        f'aria-label="Chart {escape(part.title)} as {kind.upper()}">{kind.upper()}</button>'
+        f'aria-label="Chart {escaped(part.title)} as {kind.upper()}">{kind.upper()}</button>'
         for kind in ("png", "svg", "csv")
     )
     return (
-        f"<figure>{heading}<figcaption>{escape(part.caption)}</figcaption>"
-        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="{escape(part.title)}"></div>'
-        f'<div class="chart" id="chart-{part.name}" role="img" aria-label="{escape(f"{part.title}. {part.caption}")}" '
+        f"<figure>{heading}<figcaption>{escaped(part.caption)}</figcaption>"
+        f'<div class="controls" id="controls-{part.name}" role="group" aria-label="{escaped(part.title)}"></div>'
+        f'<div class="chart" id="chart-{part.name}" role="img" aria-label="{escaped(f"{part.title}. {part.caption}")}" '
         f'style="min-height:{part.height}px"></div><div class="downloads">{buttons}</div></figure>'
     )
 
@@ -99,18 +100,18 @@ def page(study: Study) -> str:
     first, *rest = all_sections
     parts = [part for section in all_sections for part in section.parts]
     charts = [part for part in parts if isinstance(part, Chart)]
-    tables = {part.name: part.csv for part in parts if isinstance(part, Table)}
+    tables = {part.name: part.csv for part in parts if isinstance(part, ReportTable)}
     title, subtitle = _title(study)
     return Template(_asset("page.html")).substitute(
-        title=escape(title),
-        subtitle=escape(subtitle),
+        title=escaped(title),
+        subtitle=escaped(subtitle),
         style=_asset("page.css"),
-        contents="".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in rest),
+        contents="".join(f'<li><a href="#{each.name}">{escaped(each.title)}</a></li>' for each in rest),
         decision=_section_html(first),
         sections="\n".join(map(_section_html, rest)),
-        footer=f"stratafl {escape(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
+        footer=f"stratafl {escaped(VERSION)} · {datetime.now(UTC):%Y-%m-%d %H:%M} UTC · works offline",
         data=in_script({"charts": [chart.plain() for chart in charts], "tables": tables, "dark": on_dark()}),
-        plotly=base64.b64encode(gzip.compress(_plotly().encode(), 9, mtime=0)).decode() if charts else "",
+        plotly=_plotly() if charts else "",
         script=_asset("page.js"),
     )
 
@@ -118,8 +119,8 @@ def page(study: Study) -> str:
 def decision_section(study: Study) -> Section:
     """At most one screen: what to use, who gains, how sure, with one picture."""
     decided = decision(study)
-    headline = f'<p class="headline">{escape(_joined(decided.headline))}</p>'
-    answers = _definitions({title: _joined(said) for title, said in decided.answers.items()}, "answers")
+    headline = f'<p class="headline">{escaped(_joined(decided.headline))}</p>'
+    answers = _definitions({title: _joined(findings) for title, findings in decided.answers.items()}, "answers")
     chart = decision_chart(study, decided.use)
     return Section("decision", "Decision", _warning("Before you act", decided.cautions), headline, answers, chart)
 
@@ -128,7 +129,7 @@ def sections(study: Study) -> list[Section]:
     """The decision, then everything; sections without content are left out."""
     after = [Section("reproduction", "Published claims", verdict_table(study.verdicts))]
     if study.ranks:
-        lead = f'<p class="lead">{escape(_joined(ranking_lead(study)))}</p>'
+        lead = f'<p class="lead">{escaped(_joined(ranking_lead(study)))}</p>'
         warning = _warning("Please note", [*doubts(study)[MAX_DOUBTS:], *cautions(study)])
         runs = "This run has" if len(study.records) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
@@ -164,17 +165,17 @@ def _joined(findings: Iterable[Finding]) -> str:
 
 
 def _warning(title: str, lines: Sequence[object]) -> str | None:
-    listed = "".join(f"<li>{escape(str(line))}</li>" for line in lines)
+    listed = "".join(f"<li>{escaped(str(line))}</li>" for line in lines)
     return f'<div class="caution" role="note"><strong>{title}</strong><ul>{listed}</ul></div>' if lines else None
 
 
 def _definitions(texts: Mapping[str, str], look: str = "") -> str | None:
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in texts.items())
+    listed = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in texts.items())
     return f'<dl class="{look}">{listed}</dl>' if texts and look else f"<dl>{listed}</dl>" if texts else None
 
 
 def _paragraphs(lines: Iterable[object]) -> str | None:
-    return "".join(f"<p>{escape(str(line))}</p>" for line in lines) or None
+    return "".join(f"<p>{escaped(str(line))}</p>" for line in lines) or None
 
 
 def in_script(value: Any) -> str:
@@ -196,9 +197,9 @@ def _title(study: Study) -> tuple[str, str]:
     outcomes = study.outcomes
     if not outcomes:
         return "Published claims", counted(len(study.verdicts), "verdict")
-    names = (str(one.config["algorithm"]["name"]) for one in outcomes)
+    names = (str(run.config["algorithm"]["name"]) for run in outcomes)
     methods = list(dict.fromkeys(re.sub(r"\S+:", "", name) for name in names))  # your own without their package
-    data = list(dict.fromkeys(Path(one.config["data"]["name"]).stem for one in outcomes))
+    data = list(dict.fromkeys(Path(run.config["data"]["name"]).stem for run in outcomes))
     named = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
     what = named if len(methods) <= 3 else f"{len(methods)} methods"
     facts = run_facts(study)
@@ -220,4 +221,10 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise RunError("the report needs 'plotly', which is not installed: pip install plotly") from error
-    return str(get_plotlyjs())
+    return _packed(get_plotlyjs())
+
+
+@cache
+def _packed(script: str) -> str:
+    """Compressed once for all reports of a process: it takes as long as the rest of a page."""
+    return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()

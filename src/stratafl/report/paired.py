@@ -19,9 +19,9 @@ from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
 from stratafl.report.formats import apart_by, listed
 from stratafl.report.intervals import Interval
 from stratafl.report.pairing import Couple, StoredScores, pair_uncertainty
-from stratafl.report.ranking import Rank, ranked
+from stratafl.report.ranking import Rank, comparable_ranks
+from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.report.sentences import finding
-from stratafl.report.tables import Cell, Table, as_csv, text
 
 Judgement = Literal["better", "worse", "unclear"]
 MAX_FORECAST_SEEDS = 100  # more seeds than this are "more than 100"
@@ -118,8 +118,8 @@ def pairs(ranks: Sequence[Rank]) -> list[Paired]:
     Pairs with a guarded method are corrected apart from the others: it is a second look at the same runs, so whether
     clients were guarded does not decide what is known of the methods themselves.
     """
-    rivals = ranked(ranks)
-    stored = StoredScores([one for rank in rivals for one in rank.members] if len(rivals) > 1 else [])
+    rivals = comparable_ranks(ranks)
+    stored = StoredScores([run for rank in rivals for run in rank.members] if len(rivals) > 1 else [])
     couples = list(combinations([_Method(rank, stored) for rank in rivals], 2))
     plain = [couple for couple in couples if not any(method.rank.is_guarded for method in couple)]
     compared = _corrected(plain) | _corrected([couple for couple in couples if couple not in plain])
@@ -158,7 +158,7 @@ def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]
     return adjusted, alpha / max(left, 1)
 
 
-def pairs_table(compared: Sequence[Paired]) -> Table | None:
+def pairs_table(compared: Sequence[Paired]) -> ReportTable | None:
     """All pairs: difference, interval, adjusted p and the verdict."""
     if not compared:
         return None
@@ -175,7 +175,7 @@ def pairs_table(compared: Sequence[Paired]) -> Table | None:
         f"{whom_verdicts_are_about(compared)} Intervals are of one pair alone; p is corrected for the number of pairs "
         "(Holm), and verdicts follow it."
     )
-    return Table("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(compared), stacked=True)
+    return ReportTable("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(compared), stacked=True)
 
 
 def whom_verdicts_are_about(compared: Sequence[Paired]) -> str:
@@ -217,7 +217,8 @@ def _basis(compared: Sequence[Paired]) -> str:
     """How many seeds and clients the pairs have."""
     counts = [({pair.seeds for pair in compared}, "seed"), ({pair.clients for pair in compared}, "client")]
     return ", ".join(
-        counted(max(each), name) if len(each) == 1 else f"up to {counted(max(each), name)}" for each, name in counts
+        counted(max(different), name) if len(different) == 1 else f"up to {counted(max(different), name)}"
+        for different, name in counts
     )
 
 
@@ -237,16 +238,16 @@ def _common(first: _Method, second: _Method) -> list[Couple]:
 
 
 def _paired(first: _Method, second: _Method, estimate: Uncertainty | None, adjusted: float, level: float) -> Paired:
-    one, other, metric = first.rank, second.rank, first.rank.members[0].metric
+    rank, other, metric = first.rank, second.rank, first.rank.members[0].metric
     if estimate is None:
-        apart = Interval(one.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
-        return Paired(one.label, other.label, apart, 1.0, 1.0, "unclear", None, 0, 0, metric=metric)
+        apart = Interval(rank.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
+        return Paired(rank.label, other.label, apart, 1.0, 1.0, "unclear", None, 0, 0, metric=metric)
     side: Judgement = "better" if metric.sign * estimate.mean > 0 else "worse"
     verdict: Judgement = side if adjusted < ALPHA else "unclear"
     more, limited = _more_seeds(estimate, level) if verdict == "unclear" else (None, False)
     common = _common(first, second)
     return Paired(
-        first=one.label,
+        first=rank.label,
         second=other.label,
         difference=estimate.interval(),
         p=estimate.p,

@@ -74,26 +74,27 @@ def pair_uncertainty(couples: Sequence[Couple]) -> Uncertainty | None:
     return about_others if sampled is None else of_these(about_others, *sampled)
 
 
-def client_differences(one: ScoredRun, other: ScoredRun) -> dict[int, tuple[float, float]]:
+def client_differences(first: ScoredRun, second: ScoredRun) -> dict[int, tuple[float, float]]:
     """Difference and weight by client, such that the weighted mean is the difference of the two scores.
 
     A mean over clients or samples is that anyway. A metric of all samples together differs from the mean of clients by
     a constant, which is added.
     """
-    score = one.score - other.score
-    both = [client for client in one.clients if client in other.clients]
+    score = first.score - second.score
+    both = [client for client in first.clients if client in second.clients]
     if not both:  # as if the run were a single client
         return {0: (score, 1.0)}
-    equal = one.outcome.evaluate.average == "clients"
-    weights = {client: 1.0 if equal else float(one.samples[client] or 1) for client in both}
-    total, apart = sum(weights.values()), {client: one.clients[client] - other.clients[client] for client in both}
+    equal = first.outcome.evaluate.average == "clients"
+    weights = {client: 1.0 if equal else float(first.samples[client] or 1) for client in both}
+    total, apart = sum(weights.values()), {client: first.clients[client] - second.clients[client] for client in both}
     shift = score - sum(weights[client] * apart[client] for client in both) / total
     return {client: (apart[client] + shift, weights[client] / total) for client in both}
 
 
 def _by_partition(populations: Sequence[Hashable], values: Array, weights: Array) -> tuple[Array, Array]:
     """Runs with the same clients count as one, with their mean."""
-    groups = [[row for row, each in enumerate(populations) if each == one] for one in dict.fromkeys(populations)]
+    different = dict.fromkeys(populations)
+    groups = [[row for row, each in enumerate(populations) if each == population] for population in different]
     weighted = weights * values
     sums = [(weighted[rows].sum(0), weights[rows].sum(0)) for rows in groups]
     means = np.array([np.divide(top, below, out=np.zeros_like(top), where=below > 0) for top, below in sums])
@@ -106,14 +107,15 @@ def _sample_variance(couples: Sequence[Couple], weights: Mapping[int, float]) ->
     If all seeds have the same test samples, that is all of it. If each seed draws the share f of a client's samples for
     testing, two seeds have the share f of them in common: (1 − f) of the variance is in that between seeds, f is not.
     """
-    tested = [(one.tested, other.tested) for one, other in couples]
-    pairs = [(one, other) for one, other in tested if one is not None and other is not None and one.pairs_with(other)]
+    tested = [(first.tested, second.tested) for first, second in couples]
+    stored = [(method, other) for method, other in tested if method is not None and other is not None]
+    pairs = [(method, other) for method, other in stored if method.pairs_with(other)]
     if len(pairs) < len(couples):
         return None
     first = pairs[0][0]
-    if any(not np.array_equal(one.ids, first.ids) for one, _ in pairs):
+    if any(not np.array_equal(method.ids, first.ids) for method, _ in pairs):
         return None
-    shared = all(one.pairs_with(first) for one, _ in pairs)
+    shared = all(method.pairs_with(first) for method, _ in pairs)
     noise = paired_noise(pairs, first.ids)
     lasting = noise.variance if shared else _tested_share(couples[0][0].outcome) * noise.explained
     few = first.size / np.maximum(first.size - 1, 0.5)  # a bootstrap of n samples has too small a variance

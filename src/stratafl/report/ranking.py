@@ -11,7 +11,7 @@ from stratafl.errors import RunError, counted
 from stratafl.report.formats import MARK
 from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.outcome import Outcome
-from stratafl.report.tables import as_csv
+from stratafl.report.report_tables import as_csv
 
 log = logging.getLogger("stratafl")
 DIVERGED = "diverged"
@@ -50,48 +50,48 @@ class Rank:
 
     @property
     def is_guarded(self) -> bool:
-        return bool(self.members) and all(one.is_guarded for one in self.members)
+        return bool(self.members) and all(run.is_guarded for run in self.members)
 
     @property
     def diverged(self) -> int:
-        return sum(one.diverged for one in self.members)
+        return sum(run.diverged for run in self.members)
 
     @property
     def one_answer(self) -> bool:
         """Whether its model learned nothing, for any seed: it gives every client one class for all its samples."""
-        return all(one.one_answer for one in self.members) and bool(self.members)
+        return all(run.one_answer for run in self.members) and bool(self.members)
 
     @property
     def title(self) -> str:
         """Its label, with a remark if it is unfinished, stopped, diverged, or always gives one answer."""
-        (done, asked), said = self.rounds, list[str]()
+        (done, asked), remarks = self.rounds, list[str]()
         if done < asked:
-            said.append(f"stopped at {done}" if self.stopped else f"{done} of {counted(asked, 'round')}")
+            remarks.append(f"stopped at {done}" if self.stopped else f"{done} of {counted(asked, 'round')}")
         if self.diverged:
             several = "" if self.diverged == len(self.seeds) else f"{self.diverged} of {len(self.seeds)} seeds "
-            said.append(f"{several}{DIVERGED}")
+            remarks.append(f"{several}{DIVERGED}")
         elif self.one_answer:
-            said.append(ONE_ANSWER)
-        return f"{self.label} ({', '.join(said)})" if said else self.label
+            remarks.append(ONE_ANSWER)
+        return f"{self.label} ({', '.join(remarks)})" if remarks else self.label
 
     def by_seed(self, name: str) -> dict[tuple[int, ...], float]:
-        return {one.seeds.parts: numbers[name] for one in self.members if name in (numbers := one.numbers())}
+        return {run.seeds.parts: numbers[name] for run in self.members if name in (numbers := run.numbers())}
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Configurations, the best score first; those without a score come last."""
-    if len({one.regression for one in outcomes}) > 1:
+    if len({run.regression for run in outcomes}) > 1:
         raise RunError("these runs cannot be ranked together: some have classes and some do not; report them apart")
-    metrics = dict.fromkeys(one.metric.name for one in outcomes)
+    metrics = dict.fromkeys(run.metric.name for run in outcomes)
     if len(metrics) > 1:
         raise RunError(f"these runs cannot be ranked together: by {' and by '.join(metrics)}; report them apart")
     groups: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        group = groups.setdefault(json.dumps(_method(one.config), sort_keys=True, default=str), [])
-        if one.seeds.parts in (other.seeds.parts for other in group):
-            log.warning("'%s' repeats a configuration and a seed, so it is left out", one.folder)
+    for run in outcomes:
+        group = groups.setdefault(json.dumps(_method(run.config), sort_keys=True, default=str), [])
+        if run.seeds.parts in (other.seeds.parts for other in group):
+            log.warning("'%s' repeats a configuration and a seed, so it is left out", run.folder)
         else:
-            group.append(one)
+            group.append(run)
     labels = _labels([group[0].config for group in groups.values()])
     ranks = [_rank(label, group) for label, group in zip(labels, groups.values(), strict=True)]
     sign = outcomes[0].metric.sign
@@ -104,26 +104,26 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
 
 def _placed(ranks: Sequence[Rank]) -> list[Rank]:
     """Ranks with their places, from the best score on; a method that leaks takes none."""
-    found, count, before = list[Rank](), 0, None
+    placed, count, before = list[Rank](), 0, None
     for rank in ranks:
         if rank.leaks or "score" not in rank.numbers:
-            found.append(rank)
+            placed.append(rank)
             continue
         score, count = rank.numbers["score"].mean, count + 1
         tied = before is not None and abs(score - before.numbers["score"].mean) <= TIED
         before = replace(rank, place=before.place if before is not None and tied else count)
-        found.append(before)
-    return found
+        placed.append(before)
+    return placed
 
 
-def ranked(ranks: Sequence[Rank]) -> list[Rank]:
+def comparable_ranks(ranks: Sequence[Rank]) -> list[Rank]:
     """The configurations that can be compared: those with a score whose training sees no test data."""
     return [rank for rank in ranks if not rank.leaks and "score" in rank.numbers]
 
 
 def winner(ranks: Sequence[Rank]) -> Rank | None:
     """The first configuration that can be compared."""
-    return next(iter(ranked(ranks)), None)
+    return next(iter(comparable_ranks(ranks)), None)
 
 
 def has_column(name: str, ranks: Sequence[Rank]) -> bool:
@@ -143,23 +143,23 @@ def to_csv(ranks: Sequence[Rank], behind: Mapping[str, Interval] | None = None) 
     head += ["score_low", "score_high", "difference", "difference_low", "difference_high"] if compared else []
     rows = []
     for rank in ranks:
-        found = [rank.numbers.get(name) for name in names]
-        row = [rank.label, len(rank.seeds), *(x for each in found for x in ((each.mean, each.std) if each else NONE))]
+        spreads = [rank.numbers.get(name) for name in names]
+        row = [rank.label, len(rank.seeds), *(x for each in spreads for x in ((each.mean, each.std) if each else NONE))]
         if behind is not None:
-            own, against = interval(list(rank.by_seed("score").values())), behind.get(rank.label)
-            row += [own.low, own.high] if own else NONE
+            score_interval, against = interval(list(rank.by_seed("score").values())), behind.get(rank.label)
+            row += [score_interval.low, score_interval.high] if score_interval else NONE
             row += [against.mean, against.low, against.high] if against else [None, *NONE]
         rows.append([*row, *([INCOMPARABLE if rank.leaks else ""] if leaking else [])])
     return as_csv([*head, *(["leaks"] if leaking else [])], rows)
 
 
 def _rank(label: str, group: Sequence[Outcome]) -> Rank:
-    each = [one.numbers() for one in group]
-    common = [name for name in each[0] if all(name in numbers for numbers in each)]
-    spreads = {name: Spread.of([numbers[name] for numbers in each]) for name in common}
-    rounds = (min(one.rounds for one in group), int(group[0].config["run"]["rounds"]))
-    stopped, leaks = all(one.stopped for one in group), any(one.leaks for one in group)
-    seeds, marked = tuple(one.seed for one in group), f"{label} {MARK}" if leaks else label
+    numbers_by_run = [run.numbers() for run in group]
+    common = [name for name in numbers_by_run[0] if all(name in numbers for numbers in numbers_by_run)]
+    spreads = {name: Spread.of([numbers[name] for numbers in numbers_by_run]) for name in common}
+    rounds = (min(run.rounds for run in group), int(group[0].config["run"]["rounds"]))
+    stopped, leaks = all(run.stopped for run in group), any(run.leaks for run in group)
+    seeds, marked = tuple(run.seed for run in group), f"{label} {MARK}" if leaks else label
     return Rank(marked, seeds, rounds, stopped, spreads, leaks, tuple(group))
 
 
@@ -177,8 +177,10 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for i, config in enumerate(flat):
         rivals = [other for j, other in enumerate(flat) if j != i and names[j] == names[i]]
-        own = [key for key in keys if any(other.get(key) != config.get(key) for other in rivals)]
-        own.sort(key=lambda key: not key.startswith("algorithm."))  # its own options first
-        told = " ".join(f"{key.removeprefix('algorithm.')}={config[key]}" for key in own if key in config)
-        labels.append(f"{names[i]} {told}".strip())
+        distinguishing = [key for key in keys if any(other.get(key) != config.get(key) for other in rivals)]
+        distinguishing.sort(key=lambda key: not key.startswith("algorithm."))  # its own options first
+        settings = " ".join(
+            f"{key.removeprefix('algorithm.')}={config[key]}" for key in distinguishing if key in config
+        )
+        labels.append(f"{names[i]} {settings}".strip())
     return labels

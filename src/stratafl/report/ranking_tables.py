@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 from stratafl.errors import counted
 from stratafl.report.formats import (
     MARK,
-    NOTHING,
+    NO_VALUE,
     Kind,
-    difference,
+    difference_text,
     differing,
-    duration,
+    duration_text,
     limits,
     minute,
-    score,
-    size,
+    score_text,
+    size_text,
     spread,
 )
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import is_imported, measure, what_counts
 from stratafl.report.paired import Paired, pair_of
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import Study
-from stratafl.report.tables import Cell, Table, text
 
 ABLATION_KEYS = 6  # configurations that differ in more keys are no ablation
 NUMBERS = {"client_mean": "mean over clients", "spread": "spread", "last": "last round", "best": "best round"}
@@ -29,7 +29,7 @@ NUMBERS |= {"received": "as received", "trained": "after training", "converged_r
 NEW = {"new_received": "as received", "new_trained": "after one round", "new_deployed": "deployed"}
 
 
-def ranking_table(study: Study) -> Table:
+def ranking_table(study: Study) -> ReportTable:
     """The ranking in as few columns as a decision needs, so that it fits a page; `numbers_table` has the others."""
     first, metric = winner(study.ranks), study.measured
     counts = len({len(rank.seeds) for rank in study.ranks}) > 1
@@ -44,9 +44,9 @@ def ranking_table(study: Study) -> Table:
         reached = DIVERGED if lost else spread(numbers.get("score"), metric)
         worst = numbers.get("worst10")
         cells.append(Cell(reached, None, "strong", _interval(values, metric)))
-        cells += [_against(rank, first, study), Cell(score(worst.mean if worst else None, metric))]
+        cells += [_against(rank, first, study), Cell(score_text(worst.mean if worst else None, metric))]
         sent, seconds = (numbers[key].mean if key in numbers else None for key in ("bytes", "seconds"))
-        return (*cells, Cell(size(sent)), Cell(duration(seconds)))
+        return (*cells, Cell(size_text(sent)), Cell(duration_text(seconds)))
 
     caption = (
         f"Test {measure(metric)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
@@ -60,26 +60,26 @@ def ranking_table(study: Study) -> Table:
         rows.append(row(study.majority))
     elif is_imported(metric) and not study.regression:
         caption += " Majority class: unknown, because reports do not run your own metric."
-    behind = {rank.label: found for rank in study.ranks if first and (found := _minus(rank, first, study))}
+    behind = {rank.label: paired for rank in study.ranks if first and (paired := _minus(rank, first, study))}
     written = to_csv(study.ranks, behind)
-    return Table("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
+    return ReportTable("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
 
 
 def _interval(values: Sequence[float], kind: Kind) -> str:
     """The t interval over seeds; the two values themselves, of which it would say nothing."""
     if len(values) == 2:
-        return " and ".join(score(value, kind) for value in values)
+        return " and ".join(score_text(value, kind) for value in values)
     return f"95 % interval {limits(interval(values), kind)}" if len(values) > 2 else ""
 
 
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     if first is None or rank is first:
-        return Cell("first" if rank is first else NOTHING)
+        return Cell("first" if rank is first else NO_VALUE)
     pair = _pair(rank, first, study)
     if pair is None:
-        return Cell(NOTHING)
+        return Cell(NO_VALUE)
     verdict = "not significant" if pair.verdict == "unclear" else pair.verdict
-    return Cell(difference(pair.difference, study.measured), pair.difference.mean, "", verdict)
+    return Cell(difference_text(pair.difference, study.measured), pair.difference.mean, "", verdict)
 
 
 def _pair(rank: Rank, first: Rank, study: Study) -> Paired | None:
@@ -94,7 +94,7 @@ def _minus(rank: Rank, first: Rank, study: Study) -> Interval | None:
     return pair.difference if pair else None
 
 
-def numbers_table(study: Study) -> Table | None:
+def numbers_table(study: Study) -> ReportTable | None:
     """The numbers of each method that a referee asks for."""
     columns = {name: title for name, title in NUMBERS.items() if has_column(name, study.ranks)}
     caption = (
@@ -104,10 +104,10 @@ def numbers_table(study: Study) -> Table | None:
     return _table_of("numbers", caption, columns, study)
 
 
-def new_clients_table(study: Study) -> Table | None:
+def new_clients_table(study: Study) -> ReportTable | None:
     """What clients that took no part in training reach."""
     columns = {name: title for name, title in NEW.items() if has_column(name, study.ranks)}
-    new = sorted({one.config["data"]["new_clients"] for one in study.outcomes if one.config["data"]["new_clients"]})
+    new = sorted({run.config["data"]["new_clients"] for run in study.outcomes if run.config["data"]["new_clients"]})
     count = counted(new[0], "new client") if len(new) == 1 else "New clients"
     verb = "takes" if new == [1] else "take"
     caption = (
@@ -117,50 +117,52 @@ def new_clients_table(study: Study) -> Table | None:
     return _table_of("new", caption, columns, study)
 
 
-def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study) -> Table | None:
+def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study) -> ReportTable | None:
     """A row of numbers for each method; None if no method has one of them."""
     if not columns:
         return None
 
     def cell(rank: Rank, key: str) -> Cell:
-        given = rank.numbers.get(key)
+        over_seeds = rank.numbers.get(key)
         if key == "converged_round":
-            return Cell(NOTHING if given is None else f"{given.mean:.0f}", given.mean if given else None)
+            return Cell(
+                NO_VALUE if over_seeds is None else f"{over_seeds.mean:.0f}", over_seeds.mean if over_seeds else None
+            )
         alone = key == "spread"
         kind = study.measured
-        shown = score(given.mean if given else None, kind) if alone else spread(given, kind)
-        return Cell(shown, given.mean if given else None)
+        shown = score_text(over_seeds.mean if over_seeds else None, kind) if alone else spread(over_seeds, kind)
+        return Cell(shown, over_seeds.mean if over_seeds else None)
 
     rows = tuple((text(rank.label), *(cell(rank, key) for key in columns)) for rank in study.ranks)
-    return Table(name, caption, ("method", *columns.values()), rows)
+    return ReportTable(name, caption, ("method", *columns.values()), rows)
 
 
-def runs_table(study: Study) -> Table:
+def runs_table(study: Study) -> ReportTable:
     head = ("run", "method", "seed", "rounds", "selected", study.measured.title, "started", "device", "commit")
     rows = []
     for rank in study.ranks:
         for record in study.of(rank):
-            one, env, numbers = record.outcome, record.environment, record.outcome.numbers()
-            rounds = f"{one.rounds} of {one.config['run']['rounds']}"
+            run, env, numbers = record.outcome, record.environment, record.outcome.numbers()
+            rounds = f"{run.rounds} of {run.config['run']['rounds']}"
             value = numbers.get("score")
-            scored = Cell(DIVERGED if value is None and one.diverged else score(value, study.measured), value)
-            cells = [text(one.folder), text(rank.label), text(one.seed), Cell(rounds, one.rounds)]
+            scored = Cell(DIVERGED if value is None and run.diverged else score_text(value, study.measured), value)
+            cells = [text(run.folder), text(rank.label), text(run.seed), Cell(rounds, run.rounds)]
             cells += [text(int(numbers["selected_round"])), scored, text(minute(env.get("started")))]
-            rows.append((*cells, text(env.get("device") or NOTHING), text(str(env.get("commit") or NOTHING)[:10])))
-    return Table("runs", "All runs", head, tuple(rows), left=2)
+            rows.append((*cells, text(env.get("device") or NO_VALUE), text(str(env.get("commit") or NO_VALUE)[:10])))
+    return ReportTable("runs", "All runs", head, tuple(rows), left=2)
 
 
-def ablation_tables(study: Study) -> list[Table]:
+def ablation_tables(study: Study) -> list[ReportTable]:
     """One table for each method with several configurations, the best one first."""
     groups: dict[str, list[Rank]] = {}
     for rank in study.ranks:
         groups.setdefault(rank.method, []).append(rank)
     several = [(name, group) for name, group in groups.items() if len(group) > 1]
-    found = [(name, group, differing([rank.settings for rank in group])) for name, group in several]
-    return [_ablation(number, *each, study) for number, each in enumerate(found) if len(each[2]) <= ABLATION_KEYS]
+    compared = [(name, group, differing([rank.settings for rank in group])) for name, group in several]
+    return [_ablation(number, *each, study) for number, each in enumerate(compared) if len(each[2]) <= ABLATION_KEYS]
 
 
-def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str], study: Study) -> Table:
+def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str], study: Study) -> ReportTable:
     options = [key.removeprefix("algorithm.") for key in keys]
     head = (*options, "seeds", study.measured.title, "95 % interval", "against the best")
     metric = study.measured
@@ -169,11 +171,11 @@ def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str]
         config, numbers = rank.settings, rank.numbers.get("score")
         against = _minus(rank, group[0], study)
         shown = spread(numbers, metric) + (f" {MARK}" if rank.leaks else "")
-        cells = [*(text(config.get(key, NOTHING)) for key in keys), text(len(rank.seeds))]
+        cells = [*(text(config.get(key, NO_VALUE)) for key in keys), text(len(rank.seeds))]
         cells += [Cell(shown, numbers.mean if numbers else None, "strong")]
         cells += [Cell(limits(interval(list(rank.by_seed("score").values())), metric))]
-        behind = "best" if rank is group[0] else difference(against, metric)
+        behind = "best" if rank is group[0] else difference_text(against, metric)
         return (*cells, Cell(behind, against.mean if against else None))
 
     caption = f"{name}: configurations that differ in {', '.join(keys)}"
-    return Table(f"ablation-{number}", caption, head, tuple(row(rank) for rank in group), left=len(keys))
+    return ReportTable(f"ablation-{number}", caption, head, tuple(row(rank) for rank in group), left=len(keys))

@@ -94,14 +94,14 @@ class Study:
     @cached_property
     def records(self) -> Mapping[Path, RunRecord]:
         """The ranked runs in detail, by their folders."""
-        return {one.folder: _record(one) for one in self.outcomes}
+        return {run.folder: _record(run) for run in self.outcomes}
 
     def of(self, rank: Rank) -> list[RunRecord]:
-        return [self.records[one.folder] for one in rank.members]
+        return [self.records[run.folder] for run in rank.members]
 
     @property
     def outcomes(self) -> list[Outcome]:
-        return [one for rank in self.ranks for one in rank.members]
+        return [run for rank in self.ranks for run in rank.members]
 
     @property
     def labels(self) -> list[str]:
@@ -163,14 +163,14 @@ def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
 def read_study(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     """As `gather`, but clients and layers are read when they are first asked for: a ranking needs few of them."""
     verdicts = read_verdicts(folders)
-    found = [read_outcome(folder) for folder in run_folders([each for each in folders if not only_verdicts(each)])]
-    scored = [one if metric is None else measured_by(one, metric) for one in found if evaluated(one.lines)]
-    if found and not scored and not verdicts:
-        raise not_evaluated(found[0].folder)
+    outcomes = [read_outcome(folder) for folder in run_folders([each for each in folders if not only_verdicts(each)])]
+    scored = [run if metric is None else measured_by(run, metric) for run in outcomes if evaluated(run.lines)]
+    if outcomes and not scored and not verdicts:
+        raise not_evaluated(outcomes[0].folder)
     ranks = ranking(scored) if scored else []
-    kept = {one.folder for rank in ranks for one in rank.members}
-    empty = [one.folder for one in found if not evaluated(one.lines)]
-    repeated = [one.folder for one in scored if one.folder not in kept]
+    ranked = {run.folder for rank in ranks for run in rank.members}
+    empty = [run.folder for run in outcomes if not evaluated(run.lines)]
+    repeated = [run.folder for run in scored if run.folder not in ranked]
     tuned = [method for folder in folders for method in read_tuning(folder)]
     compared = comparisons(folders)
     return Study(ranks, scored, empty, repeated, verdicts, not_started(compared), tuned, _own_rates(compared))
@@ -186,13 +186,13 @@ def only_verdicts(folder: Path) -> bool:
 
 def not_started(compared: Mapping[Path, Compared]) -> list[str]:
     """A sentence on each of these comparisons that has runs which have not started."""
-    said = []
-    for folder, each in compared.items():
-        missing, count = sum(not is_run(member) for member in each.runs), len(each.runs)
+    sentences = []
+    for folder, comparison in compared.items():
+        missing, count = sum(not is_run(member) for member in comparison.runs), len(comparison.runs)
         have = f"{missing} of the {count} runs of '{folder}' {'has' if missing == 1 else 'have'} not started"
         whole = folder.parent if is_plain(folder.parent / TUNING) else folder  # the runs of what a tuning chose
-        said += [f"{have}. To continue, run: strata resume {shlex.quote(str(whole))}"] if missing else []
-    return said
+        sentences += [f"{have}. To continue, run: strata resume {shlex.quote(str(whole))}"] if missing else []
+    return sentences
 
 
 def _own_rates(compared: Mapping[Path, Compared]) -> bool:
@@ -201,23 +201,25 @@ def _own_rates(compared: Mapping[Path, Compared]) -> bool:
 
 def comparisons(folders: Iterable[Path]) -> dict[Path, Compared]:
     """The comparisons in these folders and below."""
-    found = dict[Path, Compared]()
+    by_folder = dict[Path, Compared]()
     for folder in dict.fromkeys(path.parent for each in folders for path in sorted(each.glob(f"**/{COMPARISON}"))):
         with suppress(StrataError):  # `strata resume` says what is wrong; the runs can be reported all the same
-            one = Comparison.read(folder)
-            runs = [member.folder for member in one.members()]  # or settings that no run can have
-            found[folder] = Compared(runs, all("train.lr" in one.per_method[method] for method in one.methods))
-    return found
+            comparison = Comparison.read(folder)
+            runs = [member.folder for member in comparison.members()]  # or settings that no run can have
+            by_folder[folder] = Compared(
+                runs, all("train.lr" in comparison.per_method[method] for method in comparison.methods)
+            )
+    return by_folder
 
 
-def _record(one: Outcome) -> RunRecord:
-    check_committed(one.folder, "layers")
-    clients = one.client_lines
-    if one.values is not None:
-        key, values = f"test.{one.evaluate.stage}.{one.metric.key}", one.by_client()
+def _record(run: Outcome) -> RunRecord:
+    check_committed(run.folder, "layers")
+    clients = run.client_lines
+    if run.values is not None:
+        key, values = f"test.{run.evaluate.stage}.{run.metric.key}", run.by_client()
         clients = [line | ({} if line.get("new") else {key: values.get(int(line["client"]))}) for line in clients]
-    layers = read_layer_journal(one.folder / "layers.jsonl", summed=one.checked)
-    return RunRecord(one, environment_of(one.folder), clients, layers, _class_counts(one.class_counts, clients))
+    layers = read_layer_journal(run.folder / "layers.jsonl", summed=run.checked)
+    return RunRecord(run, environment_of(run.folder), clients, layers, _class_counts(run.class_counts, clients))
 
 
 def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -> ClassCounts:
@@ -231,7 +233,7 @@ def _class_counts(recorded: Mapping[str, Any] | None, clients: Sequence[Line]) -
 
 def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
     """The journal of layers, read line by line because it may be long."""
-    found = LayerJournal()
+    journal = LayerJournal()
     for body in line_bodies(path, summed=summed):
         line = parsed_line(path, body)
         layer, number = line.get("layer"), line.get("round")
@@ -240,13 +242,13 @@ def read_layer_journal(path: Path, *, summed: bool = False) -> LayerJournal:
         sent = [line.get(key, 0) for key in ("bytes.down", "bytes.up")]
         if not all(is_number(each, int) for each in sent):
             raise DamagedError(f"'{path}' is damaged: bytes are not whole numbers")
-        found.bytes[layer] = found.bytes.get(layer, 0) + sum(sent)
+        journal.bytes[layer] = journal.bytes.get(layer, 0) + sum(sent)
         for key, value in line.items():
             if isinstance(value, list):
-                found.matrices.setdefault(key, {}).setdefault(layer, {})[number] = _matrix(path, value)
+                journal.matrices.setdefault(key, {}).setdefault(layer, {})[number] = _matrix(path, value)
             elif key not in NOT_DIAGNOSTICS and (value is None or is_number(value, int | float)):
-                found.numbers.setdefault(key, {}).setdefault(layer, {})[number] = value
-    return found
+                journal.numbers.setdefault(key, {}).setdefault(layer, {})[number] = value
+    return journal
 
 
 def _matrix(path: Path, value: list[Any]) -> Matrix:

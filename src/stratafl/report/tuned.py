@@ -8,9 +8,9 @@ from typing import Any
 from stratafl.errors import DamagedError, shown
 from stratafl.report import charts
 from stratafl.report.charts import Chart, plain_text, rounded, scatter, value_axis
-from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.intervals import Spread
-from stratafl.report.tables import Cell, Table, text
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.runs.json_files import check_table, check_value, read_json
 
 TUNING_RESULT = "tuning.json"
@@ -91,21 +91,21 @@ class TunedMethod:
 
     def remark(self) -> str:
         """What a reader should know of the choice: values at the end of what was tried, and trials that failed."""
-        said = []
+        remarks = []
         for path, side in self.sides.items():
             again = ", after widening once" if path == LR and self.widened else ""
             if side != "inside":
-                said.append(f"{path.removeprefix('algorithm.')} is the {side} tried{again}")
+                remarks.append(f"{path.removeprefix('algorithm.')} is the {side} tried{again}")
         if self.widened and self.sides.get(LR) == "inside":
             beyond = self.trials[-1].settings[LR]
-            said.append(f"the best rate was at the edge, so one more trial went beyond, to {beyond:g}")
+            remarks.append(f"the best rate was at the edge, so one more trial went beyond, to {beyond:g}")
         count = len(self.failed)
-        said += [f"{count} of {len(self.trials)} trials failed or diverged"] if count else []
+        remarks += [f"{count} of {len(self.trials)} trials failed or diverged"] if count else []
         left = ", ".join(path.removeprefix("algorithm.") for path in self.left)
-        return "; ".join([*said, *([f"left at its default: {left}"] if left else [])])
+        return "; ".join([*remarks, *([f"left at its default: {left}"] if left else [])])
 
 
-def to_table(methods: Sequence[TunedMethod], about: Mapping[str, Any]) -> dict[str, Any]:
+def to_tuning_table(methods: Sequence[TunedMethod], about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "methods": [asdict(each) for each in methods]}
 
 
@@ -123,17 +123,17 @@ def read_tuning(folder: Path) -> list[TunedMethod]:
 METHOD: dict[str, Any] = {"method": str, "settings": dict | None, "default": dict, "validation": float | None}
 METHOD |= {"sides": dict, "widened": bool, "left": list, "trials": list, "tuned": dict, "untuned": dict}
 METHOD |= {"metric": str, "larger": bool, "percent": bool}
-NEEDED = ("method", "settings", "default", "validation", "trials")
+NEEDED_KEYS = ("method", "settings", "default", "validation", "trials")
 TRIAL: dict[str, Any] = {"number": int, "settings": dict, "rounds": int, "steps": int}
 TRIAL |= {"first": float | None, "score": float | None, "failed": str | None}
 
 
 def _method(entry: Any) -> TunedMethod:
     """What `to_table` wrote; ValueError says what is wrong with it."""
-    usual = {key: value for key, value in asdict(TunedMethod("", {}, {}, None)).items() if key not in NEEDED}
+    usual = {key: value for key, value in asdict(TunedMethod("", {}, {}, None)).items() if key not in NEEDED_KEYS}
     entry = usual | check_table(entry, METHOD, optional=usual)
-    known = [check_table(trial, TRIAL, optional=("first", "score", "failed")) for trial in entry["trials"]]
-    trials = [TunedTrial(**{key: trial[key] for key in TRIAL if key in trial}) for trial in known]
+    trial_tables = [check_table(trial, TRIAL, optional=("first", "score", "failed")) for trial in entry["trials"]]
+    trials = [TunedTrial(**{key: trial[key] for key in TRIAL if key in trial}) for trial in trial_tables]
     for settings in (entry["settings"] or {}, entry["default"], *(trial.settings for trial in trials)):
         for path, value in settings.items():
             check_value(path, value, float | None if path == LR else float | str | bool | list | None)
@@ -152,7 +152,7 @@ def _method(entry: Any) -> TunedMethod:
 # In a report
 
 
-def tuning_table(tuned: Sequence[TunedMethod]) -> Table | None:
+def tuning_table(tuned: Sequence[TunedMethod]) -> ReportTable | None:
     """One row per method that was tuned."""
     if not tuned:
         return None
@@ -162,17 +162,17 @@ def tuning_table(tuned: Sequence[TunedMethod]) -> Table | None:
         "Every method was tuned with the same budget on validation data alone; test data was scored afterwards, on "
         "fresh seeds. Untuned: the same seeds with the default settings."
     )
-    return Table("tuned", caption, head, rows, left=2, stacked=True)
+    return ReportTable("tuned", caption, head, rows, left=2, stacked=True)
 
 
-def _row(each: TunedMethod) -> tuple[Cell, ...]:
-    loss, (tuned, untuned) = each.regression, (each.spread("tuned"), each.spread("untuned"))
-    chosen = ", ".join(f"{_short(key)} = {_value(value)}" for key, value in (each.settings or {}).items())
-    cells = [text(each.method), Cell(chosen or NOTHING, chosen)]
-    cells += [Cell(score(each.validation, loss), each.validation)]
+def _row(method: TunedMethod) -> tuple[Cell, ...]:
+    loss, (tuned, untuned) = method.regression, (method.spread("tuned"), method.spread("untuned"))
+    chosen = ", ".join(f"{_short(key)} = {_value(value)}" for key, value in (method.settings or {}).items())
+    cells = [text(method.method), Cell(chosen or NO_VALUE, chosen)]
+    cells += [Cell(score_text(method.validation, loss), method.validation)]
     cells += [Cell(spread(tuned, loss), tuned.mean if tuned else None, "strong")]
     cells += [Cell(spread(untuned, loss), untuned.mean if untuned else None)]
-    return (*cells, text(len(each.trials)), text(each.remark() or NOTHING))
+    return (*cells, text(len(method.trials)), text(method.remark() or NO_VALUE))
 
 
 def _short(key: str) -> str:
@@ -204,12 +204,14 @@ def rates_chart(tuned: Sequence[TunedMethod]) -> Chart | None:
     return Chart("rates", "Validation over the learning rate", caption, {"data": traces, "layout": layout})
 
 
-def _curve(place: int, label: str, each: TunedMethod, points: Sequence[tuple[float, float, int]]) -> dict[str, object]:
+def _curve(
+    place: int, label: str, method: TunedMethod, points: Sequence[tuple[float, float, int]]
+) -> dict[str, object]:
     style = charts.line_style(place)
-    chosen = (each.settings or {}).get(LR)
+    chosen = (method.settings or {}).get(LR)
     sizes = [13 if rate == chosen else 7 for rate, _, _ in points]
     x, y = [rate for rate, _, _ in points], [rounded(value) for _, value, _ in points]
-    form = ".4g" if each.regression else ".1%"
+    form = ".4g" if method.regression else ".1%"
     hover = f"%{{x:g}}: %{{y:{form}}}, %{{customdata}} rounds<extra>%{{fullData.name}}</extra>"
     more = {"line": style["line"], "marker": {**style["marker"], "size": sizes}, "hovertemplate": hover}
     return scatter("lines+markers", x, y, name=plain_text(label), customdata=[r for *_, r in points], **more)

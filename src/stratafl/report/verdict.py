@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import RunError, counted, unknown
-from stratafl.report.tables import Cell, Table, as_csv, text
+from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.runs.json_files import read_json_value
 
 VERDICTS = "verdicts.json"
@@ -47,14 +47,14 @@ class Verdict:
 def tally(verdicts: Sequence[Verdict]) -> str:
     claims = counted(len(verdicts), "claim")
     verbs = ((True, f"of {claims} holds", f"of {claims} hold"), (False, "does not", "do not"))
-    said = []
-    for sign, one, several in (*verbs, (None, "was not run", "were not run")):
-        found = [each for each in verdicts if each.holds is sign]
-        noisy = sum(each.noise for each in found if sign is not None)
-        share = "" if not noisy else " (within noise)" if noisy == len(found) == 1 else f" ({noisy} within noise)"
-        if found or sign:
-            said.append(f"{len(found)} {one if len(found) == 1 else several}{share}")
-    return ", ".join(said) + (f"; {STAND_IN}" if any(each.stand_in for each in verdicts) else "")
+    parts = []
+    for sign, singular, plural in (*verbs, (None, "was not run", "were not run")):
+        with_sign = [each for each in verdicts if each.holds is sign]
+        noisy = sum(each.noise for each in with_sign if sign is not None)
+        share = "" if not noisy else " (within noise)" if noisy == len(with_sign) == 1 else f" ({noisy} within noise)"
+        if with_sign or sign:
+            parts.append(f"{len(with_sign)} {singular if len(with_sign) == 1 else plural}{share}")
+    return ", ".join(parts) + (f"; {STAND_IN}" if any(each.stand_in for each in verdicts) else "")
 
 
 def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
@@ -62,19 +62,19 @@ def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
     return [verdict for path in paths for verdict in _read(path)]
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
+def verdict_table(verdicts: Sequence[Verdict]) -> ReportTable | None:
     if not verdicts:
         return None
     rows = []
     for verdict in verdicts:
         where = ", ".join(filter(None, (verdict.paper, verdict.entry["table"])))
         place = Cell(where, where, below=STOOD_IN if verdict.stand_in else "")
-        told = map(text, (verdict.paper_value, verdict.measured, verdict.reason))
-        rows.append((Cell(verdict.claim, below=verdict.predicate), text(verdict.words, _look(verdict)), place, *told))
+        texts = map(text, (verdict.paper_value, verdict.measured, verdict.reason))
+        rows.append((Cell(verdict.claim, below=verdict.predicate), text(verdict.words, _look(verdict)), place, *texts))
     head = ("claim", "verdict", "table of the paper", "in the paper", "here", "why")
     written = as_csv(KEYS, [list(verdict.entry.values()) for verdict in verdicts])
     caption = "; ".join([tally(verdicts), *([NOISE] if any(verdict.noise for verdict in verdicts) else [])])
-    return Table("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)
+    return ReportTable("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)
 
 
 def _look(verdict: Verdict) -> str:
@@ -84,10 +84,10 @@ def _look(verdict: Verdict) -> str:
 
 
 def _read(path: Path) -> list[Verdict]:
-    found = read_json_value(path)
-    if not isinstance(found, list):
-        raise RunError(f"'{path}' must be a list of verdicts, not {type(found).__name__}")
-    return [_verdict(path, number, entry) for number, entry in enumerate(found, 1)]
+    entries = read_json_value(path)
+    if not isinstance(entries, list):
+        raise RunError(f"'{path}' must be a list of verdicts, not {type(entries).__name__}")
+    return [_verdict(path, number, entry) for number, entry in enumerate(entries, 1)]
 
 
 def _verdict(path: Path, number: int, entry: Any) -> Verdict:

@@ -18,7 +18,7 @@ from stratafl.config.experiment import Experiment, from_stored, read_toml, to_ta
 from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
 from stratafl.config.settings import Settings, parse_settings
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.core.annotations import WHOLE
+from stratafl.core.annotations import MAX_INTEGER
 from stratafl.core.reprs import short_repr
 from stratafl.errors import BusyError, RecordError, RunError, counted, shown, unknown
 from stratafl.evaluation.guard import SAFE
@@ -108,8 +108,8 @@ class Comparison:
             raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
-        if first + seeds - 1 > WHOLE:
-            raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {WHOLE}")
+        if first + seeds - 1 > MAX_INTEGER:
+            raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {MAX_INTEGER}")
         varied = _varied(vary, base)
         comparison = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), per_method, trust, varied)
         for member in comparison.members() if checked else ():
@@ -144,9 +144,10 @@ class Comparison:
         lists = bool(methods) and is_list_of(str, methods) and bool(seeds) and is_list_of(int, seeds)
         if not (lists and isinstance(per_method, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
-        wrong = [seed for seed in seeds if not 0 <= seed <= WHOLE]
+        wrong = [seed for seed in seeds if not 0 <= seed <= MAX_INTEGER]
         if wrong:
-            raise RunError(f"'{folder / COMPARISON}' is damaged: a seed is from 0 to {WHOLE}, not {shown(wrong[0])}")
+            limits = f"a seed is from 0 to {MAX_INTEGER}, not {shown(wrong[0])}"
+            raise RunError(f"'{folder / COMPARISON}' is damaged: {limits}")
         for method in methods:
             if is_list_of(str, per_method.get(method)):  # as they were typed, in comparisons of older versions
                 per_method[method] = parse_settings(per_method[method])

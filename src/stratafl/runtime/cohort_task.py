@@ -11,7 +11,7 @@ from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.core.round import Round
-from stratafl.core.state import State, join, pick, rejoin, rows_of, stored_elements, tensor_of
+from stratafl.core.state import State, join_states, pick, rejoin, rows_of, stored_elements, tensor_of
 from stratafl.core.task import Gradients, Inputs, ScanStep, Scores, Stack
 from stratafl.errors import DataError, ModelError
 from stratafl.runtime.batches import Batches, BatchPlan, plan_batches, sample_positions
@@ -193,7 +193,7 @@ class CohortTask:
         done = in_lanes(run, pieces, threads=1 if self._runtime.engine.alone else None)
         if is_sorted:
             return rejoin(carry, done)
-        return pick(join(done), torch.tensor(plan.order, device=self._runtime.device).argsort())
+        return pick(join_states(done), torch.tensor(plan.order, device=self._runtime.device).argsort())
 
     def _pieces(self, carry: State) -> list[slice]:
         """The clients that are computed together, in the order of falling numbers of steps."""
@@ -215,7 +215,7 @@ class CohortTask:
             self._stop_point()
             with self._paced(carry):
                 carry = step(carry, constants, *stacks)
-        return join([carry, *reversed(done)]) if done else carry
+        return join_states([carry, *reversed(done)]) if done else carry
 
     def _stacks(self, batches: Sequence[Batches], steps: Sequence[int]) -> Iterator[tuple[int, list[Stack]]]:
         """For each step, how many clients take it, and their batches, which are read several steps at a time."""

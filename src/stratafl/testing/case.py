@@ -126,14 +126,14 @@ class Case:
     @cached_property
     def entries(self) -> list[Progress]:
         """Where each phase begins; of an algorithm without phases, where it starts."""
-        sim, progress, found = self.plain, self.plain.start(), list[Progress]()
+        sim, progress, begun = self.plain, self.plain.start(), list[Progress]()
         phases = [sim.at(t).plan.phase for t in range(max(self.rounds, 1))]
         begins = [t for t, phase in enumerate(phases) if phase not in phases[:t]]
         for t in begins:
             while progress.t < t:
                 progress, _ = sim.round(progress, Matrix())
-            found.append(progress)
-        return found
+            begun.append(progress)
+        return begun
 
     def __str__(self) -> str:
         return f"buffers '{self.buffers}', participation {self.participation}"

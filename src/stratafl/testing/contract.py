@@ -54,11 +54,11 @@ def law_results(
     algorithm, rounds = within_reach(algorithm, rounds)
     cases = [Case(algorithm, buffers, participation, rounds) for buffers, participation in settings]
     for law in LAWS:
-        name = law.__name__.replace("_", " ")
+        name = _law_name(law)
         yield LawResult(name, (law.__doc__ or name).splitlines()[0], _broken(law, cases))
-    for own in laws:
-        fitting = [case for case in cases if case.participation == 1.0 or not own.full_participation_only]
-        yield LawResult("degenerate", f"{own.says}.", _broken(partial(_check_case, own), fitting))
+    for special_case in laws:
+        fitting = [case for case in cases if case.participation == 1.0 or not special_case.full_participation_only]
+        yield LawResult("degenerate", f"{special_case.says}.", _broken(partial(_check_case, special_case), fitting))
 
 
 def check_algorithm(
@@ -77,9 +77,12 @@ def _broken(law: Callable[[Case], None], cases: Iterable[Case]) -> ContractError
     except ContractError as error:
         return error
     except Exception as error:  # an algorithm of anybody's may fail in any way
-        name = getattr(law, "__name__", "degenerate").replace("_", " ")
-        return ContractError(name, first_line(error, typed=True))
+        return ContractError(_law_name(law), first_line(error, typed=True))
     return None
+
+
+def _law_name(law: Callable[[Case], None]) -> str:
+    return getattr(law, "__name__", "degenerate").removesuffix("_law").replace("_", " ")
 
 
 def _check_case(law: SpecialCase, case: Case) -> None:

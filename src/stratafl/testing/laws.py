@@ -60,7 +60,8 @@ def _shared(run: Callable[[Case], Rows]) -> Callable[[Case], Rows]:
     def once(case: Case) -> Rows:
         if run not in case.shared_runs:
             case.shared_runs[run] = run(case)
-        return case.shared_runs[run]
+        rows: Rows = case.shared_runs[run]
+        return rows
 
     return once
 
@@ -85,12 +86,12 @@ def outsiders(case: Case) -> None:
     sim, everybody, ids = case.plain, torch.arange(case.plain.setup.clients), torch.tensor([1, 3])
     for progress in _settled(case):
         before, _ = sim.round(progress, Matrix(), everybody)
-        kept = {i: clone(memory) for i, memory in before.clients.items()}
+        states_before = {i: clone(memory) for i, memory in before.clients.items()}
         after, _ = sim.round(before, Matrix(), ids)
         received_models(sim, after, everybody)
         deployed(sim, after, everybody)
-        for i in set(kept) - set(ids.tolist()):
-            if difference(flatten(kept[i]), flatten(after.clients[i])) != 0:
+        for i in set(states_before) - set(ids.tolist()):
+            if difference(flatten(states_before[i]), flatten(after.clients[i])) != 0:
                 raise ContractError("outsiders", f"client {i} took no part and changed ({case})")
 
 
@@ -131,7 +132,7 @@ def _watched(case: Case) -> Rows:
     return outcome(replace(case.plain, algorithm=Watched(case.algorithm)), Matrix(chunk=4))
 
 
-def record(case: Case) -> None:
+def record_law(case: Case) -> None:
     """The record prints, compares, and goes to TOML and back."""
     try:
         again = records.from_toml(records.to_toml(case.algorithm))
@@ -161,8 +162,8 @@ def _check_sizes(case: Case, progress: Progress) -> None:
             _check_bytes(case, sim, way, parcel)
             digest = form_of(parcel, sim.setup.layout).digest
             if digests.setdefault(way, digest) != digest:
-                told = "a receiver must know fields, types and shapes before they arrive"
-                raise ContractError("bytes", f"the {way} of client {int(ids)} has a form of its own: {told} ({case})")
+                reason = "a receiver must know fields, types and shapes before they arrive"
+                raise ContractError("bytes", f"the {way} of client {int(ids)} has a form of its own: {reason} ({case})")
         _check_read(case, "download", taken)
         _check_shape(case, "a client's memory", enrolled, memory)
     taken = WatchedParcel(up)
@@ -184,8 +185,8 @@ def _check_bytes(case: Case, sim: Simulation, way: str, parcel: Parcel) -> None:
         raise ContractError("bytes", f"a {way} counts {counted} bytes and encodes to {encoded} ({case})")
 
 
-def _check_shape(case: Case, what: str, declared: State, found: State) -> None:
-    shapes = [{k: (tuple(x.shape), x.dtype) for k, x in flatten(s).items()} for s in (declared, found)]
+def _check_shape(case: Case, what: str, declared: State, state: State) -> None:
+    shapes = [{k: (tuple(x.shape), x.dtype) for k, x in flatten(s).items()} for s in (declared, state)]
     if shapes[0] != shapes[1]:
         odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()), key=str)
         raise ContractError("bytes", f"{what} is not what was declared, see {odd[0][0]} ({case})")
@@ -220,11 +221,11 @@ def left_out(case: Case) -> None:
     _same("left out", case, everything(sim, after), "a round", expected=everything(sim, without))
     # Noise is added whoever is there, so that then the server's state changes.
     noise = case.algorithm.requires.noise
-    held, unchanged = (
-        {name: x for name, x in each.tensors().items() if not (noise and name.startswith("server/"))}
-        for each in (alone, replace(before, t=alone.t))
+    changed_state, unchanged = (
+        {name: x for name, x in progress.tensors().items() if not (noise and name.startswith("server/"))}
+        for progress in (alone, replace(before, t=alone.t))
     )
-    _same("left out", case, held, "a round in which nobody is left", expected=unchanged)
+    _same("left out", case, changed_state, "a round in which nobody is left", expected=unchanged)
 
 
 def new_clients(case: Case) -> None:
@@ -236,7 +237,7 @@ def new_clients(case: Case) -> None:
         for name, x in group.items():
             if not torch.isfinite(x).all():
                 raise ContractError("new clients", f"'{name}' of a new client is not finite ({case})")
-        alone = [_as_new(case, sim, progress, one, Messages()) for one in ids.split(1)]
+        alone = [_as_new(case, sim, progress, client_ids, Messages()) for client_ids in ids.split(1)]
         stacked = {name: torch.cat([each[name] for each in alone]) for name in alone[0]}
         _same("new clients", case, stacked, "a new client alone, over messages,", expected=group)
         if difference(flatten(server), flatten(progress.server)) != 0:
@@ -252,15 +253,15 @@ def _as_new(case: Case, sim: Simulation, progress: Progress, ids: Tensor, execut
         work = alg.work(rnd, client, task)
         model = alg.deploy(rnd, client, task)
     except IndexError as error:
-        told = "declare `welcome`, the steps that serve clients of which the server knows nothing"
-        raise ContractError("new clients", f"{first_line(error, typed=True)}: {told} ({case})") from error
+        advice = "declare `welcome`, the steps that serve clients of which the server knows nothing"
+        raise ContractError("new clients", f"{first_line(error, typed=True)}: {advice} ({case})") from error
     except StrataError as error:
         raise ContractError("new clients", f"{error} ({case})") from error
     upload = {name: field.value for name, field in work.upload.items() if not field.common}
     return flatten({"kept": flatten(work.client), "sent": flatten(upload), "trained": work.trained, "deployed": model})
 
 
-def resume(case: Case) -> None:
+def resume_law(case: Case) -> None:
     """State saved and restored between rounds changes nothing, not a bit."""
     _same("resume", case, _resumed(case), "a run that was saved and restored", tolerance=0.0)
 
@@ -287,7 +288,7 @@ def padding(case: Case) -> None:
     _same("padding", case, outcome(case.simulation(engine="loop"), Matrix()), "the loop engine", tolerance=1e-9)
 
 
-def trace(case: Case) -> None:
+def trace_law(case: Case) -> None:
     """A training step traces without reading a value back to the host."""
     sim, alg, ids = case.plain, case.algorithm, torch.arange(case.plain.setup.clients)
     for progress in case.entries:
@@ -310,5 +311,5 @@ def _declared(case: Case) -> Rows:
     return outcome(replace(case.plain, algorithm=with_declared_steps(case.algorithm)), Matrix(chunk=1))
 
 
-LAWS: tuple[Callable[[Case], None], ...] = (messages, order, outsiders, chunks, poison, purity, record, declared)
-LAWS += (bytes_counted, cohort_sizes, left_out, new_clients, resume, seeds, padding, trace)
+LAWS: tuple[Callable[[Case], None], ...] = (messages, order, outsiders, chunks, poison, purity, record_law, declared)
+LAWS += (bytes_counted, cohort_sizes, left_out, new_clients, resume_law, seeds, padding, trace_law)

@@ -16,7 +16,7 @@ from stratafl.core.fields import FieldSpec
 from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
-from stratafl.core.parcel import Field, Parcel, join
+from stratafl.core.parcel import Field, Parcel, join_parcels
 from stratafl.core.phased import Phased
 from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import State, Value, clone, flatten, pick
@@ -98,7 +98,7 @@ class Tampered(Watched):
             if number in self.changes:  # what does not fit beside the others' can only be sent alone
                 changed = self.changes[number](upload.pick(slice(place, place + 1)))
                 parts = [upload.pick(slice(place)), changed, upload.pick(slice(place + 1, None))]
-                upload = changed if len(task) == 1 else join(parts)
+                upload = changed if len(task) == 1 else join_parcels(parts)
         return done._replace(upload=upload)
 
 
@@ -196,12 +196,12 @@ class _Declared(Step):
 
     def __call__(self, rnd: Round, client: State, *rest: Any) -> Any:
         """The step on its own fields; a field it writes it may also look at."""
-        known = {*self.reads, *self.writes}
-        given = self.step(rnd, _Fields(self.step, {k: v for k, v in client.items() if k in known}), *rest)
-        extra = [name for name in given if not {name, f"up.{name}"} & set(self.writes)]
+        visible = {*self.reads, *self.writes}
+        changed = self.step(rnd, _Fields(self.step, {k: v for k, v in client.items() if k in visible}), *rest)
+        extra = [name for name in changed if not {name, f"up.{name}"} & set(self.writes)]
         if extra:
             raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
-        return given
+        return changed
 
 
 class _Fields(dict[str, Value]):
@@ -224,16 +224,16 @@ class TracingTask(CohortTask):
     def _pieces(self, carry: State) -> list[slice]:
         return [slice(0, len(self))]  # in this thread, since tracing patches torch for all of them
 
-    def _steps(self, step: ScanStep, carry: State, held: State, steps: list[int], batches: list[Batches]) -> State:
+    def _steps(self, step: ScanStep, carry: State, constants: State, steps: list[int], batches: list[Batches]) -> State:
         if steps[0] > 0:
             active, stacks = next(self._stacks(batches, steps))
             tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]
             here = slice(0, active)
 
-            def traced(carry: State, held: State, tensors: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> State:
-                return step(carry, held, *(Stack(*t, s.sizes) for t, s in zip(tensors, stacks, strict=True)))
+            def traced(carry: State, constants: State, tensors: list[tuple[Tensor, Tensor, Tensor, Tensor]]) -> State:
+                return step(carry, constants, *(Stack(*t, s.sizes) for t, s in zip(tensors, stacks, strict=True)))
 
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                given = (clone(pick(carry, here)), pick(held, here), tensors)
-                traced(*tree_map_only(Tensor, mode.from_tensor, given))
-        return super()._steps(step, carry, held, steps, batches)
+                arguments = (clone(pick(carry, here)), pick(constants, here), tensors)
+                traced(*tree_map_only(Tensor, mode.from_tensor, arguments))
+        return super()._steps(step, carry, constants, steps, batches)

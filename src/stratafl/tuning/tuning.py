@@ -22,7 +22,7 @@ from stratafl.config.metric_choice import with_metric
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.settings import Settings
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.core.annotations import WHOLE
+from stratafl.core.annotations import MAX_INTEGER
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
 from stratafl.files import is_plain, write_atomically
 from stratafl.runs.comparison import (
@@ -325,7 +325,7 @@ def _damaged(path: Path) -> Iterator[None]:
 
 
 def _check_seeds(seeds: int, base: Experiment) -> None:
-    most = min(SEEDS, WHOLE - base.run.seed)
+    most = min(SEEDS, MAX_INTEGER - base.run.seed)
     if not 1 <= seeds <= most:
         raise RecordError(f"--seeds must be from 1 to {most:,}, not {shown(seeds)}")
 

@@ -11,10 +11,10 @@ from typing import Any
 from stratafl.config.metric_choice import stored_metric
 from stratafl.config.settings import Settings
 from stratafl.files import write_atomically
-from stratafl.report.formats import NOTHING, score, spread
+from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.outcome import measure, read_outcome
-from stratafl.report.tables import as_csv
-from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_table
+from stratafl.report.report_tables import as_csv
+from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_tuning_table
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
@@ -49,7 +49,7 @@ def write_results(tuning: Tuning) -> list[TunedMethod]:
     methods = results(tuning)
     run = tuning.base.run
     about = {"seed": run.seed, "rounds": run.rounds, "seeds": [run.seed + 1 + i for i in range(tuning.seeds)]}
-    write_json(tuning.folder / TUNING_RESULT, to_table(methods, {**about, "budget": tuning.plan.budget}))
+    write_json(tuning.folder / TUNING_RESULT, to_tuning_table(methods, {**about, "budget": tuning.plan.budget}))
     write_atomically(tuning.folder / "tuned.csv", _methods_csv(methods).encode())
     write_atomically(tuning.folder / "trials.csv", _trials_csv(methods).encode())
     return methods
@@ -60,8 +60,8 @@ def result_rows(methods: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
     return [
         (
             method.method,
-            NOTHING if method.settings is None else shown_settings(_tuned_only(method, method.settings)),
-            score(method.validation, not method.percent),
+            NO_VALUE if method.settings is None else shown_settings(_tuned_only(method, method.settings)),
+            score_text(method.validation, not method.percent),
             spread(method.spread("tuned"), not method.percent),
             spread(method.spread("untuned"), not method.percent),
         )

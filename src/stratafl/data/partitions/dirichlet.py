@@ -94,6 +94,7 @@ def _counts(shares: Shares, sizes: Counts) -> Counts:
 
 def _capped_counts(shares: Shares, sizes: Counts) -> Counts:
     counts = np.zeros(shares.shape, dtype=np.int64)
+    # Class after class, because who is still below the even share depends on the classes before.
     for label in range(len(sizes)):
         below = counts.sum(axis=0) < sizes.sum() / shares.shape[1]
         counts[label] = _counts(_shares_among(below, shares[label])[None], sizes[label : label + 1])

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import Kind, State, difference, flatten, unflatten
+from stratafl.core.state import Kind, State, flatten, form_difference, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.exchange.audit import LogMark
 from stratafl.execute.exchange.state_file import read_state, write_state
@@ -58,7 +58,7 @@ class ServerStore:
     def save(self, saved: SavedServer) -> None:
         """Replace the state; when it returns, the new one survives a power cut, and if it raises, the old one does."""
         flat = flatten(saved.state)
-        wrong = difference(self._form, flat)
+        wrong = form_difference(self._form, flat)
         if wrong is not None:
             raise RunError(f"the server's state cannot be saved, because its form has changed: {wrong}")
         record = {"federation": self._federation, "round": saved.round, "absorbed": dict(saved.absorbed)}
@@ -71,7 +71,7 @@ class ServerStore:
             return "its round and its lines of the audit log are not whole numbers"
         if not isinstance(record.get("absorbed"), dict) or not isinstance(record.get("last"), str):
             return "it has no digests of absorbed uploads"
-        return difference(self._form, tensors)
+        return form_difference(self._form, tensors)
 
 
 def known_mark(folder: Path) -> LogMark:

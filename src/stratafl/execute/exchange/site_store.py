@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.core.state import Kind, State, bytes_of, difference, flatten, kind, unflatten
+from stratafl.core.state import Kind, State, bytes_of, flatten, form_difference, kind, unflatten
 from stratafl.errors import DamagedError, LostStateError, RunError
 from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
 from stratafl.execute.exchange.protocol import (
@@ -141,7 +141,7 @@ class SiteStore:
     def keep(self, result: RoundResult) -> None:
         """Make this the pending state; when it returns, the state survives a power cut."""
         flat = flatten(result.state)
-        wrong = difference(self._form, flat)
+        wrong = form_difference(self._form, flat)
         if wrong is not None:
             raise RunError(f"the state of '{self.site}' cannot be saved, because its form has changed: {wrong}")
         tensors = {_UPLOAD: _as_tensor(result.upload), **{_STATE + name: x for name, x in flat.items()}}
@@ -230,7 +230,7 @@ class SiteStore:
         if not all(type(record.get(key)) is of for key, of in _RECORD.items()):
             return "its round, attempt or digests are missing"
         form = {_UPLOAD: kind(tensors[_UPLOAD])} if _UPLOAD in tensors else {_UPLOAD: _NO_UPLOAD}
-        wrong = difference(form | {_STATE + name: each for name, each in self._form.items()}, tensors)
+        wrong = form_difference(form | {_STATE + name: each for name, each in self._form.items()}, tensors)
         if wrong is not None:
             return wrong
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()

@@ -20,7 +20,7 @@ from stratafl.report.outcome import Outcome, is_imported, stored_predictions
 from stratafl.report.ranking import Rank
 from stratafl.runs.summary import VALIDATED, counting, prefix_of, quality
 
-ALONE = "local"  # the method that trains every client alone
+TRAINS_ALONE = "local"  # the method that trains every client alone
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
@@ -32,12 +32,12 @@ class Ranked(Protocol):
     def ranks(self) -> Sequence[Rank]: ...
 
 
-def client_gains(study: Ranked, reference: str = ALONE) -> list[Gains]:
+def client_gains(study: Ranked, reference: str = TRAINS_ALONE) -> list[Gains]:
     """The gains of every method of a study against the reference, best first; empty if that was not run."""
     return gains_of(study.ranks, reference)
 
 
-def gains_of(ranks: Sequence[Rank], reference: str = ALONE) -> list[Gains]:
+def gains_of(ranks: Sequence[Rank], reference: str = TRAINS_ALONE) -> list[Gains]:
     """The gains of every configuration in the order of the ranking."""
     ranks = [rank for rank in ranks if rank.members]
     references = [rank for rank in ranks if rank.method == reference]
@@ -107,13 +107,13 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
     partitions: dict[Hashable, list[_Pair]] = {}
     for pair in pairs:
         partitions.setdefault(pair.alone.population, []).append(pair)
-    found = [_clients(group, runs.metric) for group in partitions.values()]
+    by_partition = [_clients(group, runs.metric) for group in partitions.values()]
     gains = replace(
         empty,
-        clients=tuple(client for clients, _ in found for client in clients),
+        clients=tuple(client for clients, _ in by_partition for client in clients),
         mean=fmean(pair.difference for pair in pairs),
         partitions=len(partitions),
-        undefined=sum(undefined for _, undefined in found),
+        undefined=sum(undefined for _, undefined in by_partition),
     )
     return replace(gains, why=_why(gains, pairs))
 

@@ -6,18 +6,19 @@ from math import isfinite
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report import sentences as say
-from stratafl.report.formats import NOTHING, apart_by
-from stratafl.report.gains.client_gains import ALONE
-from stratafl.report.gains.gain_records import ClientGain, Gains
+from stratafl.report.formats import NO_VALUE, apart_by
+from stratafl.report.gains.client_gains import TRAINS_ALONE
+from stratafl.report.gains.gain_records import ClientGain, Gains, Outlook
 from stratafl.report.ranking import Rank
 from stratafl.report.sentences import Finding, finding
 
+VERDICT_TEXTS: dict[Outlook, str] = {"gains": "gains", "loses": "loses", "cannot be told": "unclear"}
 AVERAGES = {"samples": "over all test samples", "clients": "over clients"}
 
 
 def signed(value: float | None, metric: Metric) -> str:
     """A difference with its sign."""
-    return NOTHING if value is None or not isfinite(value) else apart_by(value, metric, "+")
+    return NO_VALUE if value is None or not isfinite(value) else apart_by(value, metric, "+")
 
 
 def with_ends(client: ClientGain, metric: Metric) -> str:
@@ -47,7 +48,7 @@ def mean_text(gains: Gains) -> str:
 def how_to_see_gains(ranks: Sequence[Rank]) -> list[Finding]:
     """How to see who gains, for several methods without training alone; a guarded method is no other one."""
     names = {rank.method for rank in ranks if rank.members and not rank.is_guarded}
-    return [finding(say.ADD_LOCAL, local=ALONE)] if len(names) > 1 and ALONE not in names else []
+    return [finding(say.ADD_LOCAL, local=TRAINS_ALONE)] if len(names) > 1 and TRAINS_ALONE not in names else []
 
 
 def reading(all_gains: Sequence[Gains]) -> list[Finding]:

@@ -49,8 +49,8 @@ class ClientScores:
 
     def pairs_with(self, other: "ClientScores") -> bool:
         """Whether both have the same samples in the same order."""
-        one, two = self.predictions, other.predictions
-        return torch.equal(one.client, two.client) and torch.equal(one.y, two.y)
+        first, second = self.predictions, other.predictions
+        return torch.equal(first.client, second.client) and torch.equal(first.y, second.y)
 
     @cached_property
     def values(self) -> Array:

@@ -53,9 +53,9 @@ class ClientFacts:
     """The names, sizes and traits of a run's clients, by their number; None where the run does not record them."""
 
     def __init__(self, class_counts: Mapping[str, Any] | None) -> None:
-        found = class_counts or {}
-        counts = found.get("counts", {})
-        self.names: list[str] = list(found.get("client_names", ()))
+        recorded = class_counts or {}
+        counts = recorded.get("counts", {})
+        self.names: list[str] = list(recorded.get("client_names", ()))
         self._test = [sum(row) for row in counts.get("test", ())]
         self._train = counts.get("train", ())
 
@@ -92,15 +92,17 @@ def traits_of(counts: Sequence[Sequence[int]]) -> Traits:
 
     The distance from the others is the total variation distance, as a mean over the three nearest clients.
     """
-    held = np.asarray(counts, dtype=np.float64)
-    return _traits_of(held.tobytes(), held.shape[1])
+    class_counts = np.asarray(counts, dtype=np.float64)
+    return _traits_of(class_counts.tobytes(), class_counts.shape[1])
 
 
 @lru_cache(maxsize=32)  # all methods of a comparison have the same clients, seed by seed
 def _traits_of(counts: bytes, classes: int) -> Traits:
-    held = np.frombuffer(counts).reshape(-1, classes)
-    samples = held.sum(axis=1)
-    return Traits(samples) if classes < 2 else Traits(samples, class_skew(held), _nearest(_shares(held)))
+    class_counts = np.frombuffer(counts).reshape(-1, classes)
+    samples = class_counts.sum(axis=1)
+    return (
+        Traits(samples) if classes < 2 else Traits(samples, class_skew(class_counts), _nearest(_shares(class_counts)))
+    )
 
 
 def class_skew(counts: Array) -> Array:
@@ -117,32 +119,34 @@ def _shares(counts: Array) -> Array:
 
 
 def _nearest(shares: Array) -> Array:
-    there = np.flatnonzero(np.isfinite(shares[:, 0]))  # clients with training samples
-    others = there[thinned(len(there), OTHERS)]
+    with_samples = np.flatnonzero(np.isfinite(shares[:, 0]))  # clients with training samples
+    others = with_samples[thinned(len(with_samples), OTHERS)]
     columns = np.ascontiguousarray(shares[others].T)
-    found, most = np.full(len(shares), np.nan), min(NEAREST, len(there) - 1)
-    for start in range(0, len(there) if most > 0 else 0, CHUNK):
-        some = there[start : start + CHUNK]
-        apart, each = np.zeros((2, len(some), len(others)))
+    distances, most = np.full(len(shares), np.nan), min(NEAREST, len(with_samples) - 1)
+    for start in range(0, len(with_samples) if most > 0 else 0, CHUNK):
+        some = with_samples[start : start + CHUNK]
+        apart, of_class = np.zeros((2, len(some), len(others)))
         for label in range(shares.shape[1]):  # class by class: all at once would need clients² × classes numbers
-            np.subtract(shares[some, label][:, None], columns[label], out=each)
-            apart += np.abs(each, out=each)
+            np.subtract(shares[some, label][:, None], columns[label], out=of_class)
+            apart += np.abs(of_class, out=of_class)
         apart /= 2
         apart[some[:, None] == others] = np.inf  # not from itself
-        found[some] = np.partition(apart, most - 1, axis=1)[:, :most].mean(axis=1)
-    return found
+        distances[some] = np.partition(apart, most - 1, axis=1)[:, :most].mean(axis=1)
+    return distances
 
 
 def dependences(gains: Sequence[float], traits: Mapping[str, Sequence[float | None]]) -> list[Dependence]:
     """How these gains depend on each trait that differs between clients."""
-    made = []
+    found_dependences = []
     for name, values in traits.items():
-        known = np.array([value is not None and np.isfinite(value) for value in values], dtype=bool)
-        given = np.array([value for value in values if value is not None], dtype=np.float64)
-        given, own = given[np.isfinite(given)], np.asarray(gains, dtype=np.float64)[known]
-        if len(np.unique(given)) > 1:
-            made.append(Dependence(name, spearman(given, own), thirds(name, given, own)))
-    return made
+        is_known = np.array([value is not None and np.isfinite(value) for value in values], dtype=bool)
+        present = np.array([value for value in values if value is not None], dtype=np.float64)
+        present, their_gains = present[np.isfinite(present)], np.asarray(gains, dtype=np.float64)[is_known]
+        if len(np.unique(present)) > 1:
+            found_dependences.append(
+                Dependence(name, spearman(present, their_gains), thirds(name, present, their_gains))
+            )
+    return found_dependences
 
 
 def thirds(name: str, values: Array, gains: Array) -> tuple[Third, ...]:
@@ -162,8 +166,8 @@ def spearman(first: Array, second: Array) -> Interval | None:
     x, y = average_ranks(first), average_ranks(second)
     resamples = max(200, min(RESAMPLES, DRAWS // len(x)))
     draws = np.random.default_rng(0).integers(0, len(x), (resamples, len(x)))
-    found = _correlations(x[draws], y[draws])
-    low, high = np.nanpercentile(found, [2.5, 97.5])
+    resampled = _correlations(x[draws], y[draws])
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
     return Interval(float(_correlations(x[None], y[None])[0]), float(low), float(high))
 
 

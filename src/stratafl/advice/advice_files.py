@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from stratafl.advice import words
+from stratafl.advice import advice_text
 from stratafl.advice.advice import Advice
 from stratafl.advice.look import Effect
 from stratafl.config.experiment import to_tables
@@ -24,7 +24,7 @@ def write_advice(advice: Advice, folder: Path) -> Path:
     config = folder / CONFIG
     tables = to_tables(with_absolute_paths(advice.experiment))
     write_atomically(config, tomli_w.dumps(with_format(tables)).encode())
-    write_atomically(folder / PAGE, words.markdown(advice, config).encode())
+    write_atomically(folder / PAGE, advice_text.advice_page(advice, config).encode())
     write_atomically(folder / DATA, (json.dumps(plain(advice, config), indent=2, ensure_ascii=False) + "\n").encode())
     return config
 
@@ -37,37 +37,43 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "method": advice.candidate.method,
         "options": dict(advice.candidate.options),
         "personal_layers": advice.candidate.personal,
-        "answer": words.answer(advice),
+        "answer": advice_text.advice_answer(advice),
         "doubt": advice.doubt,
         "metric": advice.metric.name,
         "best_federated": advice.best_federated.name,
         "gain_over_local": {"value": _number(gain.value), "error": _number(gain.error)},
         "expected_gain_over_local": {"value": _number(later.value), "error": _number(later.error)},
         "bytes": advice.bytes,
-        "command": words.commands(advice, config)[0],
+        "command": advice_text.commands(advice, config)[0],
         "facts": {
             "clients": facts.clients,
             "train_samples": list(facts.sizes),
             "label_skew": _effect(facts.skew),
             "feature_shift": _effect(facts.shift),
             "groups": list(facts.groups),
-            "conflicts": {each.layer: each.conflicts for each in facts.layers},
+            "conflicts": {client.layer: client.conflicts for client in facts.layers},
         },
         "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
-        "comparable": [each.name for each in advice.comparable],
+        "comparable": [client.name for client in advice.comparable],
         "tried": [
             {
-                "candidate": each.candidate.name,
-                "rounds": each.rounds,
-                "score": _number(each.score),
-                "expected": _number(each.expected),
-                "why": each.candidate.why,
+                "candidate": client.candidate.name,
+                "rounds": client.rounds,
+                "score": _number(client.score),
+                "expected": _number(client.expected),
+                "why": client.candidate.why,
             }
-            for each in tryout.results
+            for client in tryout.results
         ],
         "clients": [
-            {"client": each.client, "name": each.name, "gain": each.gain, "error": each.error, "verdict": each.verdict}
-            for each in advice.clients
+            {
+                "client": client.client,
+                "name": client.name,
+                "gain": client.gain,
+                "error": client.error,
+                "verdict": client.verdict,
+            }
+            for client in advice.clients
         ],
     }
 

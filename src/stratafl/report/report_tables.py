@@ -24,7 +24,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows under a head; the first `left` columns hold words and are left-aligned.
 
     A `stacked` table has too many words for a phone: there each row becomes a block.
@@ -43,30 +43,30 @@ class Table:
         return self.written or as_csv(self.head, [[cell.raw for cell in row] for row in self.rows])
 
     def markup(self) -> str:
-        titles = "".join(f'<th scope="col"{self._side(i)}>{escape(title)}</th>' for i, title in enumerate(self.head))
+        titles = "".join(f'<th scope="col"{self._side(i)}>{escaped(title)}</th>' for i, title in enumerate(self.head))
         rows = "\n".join(f"<tr>{''.join(self._cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in self.rows)
         look = ' class="stacked"' if self.stacked else ""
         body = (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.caption)}">'
-            f'<table id="{self.name}"{look}><caption><span>{escape(self.caption)}</span></caption>'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(self.caption)}">'
+            f'<table id="{self.name}"{look}><caption><span>{escaped(self.caption)}</span></caption>'
             f"<thead><tr>{titles}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
         )
-        folded = f"<details><summary>{escape(self.caption)}</summary>{body}</details>"
+        folded = f"<details><summary>{escaped(self.caption)}</summary>{body}</details>"
         return body if len(self.rows) <= UNFOLDED else folded
 
     def _cell(self, column: int, cell: Cell) -> str:
         look = " ".join(filter(None, ("left" if column < self.left else "", cell.look)))
         marked = f' class="{look}"' if look else ""
-        titled = f' data-title="{escape(self.head[column])}"' if self.stacked else ""
-        below = f"<small>{escape(cell.below)}</small>" if cell.below else ""
+        titled = f' data-title="{escaped(self.head[column])}"' if self.stacked else ""
+        below = f"<small>{escaped(cell.below)}</small>" if cell.below else ""
         kind, scope = ("th", ' scope="row"') if column == 0 else ("td", "")
-        return f"<{kind}{scope}{marked}{titled}>{escape(cell.shown)}{below}</{kind}>"
+        return f"<{kind}{scope}{marked}{titled}>{escaped(cell.shown)}{below}</{kind}>"
 
     def _side(self, column: int) -> str:
         return ' class="left"' if column < self.left else ""
 
 
-def escape(text: str) -> str:
+def escaped(text: str) -> str:
     """A text for HTML without markup and control characters: names come from files, with anything in them."""
     return html.escape(printable(text))
 

@@ -13,7 +13,7 @@ from stratafl.algorithms.methods import METHODS
 from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
 
-ALONE = "local"
+TRAINS_ALONE = "local"
 GROUPS = (2, 4)  # of clients, that a comparison would try
 
 
@@ -36,8 +36,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        given = ", ".join(f"{key} {value}" for key, value in self.options.items())
-        return f"{self.method} ({given})" if given else self.method
+        options = ", ".join(f"{key} {value}" for key, value in self.options.items())
+        return f"{self.method} ({options})" if options else self.method
 
     @property
     def label(self) -> str:
@@ -54,8 +54,8 @@ def comparable(layout: Layout, classes: int | None, clients: int, epochs: int = 
     """What a full comparison on this model and data would run, each method at its defaults; `epochs` of a round."""
     kinds = {layer.kind for layer in layout.layers}
     depth = len(set(layout.leaders))
-    found = [
-        Candidate(ALONE, personal="all"),
+    candidates = [
+        Candidate(TRAINS_ALONE, personal="all"),
         Candidate("fedavg", training="fedavg"),
         Candidate("fedavgft", training="fedavg", tuning=1 / epochs),
         Candidate("fedavglpft", training="fedavg", tuning=2 / epochs),
@@ -64,30 +64,30 @@ def comparable(layout: Layout, classes: int | None, clients: int, epochs: int = 
         Candidate("flayer"),
     ]
     if depth > 1:  # else the head is the model
-        found += [
+        candidates += [
             Candidate("fedper", {"personal": "head"}, personal="head"),
             Candidate("fedrep", {"personal": "head"}, epochs=1 + 1 / epochs, personal="head"),
             Candidate("lgfedavg", {"shared": "head"}, personal="base"),
         ]
     if depth > 2:
-        found.append(Candidate("fedper", {"personal": "last:2"}, personal="last:2"))
+        candidates.append(Candidate("fedper", {"personal": "last:2"}, personal="last:2"))
     if "batchnorm" in kinds:
-        found.append(Candidate("fedbn", personal="batchnorm"))
+        candidates.append(Candidate("fedbn", personal="batchnorm"))
     if classes is not None and classes > 1:
-        found += [Candidate("fedprior", personal="head.prior"), Candidate("fedrod", personal="head.personal")]
-    return [*found, *(Candidate("ifca", {"groups": groups}) for groups in GROUPS if clients >= 2 * groups)]
+        candidates += [Candidate("fedprior", personal="head.prior"), Candidate("fedrod", personal="head.personal")]
+    return [*candidates, *(Candidate("ifca", {"groups": groups}) for groups in GROUPS if clients >= 2 * groups)]
 
 
 def short_list(facts: Facts, every: Sequence[Candidate]) -> list[Candidate]:
     """Those that the facts speak for, each with why; training alone and one model for all are always among them."""
-    there = {each.name: each for each in every}
+    by_name = {each.name: each for each in every}
     chosen: dict[str, Candidate] = {}
 
     def take(name: str, why: str) -> None:
-        if name in there and name not in chosen:
-            chosen[name] = replace(there[name], why=why)
+        if name in by_name and name not in chosen:
+            chosen[name] = replace(by_name[name], why=why)
 
-    take(ALONE, "what every client can have without the others")
+    take(TRAINS_ALONE, "what every client can have without the others")
     take("fedavg", "one model for all, the simplest way to share")
     take("fedavgft", "FedAvg's model, trained by each client for one more epoch; its training is FedAvg's")
     take("fedavglpft", "the same, with the head first; its training is FedAvg's")
@@ -96,7 +96,7 @@ def short_list(facts: Facts, every: Sequence[Candidate]) -> list[Candidate]:
     if shifted and facts.groups:
         count = max(max(GROUPS), min(facts.group_count, MOST_GROUPS))  # a model too many costs bytes, one too few more
         name = f"ifca (groups {count})"
-        there.setdefault(name, Candidate("ifca", {"groups": count}))
+        by_name.setdefault(name, Candidate("ifca", {"groups": count}))
         take(name, f"clients fall into {facts.group_count} groups by their features, which can have a model each")
     if shifted:
         take("heurfedamp", "features differ: it shares among clients whose models are alike")

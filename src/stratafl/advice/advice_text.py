@@ -1,0 +1,318 @@
+"""Advice in sentences: the answer, what was seen, what was tried, what it costs, and what it rests on.
+
+The console and `advice.md` show the same sentences. The words stand first, with a name for each value in them.
+"""
+
+import shlex
+from collections.abc import Sequence
+from math import ceil, floor, isfinite, log10
+from pathlib import Path
+from statistics import median
+
+from stratafl.advice.advice import Advice, Expectation
+from stratafl.advice.forecast import BY_ANSWERS, best_value, constant
+from stratafl.advice.look import STRONG, Effect
+from stratafl.algorithms.methods import METHODS
+from stratafl.errors import counted
+from stratafl.report.formats import listed, minus, size_text
+from stratafl.report.jackknife import Difference
+from stratafl.report.sentences import Finding, finding
+
+MAX_CLIENT_NAMES = 5  # in a sentence
+SHOWN_LAYERS = 6  # the last ones
+
+FEDERATE = "Federate with {method}: {forecast}."
+FEDERATE_PERHAPS = (
+    "Federate with {method}, but its lead may be chance: {forecast}. With --guard each client keeps its own model "
+    "where that is better."
+)
+NOT_CLEARLY_BETTER = "Train alone, or collect more data: no method is clearly better. The best is {method}: {forecast}."
+TRAIN_ALONE = "Train alone. The best method is {method}: {forecast}."
+FORECAST = "after {rounds} it should be {expected} than training alone; after {tried} of {rounds} it was {so_far}"
+NOTHING_LEARNED = (
+    "No advice yet: after {tried} of {rounds} no model, alone or shared, is clearly better than the same prediction "
+    "for every sample. The best {metric} is {best}; chance is {chance}."
+)
+TRY_AUROC = "Probabilities may show more than the most likely class: ask again with --metric auroc."
+TRY_MORE = "Ask again with more rounds, another learning rate, or more data."
+NO_FORECAST = (
+    "No advice yet: {tried} of {rounds} tried is too few for a forecast. {method} was {so_far} than training alone."
+)
+MORE_EPOCHS = "Its models had {epochs} of training, those of training alone {alone}."
+ASK_AGAIN = "Ask again with {option}."
+CONFLICTS = "After one round, updates of two clients point apart most often in '{layer}' (share of pairs: {shares})."
+NO_CONFLICTS = "After one round, updates of two clients point apart in no layer."
+MAY_GAIN = "With {method}, {count} of {clients} may expect a gain above its standard error."
+TOO_FEW_SAMPLES = "With {method}, no client has enough validation samples to be sure of a gain."
+BETTER_ALONE = "Better alone: {names}."
+NONE_BETTER_ALONE = "No client is clearly better alone."
+SENDS = "{rounds} of {method} send {total}: {per_round} in a round, {per_client} per client, up and down together."
+SENDS_NOTHING = "It sends nothing."
+ADVICE_COST = (
+    "This advice took {steps:,} client-steps, {share:.1%} of the {full:,} that all {methods} comparable methods take."
+)
+RESTS_ON = (
+    "Judged by {metric} on {samples} after {tried} of {rounds}, with one seed and one learning rate. No test sample "
+    "was used."
+)
+NO_BEST_VALUE = "The best value of your own metric is unknown, so its scores are expected to stay as they are."
+TRAINED_BEFORE_USE = "Models of {method} train for {epochs} before use, which training alone does not have."
+SWITCHED = (
+    "Judged by {metric}, as the recommended run will be, because the most likely classes show no more than chance. "
+    "Choose another metric with --metric."
+)
+LAYERS = {
+    "head": "The head stays with each client, the base is shared.",
+    "base": "The base stays with each client, the head is shared.",
+    "last:2": "The last two layers stay with each client.",
+    "batchnorm": "The BatchNorm layers stay with each client.",
+    "head.prior": "Only the class frequencies stay with each client.",
+    "head.personal": "A second head stays with each client.",
+    "all": "Each client has a model of its own beside the shared one.",
+    "": "All layers are shared.",
+}
+LAYERS_BY_METHOD = {
+    "local": "All layers stay with each client.",
+    "flayer": "All layers are shared, and each client mixes the shared head with its own.",
+    "heurfedamp": "Each client has its own mixture of all layers, mostly of clients whose models are like its own.",
+    "ifca": "Each group of clients has its own model and shares all layers of it.",
+    "fedavgft": "All layers are shared, and each client trains all of them for one more epoch before use.",
+    "fedavglpft": "All layers are shared; before use each client trains its head, then all layers, for an epoch each.",
+}
+
+
+def advice_answer(advice: Advice) -> str:
+    """Federate or not, with which method, and how sure that is."""
+    if advice.doubt == "nothing learned":
+        return _joined(_nothing_learned(advice))
+    if advice.doubt == "no forecast":
+        return _joined(_no_forecast(advice))
+    differences = {
+        "expected": _against_alone(advice.expected, advice),
+        "so_far": _against_alone(advice.over_local, advice),
+    }
+    forecast = finding(FORECAST, rounds=_all_rounds(advice), tried=_tried_rounds(advice), **differences)
+    if advice.federate:
+        sentence = FEDERATE_PERHAPS if advice.doubt else FEDERATE
+    else:
+        sentence = NOT_CLEARLY_BETTER if advice.doubt or advice.expected.value > 0 else TRAIN_ALONE
+    return str(finding(sentence, method=advice.best_federated.label, forecast=forecast))
+
+
+def _joined(findings: list[Finding]) -> str:
+    return " ".join(map(str, findings))
+
+
+def _nothing_learned(advice: Advice) -> list[Finding]:
+    """Every model is at chance; what may show more."""
+    problem, metric = advice.tryout.problem, advice.metric
+    best = max(advice.tryout.finalists, key=lambda result: result.score)
+    chance = problem.score(constant(problem, best.predictions))
+    scores = {"best": _score_text(best.score, advice), "chance": _score_text(chance, advice), "metric": metric.title}
+    rounds = {"tried": _tried_rounds(advice), "rounds": _all_rounds(advice)}
+    return [finding(NOTHING_LEARNED, **rounds, **scores), finding(TRY_AUROC if metric.name in BY_ANSWERS else TRY_MORE)]
+
+
+def _no_forecast(advice: Advice) -> list[Finding]:
+    """What was seen in too few rounds, and how many are needed."""
+    best, tried, epochs = advice.best_federated, _tried_rounds(advice), advice.experiment.train.epochs
+    budget = ceil(10 * advice.budget_needed) / 10
+    so_far = _against_alone(advice.over_local, advice)
+    seen = finding(NO_FORECAST, method=best.label, tried=tried, rounds=_all_rounds(advice), so_far=so_far)
+    trained, alone = round((best.epochs * tried + best.tuning) * epochs), tried * epochs
+    unequal = [finding(MORE_EPOCHS, epochs=counted(trained, "epoch"), alone=alone)] if trained != alone else []
+    return [seen, *unequal, finding(ASK_AGAIN, option=f"--budget {budget:g}" if budget <= 1 else "more rounds")]
+
+
+def sentences(advice: Advice) -> list[str]:
+    """What follows the answer: the method, its layers, who gains, what it costs; the last alone if nothing is told."""
+    switched = [finding(SWITCHED, metric=advice.metric.title)] if advice.tryout.switched else []
+    method = f"{advice.candidate.label}: {METHODS[advice.candidate.method].idea}"
+    about = [method, layers_text(advice), _joined(_clients(advice))] if advice.is_conclusive else []
+    return [*map(str, switched), *about, cost_text(advice)]
+
+
+def layers_text(advice: Advice) -> str:
+    """Which layers are personal, and in which ones clients conflict."""
+    candidate = advice.candidate
+    personal = LAYERS_BY_METHOD.get(candidate.method) or LAYERS.get(candidate.personal, LAYERS[""])
+    conflicts = advice.facts.layers
+    if not conflicts:
+        return personal
+    most = max(conflicts, key=lambda layer: layer.conflicts)
+    shares = ", ".join(f"{each.layer} {each.conflicts:.0%}" for each in conflicts[-SHOWN_LAYERS:])
+    where = finding(CONFLICTS, layer=most.layer, shares=shares) if most.conflicts else finding(NO_CONFLICTS)
+    return f"{personal} {where}"
+
+
+def _clients(advice: Advice) -> list[Finding]:
+    """Who gains, and who is better alone."""
+    gaining = [client for client in advice.clients if client.verdict == "gains"]
+    alone = [client.name for client in advice.clients if client.verdict == "better alone"]
+    method, clients = advice.best_federated.label, counted(len(advice.clients), "client")
+    gains = finding(MAY_GAIN, method=method, count=f"{len(gaining):,}", clients=clients)
+    if advice.federate and not gaining:
+        gains = finding(TOO_FEW_SAMPLES, method=method)
+    names = listed(alone, MAX_CLIENT_NAMES)
+    return [gains, finding(BETTER_ALONE, names=names) if alone else finding(NONE_BETTER_ALONE)]
+
+
+def cost_text(advice: Advice) -> str:
+    """Bytes of the recommended run, and what the advice itself took."""
+    tryout, method = advice.tryout, advice.candidate
+    share = tryout.steps / max(1, tryout.full)
+    cost = finding(ADVICE_COST, steps=tryout.steps, full=tryout.full, share=share, methods=len(advice.comparable))
+    if not advice.is_conclusive:
+        return str(cost)
+    per_round = tryout.of(method.name).bytes_per_round
+    if not per_round:
+        return _joined([finding(SENDS_NOTHING), cost])
+    sizes = {"total": size_text(advice.bytes), "per_round": size_text(per_round)}
+    sizes |= {"per_client": size_text(advice.bytes / advice.facts.clients)}
+    return _joined([finding(SENDS, rounds=_all_rounds(advice), method=method.label, **sizes), cost])
+
+
+def basis_text(advice: Advice) -> str:
+    """What the answer rests on."""
+    samples, best = sum(client.validation_samples for client in advice.clients), advice.best_federated
+    rounds = {"tried": _tried_rounds(advice), "rounds": _all_rounds(advice)}
+    counted_samples = counted(samples, "validation sample")
+    findings = [finding(RESTS_ON, metric=advice.metric.title, samples=counted_samples, **rounds)]
+    findings += [finding(NO_BEST_VALUE)] if best_value(advice.tryout.problem) is None else []
+    if best.tuning:
+        epochs = counted(round(best.tuning * advice.experiment.train.epochs), "more epoch")
+        findings.append(finding(TRAINED_BEFORE_USE, method=best.label, epochs=epochs))
+    return _joined(findings)
+
+
+def _all_rounds(advice: Advice) -> str:
+    return counted(advice.experiment.run.rounds, "round")
+
+
+def _tried_rounds(advice: Advice) -> int:
+    return advice.tryout.of(advice.best_federated.name).rounds
+
+
+# Tables
+
+
+def seen(advice: Advice) -> list[tuple[str, str]]:
+    """The facts, each with its name."""
+    facts = advice.facts
+    low, high = min(facts.sizes), max(facts.sizes)
+    sizes = f"{facts.clients:,}, with {low:,} to {high:,} training samples, median {median(facts.sizes):,.0f}"
+    rows = [("clients", sizes)]
+    if facts.skew is not None:
+        rows.append(("labels", _labels(facts.skew, facts.classes is None)))
+    if facts.shift is None:
+        rows.append(("features", "cannot be compared: no two clients share a class"))
+    else:
+        rows.append(("features", _features(facts.shift, facts.classes is None)))
+    return [*rows, *([("groups", _groups(advice))] if facts.groups else [])]
+
+
+def _labels(skew: Effect, regression: bool) -> str:
+    what = "targets" if regression else "class frequencies"
+    if not skew.there:
+        return f"{what} differ no more than by chance (distance {skew.value:.2f}, by chance {skew.accident:.2f})"
+    much = "much" if skew.value > 0.5 else "clearly" if skew.value > 0.25 else "a little"
+    return f"{what} differ {much}: mean distance {skew.value:.2f} of 1, by chance {skew.accident:.2f}"
+
+
+def _features(shift: Effect, regression: bool) -> str:
+    within = "among samples with similar targets" if regression else "within a class"
+    share = f"{shift.value:.0%} of the scatter {within} is between clients"
+    if not shift.there:
+        return f"alike: {share}, as by chance (p = {shift.p:.2f})"
+    return f"{'differ' if shift.value >= STRONG else 'differ a little'}: {share} (p = {shift.p:.2f})"
+
+
+def _groups(advice: Advice) -> str:
+    members: dict[int, list[str]] = {}
+    for client, group in enumerate(advice.facts.groups):
+        members.setdefault(group, []).append(advice.federation.client_name(client))
+    return "; ".join(listed(names, MAX_CLIENT_NAMES) for names in members.values())
+
+
+def tried(advice: Advice) -> list[tuple[str, str, str, str, str]]:
+    """Of each candidate: its name, how far it came, its score, the score to be expected, and why it was tried."""
+    rows = []
+    for result in advice.tryout.results:
+        scores = _score_text(result.score, advice), _score_text(result.expected, advice)
+        rows.append((result.candidate.label, str(result.rounds), *scores, result.candidate.why))
+    return rows
+
+
+def clients_title(advice: Advice) -> str:
+    turned = "" if advice.metric.larger_is_better else ", where + is better"
+    label, after = advice.best_federated.label, _all_rounds(advice)
+    return f"What each client may expect of {label} over training alone after {after}, in {_unit(advice)}{turned}"
+
+
+def client_row(client: Expectation, advice: Advice) -> tuple[str, str, str, str, str]:
+    gain = "–"
+    if client.gain is not None and client.error is not None:
+        gain = gain_number(client.gain, client.error, advice, plus="+")
+    return client.name, f"{client.train_samples:,}", f"{client.validation_samples:,}", gain, client.verdict
+
+
+def _score_text(value: float, advice: Advice) -> str:
+    if not isfinite(value):
+        return "–"
+    value *= advice.metric.sign
+    return f"{value:.1%}" if advice.metric.percent else minus(f"{value:.4g}")
+
+
+def _against_alone(gain: Difference, advice: Advice) -> str:
+    """A difference with its standard error, in words that also fit a loss: better by 0.03 ± 0.01 in log-loss."""
+    number = gain_number(abs(gain.value), gain.error, advice)
+    unit = _unit(advice) if advice.metric.percent else f"in {_unit(advice)}"
+    return f"{'better' if gain.value >= 0 else 'worse'} by {number} {unit}"
+
+
+def gain_number(value: float, error: float, advice: Advice, plus: str = "") -> str:
+    """Both in points of a percentage, or with as many digits as the error has to show."""
+    factor = 100 if advice.metric.percent else 1
+    if not isfinite(error):
+        return minus(f"{factor * value:{plus}.3g} ± unknown")
+    digits = 1 if advice.metric.percent else max(0, 1 - floor(log10(error))) if error else 3
+    rounded = round(factor * value, digits) + 0.0  # which has no −0
+    return minus(f"{rounded:{plus}.{digits}f} ± {factor * error:.{digits}f}")
+
+
+def _unit(advice: Advice) -> str:
+    """What gains are counted in: points of a percentage, or the metric as it is; larger is always better."""
+    return f"points of {advice.metric.title}" if advice.metric.percent else advice.metric.title
+
+
+# What to type next, and the page
+
+
+def commands(advice: Advice, config: Path) -> list[str]:
+    """The recommended run, with the guard where its gain may be chance; then what checks it on test samples."""
+    file, best = shlex.quote(str(config)), advice.best_federated
+    guard = " --guard" if advice.federate and advice.doubt else ""
+    recommended = [f"strata run --config {file}{guard}"] if advice.is_conclusive else []
+    # If it federates, the file has the options already.
+    options = {} if advice.federate else best.options
+    settings = "".join(f" --set {shlex.quote(f'{best.method}.{key}={value}')}" for key, value in options.items())
+    return [*recommended, f"strata compare --config {file} --algorithms local,{best.method}{settings} --seeds 3"]
+
+
+def advice_page(advice: Advice, config: Path) -> str:
+    """The whole advice as Markdown."""
+    lines = [f"# Advice for {advice.federation.name}", "", f"**{advice_answer(advice)}**", ""]
+    lines += [line for sentence in sentences(advice) for line in (sentence, "")]
+    lines += ["## Do next", "", "```", *commands(advice, config), "```", "", "## What was seen", ""]
+    lines += [*_markdown_table(("", ""), seen(advice)), "", "## What was tried", ""]
+    lines += _markdown_table(("method", "rounds", advice.metric.title, "expected", "why"), tried(advice))
+    if advice.is_conclusive:
+        rows = [client_row(client, advice) for client in advice.clients]
+        lines += ["", f"## {clients_title(advice)}", ""]
+        lines += _markdown_table(("client", "training samples", "validation samples", "gain", ""), rows)
+    return "\n".join([*lines, "", basis_text(advice), ""])
+
+
+def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
