@@ -60,6 +60,19 @@ def refused(strata, place) -> Callable[..., str]:
     return call
 
 
+# CPU seconds of fixtures that are made once; the first test that needs one is charged for it.
+SHARED_SECONDS = {"originals": 1.2, "compared": 1.2, "whole": 0.6}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in (item for item in items if item.path.is_relative_to(HERE)):
+        shared = sum(SHARED_SECONDS.get(name, 0.0) for name in getattr(item, "fixturenames", ()))
+        if shared:
+            own = item.get_closest_marker("budget")
+            seconds = shared + (own.args[0] if own else 0.5)
+            item.add_marker(pytest.mark.budget(seconds, "may be the first to need a shared fixture"), append=False)
+
+
 class Originals(NamedTuple):
     """Directories that tests read or copy, and what the commands that made them printed."""
 

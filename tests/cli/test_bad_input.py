@@ -350,7 +350,6 @@ def test_check_of_an_unknown_method(refused):
 
 
 @pytest.mark.parametrize("what", ["run", "compare"])
-@pytest.mark.budget(1.5, "the first test here that needs the run and the comparison of conftest.py")
 def test_a_run_is_not_written_over(refused, finished, what):
     refused(what, *SMALL, "--out", finished, says=("'done'", "strata resume done", "--out"))
 

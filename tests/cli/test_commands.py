@@ -504,7 +504,6 @@ def swap_scores(path):
     shutil.rmtree(path.parent / "checkpoint")  # which knows what the lines were
 
 
-@pytest.mark.budget(1.6, "the comparison that the tests below read, too")
 def test_the_csv_holds_what_the_journals_say(strata, compared, place):
     result = strata("report", compared, "--csv", "table.csv")
     assert (result.code, result.err) == (0, "")

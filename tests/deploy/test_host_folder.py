@@ -19,6 +19,8 @@ from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
 from stratafl.runs.journal import read_lines
 
+pytestmark = pytest.mark.budget(1.3, "the first test makes the federation that all read")
+
 
 class Stopped(BaseException):
     """As by SIGKILL."""
@@ -55,7 +57,6 @@ def host(federation, tmp_path):
     return shutil.copytree(federation / "host", tmp_path / "host")
 
 
-@pytest.mark.budget(1.2, "the federation that the tests below read, too")
 def test_every_round_has_a_line_as_a_run_has(federation):
     lines = read_lines(federation / "host" / ROUNDS, summed=True)
     assert [line["round"] for line in lines] == [1, 2, 3]

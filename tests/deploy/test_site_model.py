@@ -25,6 +25,8 @@ from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import CURRENT, DELIVERED
 from stratafl.files import private_folder
 
+pytestmark = pytest.mark.budget(1.0, "the first test makes the federation that all read")
+
 
 class Slow(Local):
     """A courier to sites that take ten seconds for every answer."""
@@ -105,7 +107,6 @@ def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     assert not any(torch.equal(models[0], other) for other in models[1:])
 
 
-@pytest.mark.budget(0.8, "the federation that the tests below read, too")
 def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(federation):
     folder, file = federation
     before = snapshot(folder / "a")

@@ -20,8 +20,9 @@ from stratafl.policies import Clamp, Exponential, LocalTraining
 from stratafl.runtime import compiling
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.compiling import Compiler
+from stratafl.runtime.schedule import slots_for
 from stratafl.runtime.speed import Speed
-from stratafl.testing import difference, tiny_federation, tiny_model
+from stratafl.testing import SIZES, difference, tiny_federation, tiny_model
 
 KEPT, PLAIN = Speed(graphs="on"), Speed(graphs="off")
 
@@ -44,7 +45,8 @@ def test_captured_steps_are_used_and_kept():
     captured = sim.runtime.captured
     assert isinstance(captured, CapturedSteps)
     assert len(captured._kept) == 2  # the head's descent and the base's
-    assert {step.slots for step in captured._kept.values()} == {3}  # 13 steps, of which nobody takes more than 4
+    steps = [-(-size // 10) for size in SIZES]
+    assert {step.slots for step in captured._kept.values()} == {slots_for(steps)}
 
 
 DESCENTS = {

@@ -421,9 +421,9 @@ def test_the_page_has_tables_and_a_chart_with_the_names_of_sites(tmp_path):
     assert options(chart) == ["fedper"]
     assert options(chart, "fedper") == ["difference", "training samples"]
     drawn = series(chart, "fedper", "training samples")
-    assert set(drawn) == {"gains", "cannot be told"}
+    assert set(drawn) == {"gains", "unclear"}
     assert [name for name, _ in drawn["gains"]] == NAMES[:3]
-    assert drawn["cannot be told"] == [("Voss", 0.0)]
+    assert drawn["unclear"] == [("Voss", 0.0)]
     written = page(study)
     assert written.count('id="gains"') == written.count('id="gaining"') == 1
 
