@@ -1,6 +1,6 @@
 """Guarded FedAvg and FedPer on six federations: close to the best candidate, and few are worse off than alone.
 
-`python -m pytest -m slow -s tests/unit/test_guard_federations.py` prints the table of docs/results/guard.md.
+`python -m pytest -m nightly -s tests/unit/test_guard_federations.py` prints the table of docs/results/guard.md.
 """
 
 from collections import Counter
@@ -121,7 +121,7 @@ def judged(name: str, method: str) -> Verdict:
     return Verdict(near, harmless, line)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_guarded_is_close_to_the_best_and_harms_few_in_ten_of_twelve_cases() -> None:
     """Eleven and twelve were seen; one or two more may fail, because machines round differently."""
     found = [judged(name, method) for name in FEDERATIONS for method in METHODS]
