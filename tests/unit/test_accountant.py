@@ -8,9 +8,9 @@ import torch
 
 from stratafl.core.keys import Seeds
 from stratafl.core.round import Setup
-from stratafl.policies import noise
+from stratafl.policies import private
 from stratafl.policies.accountant import delta_of, epsilon_of, in_words, most_rounds
-from stratafl.policies.noise import gaussian, noise_key
+from stratafl.policies.private import gaussian, noise_key
 
 
 def setup(clients=10, participation=1.0, seed=0, **more):
@@ -101,7 +101,7 @@ def test_noise_follows_from_key_round_and_name(monkeypatch):
     assert torch.equal(first, gaussian(b"k" * 32, 0, "a", 1001))
     for other in ((b"l" * 32, 0, "a"), (b"k" * 32, 1, "a"), (b"k" * 32, 0, "b")):
         assert not (first == gaussian(*other, 1001)).any()
-    monkeypatch.setattr(noise, "PIECE", 100)
+    monkeypatch.setattr(private, "NOISE_PIECE", 100)
     pieces = gaussian(b"k" * 32, 0, "a", 1001)
     assert pieces.isfinite().all()
     assert len(pieces.unique()) == 1001  # no piece repeats another

@@ -1,29 +1,33 @@
 """A mean with differential privacy for clients (DP-FedAvg, McMahan et al., 2018): clipped updates and Gaussian noise.
 
-Whoever sees the server's models learns little of any one client, as the accountant says how little. The server itself
-sees every update as it is. What it must not do is act on uploads in another way than through this mean.
+Anyone who sees the server's models learns little about any one client; the accountant says how little. The server
+itself sees every update, and must not act on uploads in any other way than through this mean.
 """
 
 import logging
+from hashlib import blake2b, shake_256
 from typing import Annotated
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from stratafl.core.annotations import Range
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Rows
 from stratafl.core.records import record
+from stratafl.core.reduce import pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of
 from stratafl.errors import RecordError
 from stratafl.policies.accountant import DELTA, EPSILON, epsilon_of, most_rounds
 from stratafl.policies.merge import Mean, Positive
-from stratafl.policies.noise import gaussian, noise_key
 
 log = logging.getLogger("stratafl")
 Noise = Annotated[float, Range(least=0)]
 Delta = Annotated[float, Range(above=0, below=1)]
+NOISE_PIECE = 2**18  # numbers of one stream; another size is other noise
 
 
 @record
@@ -70,7 +74,7 @@ class PrivateMean(Mean):
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         old = rows_of(server, self.field)
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
-        size, new = rnd.setup.cohort, dict[str, torch.Tensor](old)
+        size, new = rnd.setup.cohort, dict[str, Tensor](old)
         for name in old:
             if name not in top and name not in rnd.layout.trainable(self.layers):
                 continue
@@ -79,7 +83,7 @@ class PrivateMean(Mean):
             new[name] = self._noised(rnd, name, (total + absent * old[name].double()) / size).to(old[name].dtype)
         return {self.field: new}
 
-    def _noised(self, rnd: Round, name: str, mean: torch.Tensor) -> torch.Tensor:
+    def _noised(self, rnd: Round, name: str, mean: Tensor) -> Tensor:
         if not self.noise:
             return mean
         drawn = gaussian(noise_key(rnd.setup), rnd.t, f"{self.field}/{name}", mean.numel())
@@ -93,3 +97,33 @@ class PrivateMean(Mean):
             return {}
         rounds = most_rounds(rnd.setup, rnd.t)
         return {EPSILON: epsilon_of(self.noise, rounds, self.delta), DELTA: self.delta}
+
+
+# Noise follows from a key, a round and the name of a tensor: drawn again, it has the same bits. The hash of
+# `core/keys.py` would do for a simulation. But anyone who knows all uploads but one could check a guess of that one
+# against it, because 64 bits of it give away the rest. SHAKE-256 is a secure stream if its key is secret. It runs on
+# the CPU, so that all ranks and devices draw the same numbers.
+
+
+def noise_key(setup: Setup) -> bytes:
+    """The server's secret; in a simulation, where everybody may know it, it follows from the seed."""
+    if setup.secret is not None:
+        return setup.secret
+    return blake2b(str(setup.seeds.batches).encode(), digest_size=32, person=b"stratafl noise").digest()
+
+
+def gaussian(key: bytes, t: int, name: str, count: int) -> Tensor:
+    """`count` independent numbers of N(0, 1) in float64."""
+    drawn = np.empty(count)
+    for number, some in enumerate(pieces(count, NOISE_PIECE)):
+        place = t.to_bytes(8, "big") + number.to_bytes(8, "big") + name.encode()
+        drawn[some] = _normal(shake_256(key + place).digest(16 * ((len(drawn[some]) + 1) // 2)), len(drawn[some]))
+    return torch.from_numpy(drawn)
+
+
+def _normal(data: bytes, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Box and Muller: two numbers from two uniform ones of 53 bits, none of which is 0."""
+    first, second = ((np.frombuffer(data, "<u8").reshape(2, -1) >> 11) + 0.5) * 2.0**-53
+    length, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
+    both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
+    return np.asarray(both[:count], dtype=np.float64)
