@@ -17,7 +17,8 @@ from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 from tiers import slow_except
 
-pytestmark = pytest.mark.usefixtures("untraced")  # test_oracle_traced.py does not
+# test_oracle_traced.py traces
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.7, "three rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9, weight_decay=0.01)
 BASE = ("conv1", "bn1", "conv2", "bn2", "drop")
@@ -98,7 +99,8 @@ def test_partial_participation_leaves_somebody_out() -> None:
     assert [sorted(sim.cohort(sim.at(t)).tolist()) for t in range(3)] == cohorts
 
 
-@pytest.mark.parametrize("name", slow_except(["fedper"], ["fedprox"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedper", "fedprox"])
 def test_order_and_chunks_of_a_cohort_do_not_matter(name: str) -> None:
     case = METHODS[name]
     sim, oracle = _simulation(case.algorithm), case.oracle(rounds=3)
@@ -160,6 +162,7 @@ def test_fedrep_with_more_head_epochs_and_a_larger_head() -> None:
     check(_simulation(case.algorithm), case.oracle())
 
 
+@pytest.mark.slow
 def test_frozen_modules_may_be_left_in_training_mode() -> None:
     """With `frozen_modules_train` a frozen base normalises with its batches and moves its statistics."""
     train = replace(TRAIN, frozen_modules_train=True)

@@ -173,6 +173,7 @@ class WithRates(Federated):
         super().descend(net, anchor, client, t, phase)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_schedule_has_the_rates_of_torch() -> None:
     train = replace(PLAIN, lr=0.2, momentum=0.9, schedule=Warmup(1, Cosine(0.1)), decay=0.5)
     federation, module = images(SIZES), convnorm()

@@ -30,7 +30,7 @@ from stratafl.models import Staged
 from stratafl.policies import Exponential, LocalTraining, Mean
 from tiers import slow_except
 
-pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.8, "three rounds beside a plain loop")]
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.2, "three rounds beside a plain loop")]
 
 D = torch.float64
 ROUNDS = 3

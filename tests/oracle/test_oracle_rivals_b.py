@@ -47,7 +47,7 @@ from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
 from tiers import slow_except
 
-pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.0, "some rounds beside a plain loop")]
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.2, "some rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9, weight_decay=0.01)
 PLAIN_SGD = replace(TRAIN, momentum=0.0, weight_decay=0.0)  # where it is a choice what a second optimiser takes over
@@ -163,7 +163,7 @@ def both(name: str, federation: str, model: str, participation: float) -> tuple[
     return sim, case.oracle(clients, **parts, **case.options)
 
 
-VARIANTS = ("fedrod, not balanced", "feddbe, no momentum")
+VARIANTS = ("fedrod, not balanced", "feddbe, no momentum", "fedbias")
 FAST = [(name, "skewed", "convnorm", 0.5) for name in CASES if name not in VARIANTS]
 SETTINGS = (("skewed", "convnorm", 0.5), ("tiny", "convnorm", 1.0), ("skewed", "mlp", 1.0))
 

@@ -56,7 +56,7 @@ from stratafl.execute import Matrix, Simulation, simulation
 from stratafl.policies import LocalTraining
 from tiers import slow_except
 
-pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.8, "some rounds beside a plain loop")]
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.0, "some rounds beside a plain loop")]
 
 ROUNDS = 3
 TRAIN = LocalTraining(lr=0.1, epochs=2, batch=8, momentum=0.5, weight_decay=0.01)

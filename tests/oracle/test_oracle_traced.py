@@ -10,7 +10,7 @@ from stratafl.algorithms import fedper, fedprox, fedrep
 from stratafl.execute import simulation
 from stratafl.policies import LocalTraining
 
-pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.budget(1.2, "steps are traced")]
+pytestmark = [pytest.mark.usefixtures("traced"), pytest.mark.budget(1.5, "steps are traced")]
 
 TRAIN = LocalTraining(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, epochs=2)
 BASE = ("conv1", "bn1", "conv2", "bn2")

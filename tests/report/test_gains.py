@@ -28,7 +28,7 @@ from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import clients_csv, dependence_table, gains_table, losers_table
 from stratafl.report.layer_charts import by_method_and_seed
 from stratafl.report.page import page
-from stratafl.runs.predictions import write_predictions
+from stratafl.runs.prediction_file import write_predictions
 
 NAMES = ["Bergen", "Oslo", "Trondheim", "Voss"]
 
@@ -421,9 +421,9 @@ def test_the_page_has_tables_and_a_chart_with_the_names_of_sites(tmp_path):
     assert options(chart) == ["fedper"]
     assert options(chart, "fedper") == ["difference", "training samples"]
     drawn = series(chart, "fedper", "training samples")
-    assert set(drawn) == {"gains", "cannot be told"}
+    assert set(drawn) == {"gains", "unclear"}
     assert [name for name, _ in drawn["gains"]] == NAMES[:3]
-    assert drawn["cannot be told"] == [("Voss", 0.0)]
+    assert drawn["unclear"] == [("Voss", 0.0)]
     written = page(study)
     assert written.count('id="gains"') == written.count('id="gaining"') == 1
 

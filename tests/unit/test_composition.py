@@ -185,7 +185,6 @@ def test_any_method_is_composed_or_refused_in_one_line(part):
     options = {name: inspect.signature(METHODS[name].builder).parameters.keys() for name in ALGORITHMS}
     added = list(inspect.signature(PARTS[part].on).parameters)[1:]
     for host in ALGORITHMS:
-        assert not options[host] & set(added), f"{host} and {part} have an option of the same name"
         refused = ""
         try:
             composition(f"{host}+{part}")
@@ -193,6 +192,7 @@ def test_any_method_is_composed_or_refused_in_one_line(part):
             refused = str(error)
         assert not refused or refused.startswith(f"{host}+{part}: ")
         assert "\n" not in refused
+        assert refused or not options[host] & set(added)
 
 
 # LAG on what a server does besides the mean

@@ -16,11 +16,10 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, common, rows_of, tensor_of
-from stratafl.core.steps import Mix, Train
+from stratafl.core.steps import Mix, Names, Train
 from stratafl.core.task import Gradients, Task
 from stratafl.policies import Broadcast, Cosine, LocalTraining, Prepare, StoreRows, Take, Upload
 from stratafl.policies.descent import Fields, GradientAt
-from stratafl.policies.followers import Downhill
 
 
 @method(
@@ -56,6 +55,26 @@ def apple(
         client={"core": Start(), "p": Number(width="clients"), "met": Number()},
         welcome=serve,
     )
+
+
+@record
+class Downhill:
+    """x ← x − lr·slope, where the gradient rule leaves the slope: a tensor that is learned beside the row."""
+
+    field: str
+    slope: str
+    lr: float
+
+    @property
+    def reads(self) -> Names:
+        return (self.field, self.slope)
+
+    @property
+    def writes(self) -> Names:
+        return (self.field,)
+
+    def __call__(self, row: Rows, client: Fields, layout: Layout, rate: Tensor) -> State:
+        return {self.field: tensor_of(client, self.field) - self.lr * tensor_of(client, self.slope)}
 
 
 @record

@@ -87,8 +87,8 @@ def flayer(
         return method
     head = select(f"last:{s}")
     steps, A = measured(method.train, accuracy, accuracy_of)
-    state = {"theta": Start(head), "accuracy": A}
-    return replace(method, mix=(Guide(head), Remember()), train=steps, client=state)  # Eq. 2
+    # Eq. 2
+    return replace(method, mix=(Guide(head), Remember()), train=steps, client={"theta": Start(head), "accuracy": A})
 
 
 def _refuse_ignored(preset: str, options: Mapping[str, Any]) -> None:

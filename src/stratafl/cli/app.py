@@ -105,10 +105,10 @@ def tune(
     Test data is scored only after the choice.
     """
     from stratafl.cli.tune_command import start_tuning
-    from stratafl.tuning import Plan
+    from stratafl.tuning import TuningPlan
     from stratafl.tuning.space import parse_grids
 
-    plan = Plan(trials, eta, tuple(names_in(only)), parse_grids(grid or []), sampler, budget, widen)
+    plan = TuningPlan(trials, eta, tuple(names_in(only)), parse_grids(grid or []), sampler, budget, widen)
     return start_tuning(options, algorithms, plan, seeds, jobs)
 
 

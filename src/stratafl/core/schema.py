@@ -20,7 +20,7 @@ _SIGNED: tuple[Bound, ...] = ("nonnegative", "positive")
 
 
 def misfit(parcel: Parcel, form: Form, layout: Layout, clients: int) -> str:
-    """How the parcel of so many clients differs from its form, and "" if it does not; values are not looked at."""
+    """How the parcel of this number of clients differs from its form, "" if it does not; values are not checked."""
     for name in form.fields:
         if name not in parcel:
             return f"its upload has no field '{name}'"
@@ -103,10 +103,7 @@ def extremes(field: Field, bound: Bound, clients: int, layout: Layout, finite: S
     block_extremes = [
         _extremes(block, None if sent is None else sent[name], field.common, clients)
         for name, block in named.items()
-        if name not in finite_names
-        and block.numel()
-        and block.dtype != torch.bool
-        and (block.is_floating_point() or bound in _SIGNED)
+        if name not in finite_names and _has_bounds(block, bound)
     ]
     if not block_extremes or bound == "any":
         return None

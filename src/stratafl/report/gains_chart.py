@@ -16,11 +16,12 @@ from stratafl.report.charts import (
     thinned,
 )
 from stratafl.report.gains import ClientGain, Gains
-from stratafl.report.gains.gain_text import gain_unit, with_ends
+from stratafl.report.gains.gain_records import Outlook
+from stratafl.report.gains.gain_text import VERDICT_TEXTS, gain_unit, with_ends
 from stratafl.report.study import Study
 
 MAX_CLIENTS_DRAWN = 200  # clients at most
-LOOKS = {
+LOOKS: dict[Outlook, tuple[str, str]] = {
     "gains": ("#009E73", "triangle-up"),
     "loses": ("#D55E00", "triangle-down"),
     "cannot be told": ("#808080", "circle"),
@@ -58,7 +59,9 @@ def _figure(gains: Gains, ordered: Sequence[ClientGain]) -> Figure:
             y = [rounded(factor * client.difference) for _, client in some]
             bars = _bars([client for _, client in some], factor, colour)
             hover = [_hover(client, gains) for _, client in some]
-            trace = scatter("markers", [name for name, _ in some], y, name=verdict, marker=marker, text=hover, **bars)
+            trace = scatter(
+                "markers", [name for name, _ in some], y, name=VERDICT_TEXTS[verdict], marker=marker, text=hover, **bars
+            )
             traces.append(trace | {"hovertemplate": "%{x}: %{text}<extra></extra>"})
     x = category_axis("client") | {"categoryorder": "array", "categoryarray": names}
     y_axis = {"title": {"text": "percentage points" if factor == 100 else "difference"}, "zeroline": True}

@@ -7,7 +7,7 @@ from typing import Any
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.formats import NO_VALUE, minus, score_text
 from stratafl.report.gains import ClientGain, Gains, SeedGain, verdict
-from stratafl.report.gains.gain_text import gain_unit, reading, share_text, signed, with_ends
+from stratafl.report.gains.gain_text import VERDICT_TEXTS, gain_unit, reading, share_text, signed, with_ends
 from stratafl.report.gains.traits import NEAREST, ClientFacts, Dependence
 from stratafl.report.ranking import Rank
 from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
@@ -27,7 +27,7 @@ def gains_table(study: Study) -> ReportTable | None:
     all_gains = [gains for gains in study.gains if gains.clients]
     if not all_gains:
         return None
-    head = ("method", "clients", "mean", "median", "better", "worse", "cannot be told", "worst client")
+    head = ("method", "clients", "mean", "median", "better", "worse", "unclear", "worst client")
     rows = []
     for gains in all_gains:
         open_ = 1 - gains.surely_better - gains.surely_worse
@@ -91,7 +91,7 @@ def _loser(gains: Gains, client: ClientGain) -> tuple[Cell, ...]:
         text(gains.client_label(client)),
         Cell(with_ends(client, metric), client.difference, "strong"),
     ]
-    cells += [text(client.verdict, look)]
+    cells += [Cell(VERDICT_TEXTS[client.verdict], client.verdict, look)]
     cells += [Cell(score_text(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NO_VALUE, client.test_samples)]
     return (*cells, *(Cell(trait_value(name, value), value) for name, value in client.traits.items()))

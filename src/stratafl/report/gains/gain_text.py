@@ -8,10 +8,11 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.report import sentences as say
 from stratafl.report.formats import NO_VALUE, apart_by
 from stratafl.report.gains.client_gains import TRAINS_ALONE
-from stratafl.report.gains.gain_records import ClientGain, Gains
+from stratafl.report.gains.gain_records import ClientGain, Gains, Outlook
 from stratafl.report.ranking import Rank
 from stratafl.report.sentences import Finding, finding
 
+VERDICT_TEXTS: dict[Outlook, str] = {"gains": "gains", "loses": "loses", "cannot be told": "unclear"}
 AVERAGES = {"samples": "over all test samples", "clients": "over clients"}
 
 
