@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import recording
 from recording import Result, Table, bar, row, where_of
-from stratafl.bench.busy import busy
-from stratafl.bench.measurement import rows as bench_rows
+from stratafl.bench.measurement import bench_rows
 from stratafl.bench.options import BenchOptions
 from stratafl.bench.request import request_of
+from stratafl.bench.timing import busy
 from stratafl.models import MODELS
 
 AIMS = {"mlp": 7.0, "cnn": 1.3, "resnet18": 1.1}  # on a CPU; no other model is slower than the loop

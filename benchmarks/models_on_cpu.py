@@ -2,7 +2,7 @@
 
     python benchmarks/models_on_cpu.py results/cpu --cores 0,1 4,5 8,9
 
-Each model and load is a process of its own, `python -m stratafl.bench`, on its own cores where `taskset` exists; one
+Each model and load is a process of its own, `bare_bench.py`, on its own cores where `taskset` exists; one
 that fails or takes too long is noted, and the others go on. Raw figures and output are written into the folder, then
 `table.md`, and `models-on-cpu.json` for `summarise.py`. Needs torch and numpy alone. Only ratios within one process are
 compared.
@@ -45,7 +45,8 @@ def command(job: Job, given: argparse.Namespace) -> list[str]:
     sizes = ["--clients", clients, "--repeats", given.repeats, "--busy", job.busy]
     sizes += ["--steps", given.steps] if given.steps else []
     words = ["--models", job.model, "--methods", "fedavg", "--device", "cpu", "--engine", given.engine, *sizes]
-    return [sys.executable, "-m", "stratafl.bench", *map(str, words), "--json", str(given.folder / f"{job.name}.json")]
+    script = Path(__file__).with_name("bare_bench.py")
+    return [sys.executable, str(script), *map(str, words), "--json", str(given.folder / f"{job.name}.json")]
 
 
 def execute(job: Job, cores: str, given: argparse.Namespace) -> str:

@@ -22,7 +22,7 @@ measure() { # a failure is said and the rest goes on: time on a GPU is dear
 bench() {
     local name=$1
     shift
-    measure -m stratafl.bench --paper --device cuda --precision tf32 --no-baselines --json "$results/$name.json" "$@"
+    measure "$here/bare_bench.py" --paper --device cuda --precision tf32 --no-baselines --json "$results/$name.json" "$@"
 }
 
 for part in "$@"; do

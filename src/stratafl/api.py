@@ -42,9 +42,9 @@ from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model
 from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
-from stratafl.runs.guard import companion, extended, local_model, read_guard, run_to_end, train_alone
+from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.stored import read_run, selected_line
-from stratafl.runs.summary import USUAL, Selection, evaluated, selected
+from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")
 HELD_OUT = ("test", "validation")
@@ -63,7 +63,7 @@ class Fitted:
     history: list[Line]
     counts: Line | None = None  # the line of the round that the run's settings select; None: by validation
     folder: Path | None = None  # the run directory that it was loaded from
-    evaluate: EvaluateTable = USUAL  # what rounds were selected by, and the stage of the models that count
+    evaluate: EvaluateTable = DEFAULTS  # what rounds were selected by, and the stage of the models that count
     selected_by: Metric | None = None  # that metric; None: as `evaluate` names it
     trust: Trust | bool = NO_TRUST
 
@@ -97,18 +97,18 @@ class Fitted:
         chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
         if average not in ("auto", "samples", "clients"):
             raise unknown("average", average, ("auto", "samples", "clients"))
-        found = self.predictions(split)
+        held_out = self.predictions(split)
         if client is not None:
-            return found.of(self._checked(client)).value(chosen)
+            return held_out.of(self._checked(client)).value(chosen)
         usual = "samples" if chosen.pooled else "clients"
         if chosen.name == self.evaluate.metric and self.evaluate.average != "auto":
             usual = self.evaluate.average
-        return found.average(chosen, usual if average == "auto" else average)
+        return held_out.average(chosen, usual if average == "auto" else average)
 
     def confusion(self, client: int | None = None, split: str = "test") -> Tensor:
         """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
-        found = self.predictions(split)
-        return (found if client is None else found.of(self._checked(client))).confusion()
+        held_out = self.predictions(split)
+        return (held_out if client is None else held_out.of(self._checked(client))).confusion()
 
     def predictions(self, split: str = "test") -> Predictions:
         """What every client's own model gives for its own samples of a split, `test` or `validation`.
@@ -205,13 +205,13 @@ class Fitted:
         if self.sim.template is not None:
             check_given(self.sim.template, samples)
         with torch.no_grad():
-            given: Tensor = self.predictor(client)(samples)
-        return given
+            outputs: Tensor = self.predictor(client)(samples)
+        return outputs
 
     def predict(self, client: int, x: Array) -> Tensor:
         """The class of each raw sample by a client's own model, or for a regression its output."""
-        given = self.outputs(client, x)
-        return given if self.sim.setup.classes is None else given.argmax(-1)
+        outputs = self.outputs(client, x)
+        return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
 
     def export(self, client: int, path: str | Path) -> Path:
         """Write a client's own model to `NAME.onnx` or `NAME.safetensors`; an existing file is never overwritten.
@@ -331,13 +331,14 @@ _OPTIONS = [
 def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
     """What rounds are selected by; a choice by the data is logged."""
     if not isinstance(metric, str):
-        own = own_metric(metric)
-        own = replace(own, name=f"own:{own.name}")
-        return EvaluateTable(metric=own.name, average="clients", better="larger" if own.sign > 0 else "smaller"), own
-    found = metric_for(EvaluateTable(metric=metric), federation)
-    if metric == "auto" and found.name == "balanced_accuracy":
+        custom = own_metric(metric)
+        custom = replace(custom, name=f"own:{custom.name}")
+        table = EvaluateTable(metric=custom.name, average="clients", better="larger" if custom.sign > 0 else "smaller")
+        return table, custom
+    chosen = metric_for(EvaluateTable(metric=metric), federation)
+    if metric == "auto" and chosen.name == "balanced_accuracy":
         log.warning("%s", chosen_by_classes(federation, "metric='{}'"))
-    return EvaluateTable(metric=found.name, average="samples" if found.pooled else "clients"), found
+    return EvaluateTable(metric=chosen.name, average="samples" if chosen.pooled else "clients"), chosen
 
 
 def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:

@@ -179,7 +179,7 @@ def lock(folder: Path) -> int:
 
 @contextmanager
 def private_folder(folder: Path) -> Iterator[None]:
-    """A folder that nobody else may look into, made if it is missing, and locked until the block ends."""
+    """A folder for this user alone, made if it is missing, and locked until the block ends."""
     make_private(folder)
     handle = lock(folder)
     try:
@@ -190,7 +190,7 @@ def private_folder(folder: Path) -> Iterator[None]:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that nobody else may look into, or make one such."""
+    """Make a folder for this user alone, or restrict an existing one."""
     with explained("create", folder):
         for place in reversed([each for each in (folder, *folder.parents) if not os.path.lexists(each)]):
             with suppress(FileExistsError):
@@ -203,7 +203,7 @@ def make_private(folder: Path) -> None:
 
 
 def json_value(data: bytes) -> Any:
-    """The JSON value in bytes that nobody vouches for; ValueError says what is wrong."""
+    """The JSON value in untrusted bytes; ValueError says what is wrong."""
     try:
         return json.loads(data.decode(), parse_constant=_refused, parse_float=_finite, parse_int=_whole)
     except RecursionError as error:

@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
 import against_pfllib
+import bare_bench
 import first_round
 import joined
 import loops
@@ -426,3 +427,21 @@ def test_the_code_that_was_measured_is_known(tmp_path):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="has no results"):
         summarise.main([str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_the_bench_without_the_command_line(tmp_path, capsys):
+    path = tmp_path / "speed.json"
+    words = ["--models", "mlp", "--methods", "local", "--clients", "2", "--steps", "1", "--repeats", "1"]
+    assert bare_bench.main([*words, "--device", "cpu", "--json", str(path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    found = json.loads(path.read_text())
+    assert found["machine"]["torch"] == torch.__version__
+    assert "command" in found["machine"]
+    assert bare_bench.main([*words, "--json", str(path)]) == 2
+    assert f"'{path}'" in capsys.readouterr().err
+    assert bare_bench.main([*words, "--json", str(tmp_path / "nosuch" / "x.json")]) == 2
+    assert "nosuch" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        bare_bench.main(["--nosuch"])
+    assert capsys.readouterr().err.splitlines()[0].endswith("--nosuch")

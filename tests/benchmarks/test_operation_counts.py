@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import worker
 from stratafl.bench.baselines import Loop
-from stratafl.bench.engine import EngineRun
+from stratafl.bench.engine_run import EngineRun
 from stratafl.bench.workload import Workload, bench_model
 from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun

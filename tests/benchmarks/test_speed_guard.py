@@ -16,7 +16,7 @@ import worker
 from memory import tensor_bytes
 from stratafl.algorithms import ALGORITHMS
 from stratafl.bench.baselines import Loop
-from stratafl.bench.engine import EngineRun
+from stratafl.bench.engine_run import EngineRun
 from stratafl.bench.workload import Workload, bench_model
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import Federation, digits

@@ -9,7 +9,7 @@ from cli_helpers import SMALL
 
 from stratafl.config.experiment import Experiment
 from stratafl.runs.format import FORMAT
-from stratafl.tuning import Plan, Tuning
+from stratafl.tuning import Tuning, TuningPlan
 
 TUNE = ("tune", "-a", "local", "--grid", "train.lr=0.01,0.3,3", "-t", 3, "-r", 2, *SMALL, "--seeds", 1)
 
@@ -60,14 +60,14 @@ def test_the_result_of_a_tuning_that_is_not_there_is_one_line(refused):
 
 
 def test_the_report_of_a_tuning_that_was_stopped_says_how_to_continue(refused, place):
-    Tuning.create(place / "tune", Experiment(), ["local"], {"data.clients": 4}, Plan(2))
+    Tuning.create(place / "tune", Experiment(), ["local"], {"data.clients": 4}, TuningPlan(2))
     refused("report", "tune", says=("'tune'", "'strata resume tune'"))
 
 
 def test_code_that_a_tuning_names_was_not_typed(refused, place):
     (place / "evil.py").write_text("raise SystemExit('imported')")
     methods = {"evil:build": {"settings": {}}}
-    made = Tuning(place / "tune", Experiment(), list(methods), {"evil:build": {}}, Plan(), 1)
+    made = Tuning(place / "tune", Experiment(), list(methods), {"evil:build": {}}, TuningPlan(), 1)
     (place / "tune").mkdir()
     (place / "tune/tune.toml").write_text(tomli_w.dumps(made._tables()))
     (place / "tune/tuned.toml").write_text(tomli_w.dumps({"tuned": {"format": FORMAT, "methods": methods}}))

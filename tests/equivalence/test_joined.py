@@ -20,7 +20,7 @@ from stratafl.errors import MemoryLimitError, RunError
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import LocalTraining
-from stratafl.runs.joined import JoinedRuns, data_bytes, needed, room, usual_jobs
+from stratafl.runs.joined import JoinedRuns, data_bytes, room, run_bytes, usual_jobs
 from stratafl.runtime import captured, captured_step, inputs, joining
 from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun, Joining, this_run
@@ -397,7 +397,7 @@ def test_as_many_runs_as_fit_into_the_memory_limit():
     assert joined._most() == 1  # nothing is known yet
     with joined.declared("a", sim):
         assert joined._most() == 18
-        joined._room[None] = 3 * (needed(sim) + data_bytes(sim))
+        joined._room[None] = 3 * (run_bytes(sim) + data_bytes(sim))
         assert joined._most() == 3
         joined._room[None] -= 1
         assert joined._most() == 2
@@ -437,7 +437,7 @@ def test_a_run_that_finds_no_memory_is_opened_when_the_others_have_ended():
 
 def test_data_that_runs_share_counts_once():
     sim, other = made(fedavg(), batchnorm=False), made(fedavg(), batchnorm=False)
-    data, each = data_bytes(sim), needed(sim)
+    data, each = data_bytes(sim), run_bytes(sim)
     joined = JoinedRuns(18)
     with joined.declared("a", sim), joined.declared("b", sim):
         joined._room[None] = 2 * data + 3 * each  # theirs, and that of a third one

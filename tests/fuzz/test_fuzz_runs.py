@@ -27,7 +27,7 @@ from stratafl.execute.simulation import SavedForm
 from stratafl.report.study import gather
 from stratafl.runs import Run, environment, read_run, run, stored
 from stratafl.runs.journal import read_lines
-from stratafl.runs.summary import USUAL, counting
+from stratafl.runs.summary import DEFAULTS, counting
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def undamaged(tmp_path_factory):
 @pytest.fixture
 def _quick(monkeypatch):
     """What does not depend on the directory is computed once: the simulation, the commit; nothing waits for a disk."""
-    simulations, describe, of = {}, environment.describe, run.simulation_of
+    simulations, describe, of = {}, environment.describe_environment, run.simulation_of
     forms, form_of, kept = {}, SavedForm.of, {}
 
     def simulation_of(experiment, tuning=None, trust=False, begun=False):
@@ -110,7 +110,7 @@ def loaded(folder, whole, values):
         assert same(tensors_of(progress), whole.states[progress.t])
         if values:
             assert lines == whole.lines[: len(lines)]
-            assert progress.t in (len(lines), counting(lines, USUAL)["round"])
+            assert progress.t in (len(lines), counting(lines, DEFAULTS)["round"])
 
 
 def reported(folder, whole, values):

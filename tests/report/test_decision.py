@@ -22,7 +22,7 @@ from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
 from stratafl.report.paired import Paired, whom_verdicts_are_about
 from stratafl.report.sentences import finding
-from stratafl.runs.predictions import read_predictions, write_predictions
+from stratafl.runs.prediction_file import read_predictions, write_predictions
 
 
 def write(place, name, values, *, seeds=3, **more):

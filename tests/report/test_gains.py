@@ -28,7 +28,7 @@ from stratafl.report.gains_chart import gains_chart
 from stratafl.report.gains_tables import clients_csv, dependence_table, gains_table, losers_table
 from stratafl.report.layer_charts import by_method_and_seed
 from stratafl.report.page import page
-from stratafl.runs.predictions import write_predictions
+from stratafl.runs.prediction_file import write_predictions
 
 NAMES = ["Bergen", "Oslo", "Trondheim", "Voss"]
 

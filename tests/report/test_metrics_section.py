@@ -13,7 +13,7 @@ from stratafl.report import gather
 from stratafl.report.metric_tables import all_metrics, confusion_chart, metrics_table
 from stratafl.report.page import page
 from stratafl.report.tuned import TUNING_RESULT, rates_chart, tuning_table
-from stratafl.runs.predictions import write_predictions
+from stratafl.runs.prediction_file import write_predictions
 
 Y = [0, 0, 0, 1]
 GIVEN = [0, 1, 1, 1]  # two samples of class 0 are taken for class 1

@@ -12,8 +12,8 @@ from typing import Any
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.report.outcome import read_outcome
 from stratafl.runs import Run
-from stratafl.tuning import Plan, Tuning, advance
-from stratafl.tuning.result import write_results
+from stratafl.tuning import Tuning, TuningPlan, advance
+from stratafl.tuning.tuning_result import write_results
 
 # One step a round: what is tested is the directory.
 TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=400")
@@ -92,9 +92,9 @@ TUNING = {"model.hidden": [8], "data.clients": 4, "data.partition": "iid", "data
 TUNING |= {"train.batch": 400, "run.rounds": 2, "run.checkpoint": 1}
 
 
-def created(folder: Path, methods: Sequence[str] = TUNED, plan: Plan | None = None, **more: Any) -> Tuning:
+def created(folder: Path, methods: Sequence[str] = TUNED, plan: TuningPlan | None = None, **more: Any) -> Tuning:
     return Tuning.create(
-        folder, Experiment(), methods, {**TUNING, **more}, plan or Plan(3, grids=RATES, only=("train.lr",)), 1
+        folder, Experiment(), methods, {**TUNING, **more}, plan or TuningPlan(3, grids=RATES, only=("train.lr",)), 1
     )
 
 

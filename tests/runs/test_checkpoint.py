@@ -11,7 +11,7 @@ import torch
 from stratafl.errors import RunError
 from stratafl.runs import checkpoint
 from stratafl.runs.checkpoint import MANIFEST, STATE, Checkpoint, find, generations, save, tidy
-from stratafl.runs.journal import Mark
+from stratafl.runs.journal import JournalMark
 
 STATES = {
     "server/theta/fc.weight": torch.tensor([[0.1, -0.0], [float("nan"), float("inf")]]),
@@ -24,11 +24,11 @@ STATES = {
 }
 
 
-MARKS = {"rounds": Mark(12, "0123abcd"), "clients": Mark(0, "00000000")}
+MARKS = {"rounds": JournalMark(12, "0123abcd"), "clients": JournalMark(0, "00000000")}
 
 
 def of_round(number, **journals):
-    marks = {name: Mark(size, "00c0ffee") for name, size in journals.items()}
+    marks = {name: JournalMark(size, "00c0ffee") for name, size in journals.items()}
     return Checkpoint(number, {"t": torch.tensor(number), "x": torch.arange(200) * number}, marks)
 
 
@@ -132,7 +132,7 @@ def test_damage_is_found_and_the_previous_generation_taken(tmp_path, damage):
     damage(tmp_path / "000002")
     found = find(tmp_path)
     assert found.checkpoint.round == 1
-    assert found.checkpoint.journals == {"rounds": Mark(100, "00c0ffee")}
+    assert found.checkpoint.journals == {"rounds": JournalMark(100, "00c0ffee")}
     assert torch.equal(found.checkpoint.tensors["x"], torch.arange(200))
     assert len(found.complaints) == 1
     assert "000002" in found.complaints[0]

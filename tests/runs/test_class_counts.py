@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_samples():
 
 def test_without_classes_or_with_too_many_there_are_totals(monkeypatch):
     assert class_counts(federation(np.linspace(0, 1, 8, dtype=np.float32)))["counts"]["train"] == [[3], [3]]
-    monkeypatch.setattr(module, "CELLS", 5)
+    monkeypatch.setattr(module, "MAX_CELLS", 5)
     told = class_counts(federation())
     assert (told["classes"], told["counts"]["test"]) == (None, [[1], [1]])
 
@@ -81,6 +81,6 @@ def test_names_are_written_where_the_data_has_them(tmp_path):
 
 def test_names_of_classes_go_with_the_counts_of_classes(monkeypatch):
     named = replace(federation(), client_names=("ann", "bob"), class_names=("cat", "dog", "emu"))
-    monkeypatch.setattr(module, "CELLS", 5)
+    monkeypatch.setattr(module, "MAX_CELLS", 5)
     assert "class_names" not in class_counts(named)
     assert class_counts(named)["client_names"] == ["ann", "bob"]

@@ -23,12 +23,12 @@ def test_settings_of_single_methods_come_back_as_they_were(tmp_path):
         "fedprox.strength": 1,
     }
     made = Comparison.create(tmp_path / "c", Experiment(), ["fedper", "fedprox"], 1, given)
-    assert made.own == {
+    assert made.per_method == {
         "fedper": {"algorithm.personal": "last:1", "algorithm.finetune": None},
         "fedprox": {"algorithm.strength": 1},
     }
     back = Comparison.read(made.folder)
-    assert back.own == {"fedper": {"algorithm.personal": "last:1"}, "fedprox": {"algorithm.strength": 1}}
+    assert back.per_method == {"fedper": {"algorithm.personal": "last:1"}, "fedprox": {"algorithm.strength": 1}}
     assert [member.experiment for member in back.members()] == [member.experiment for member in made.members()]
     assert back.base == made.base
 
@@ -50,7 +50,7 @@ def test_settings_of_older_versions_are_read(tmp_path):
     (tmp_path / "compare.toml").write_text(tomli_w.dumps({"compare": head, **tables}))
     assert tomllib.loads((tmp_path / "compare.toml").read_text())["data"]["newcomers"] == 0
     back = Comparison.read(tmp_path)
-    assert back.own == {"fedper": {"algorithm.personal": "last:1"}}
+    assert back.per_method == {"fedper": {"algorithm.personal": "last:1"}}
     (member,) = back.members()
     assert member.experiment.algorithm.options == {"personal": "last:1"}
 
@@ -114,7 +114,7 @@ def test_comparisons_of_older_versions_vary_everything(tmp_path):
 def test_data_that_two_runs_share_counts_once(monkeypatch):
     federation = SimpleNamespace(x=torch.zeros(15), y=torch.zeros(5))
     sims = [SimpleNamespace(runtime=SimpleNamespace(federation=federation)) for _ in range(2)]
-    monkeypatch.setattr(joined, "needed", lambda sim: 100)
+    monkeypatch.setattr(joined, "run_bytes", lambda sim: 100)
     beside = 2 * 100 + 80  # both runs, and their data of 80 bytes
     assert joined.further(sims, beside + 100 + 80) == 1  # a further run may bring data of its own
     assert joined.further(sims, beside + 100 + 79) == 0

@@ -14,8 +14,8 @@ from torch import Tensor
 from stratafl.config.experiment import from_tables
 from stratafl.errors import DamagedError
 from stratafl.runs import Run
-from stratafl.runs.guard import read_guard
-from stratafl.runs.predictions import PREDICTIONS, _digest, read_predictions
+from stratafl.runs.guard_files import read_guard
+from stratafl.runs.prediction_file import PREDICTIONS, _digest, read_predictions
 
 TABLES = {"run": {"rounds": 2}, "data": {"clients": 3, "validation": 0.2}, "evaluate": {"guard": True}}
 TABLES |= {"train": {"batch": 400}, "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": "fedavg"}}

@@ -10,7 +10,7 @@ from stored_runs import created, finished_tuning
 
 from stratafl.errors import DamagedError, RecordError, UnknownNameError
 from stratafl.report.tuned import read_tuning
-from stratafl.tuning import Plan, Tuning, advance
+from stratafl.tuning import Tuning, TuningPlan, advance
 from stratafl.tuning.reuse import tuned_settings
 
 
@@ -34,6 +34,7 @@ def change(path, key, value):
     path.write_text(tomli_w.dumps(tables) if toml else json.dumps(tables))
 
 
+@pytest.mark.budget(2, "the tuning that these tests share")
 @pytest.mark.parametrize(
     ("grid", "says"),
     [
@@ -49,7 +50,7 @@ def change(path, key, value):
 )
 def test_a_bad_grid_is_refused_before_anything_is_written_and_when_it_is_read(tmp_path, tuning, grid, says):
     with pytest.raises((RecordError, UnknownNameError), match=says):
-        created(tmp_path / "new", plan=Plan(2, grids=grid))
+        created(tmp_path / "new", plan=TuningPlan(2, grids=grid))
     assert not (tmp_path / "new").exists()
     (tuning / "tuned.toml").unlink()
     change(tuning / "tune.toml", ("tune", "plan", "grids"), grid)
@@ -57,6 +58,7 @@ def test_a_bad_grid_is_refused_before_anything_is_written_and_when_it_is_read(tm
         Tuning.open(tuning)
 
 
+@pytest.mark.budget(2, "the tuning that these tests share")
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [

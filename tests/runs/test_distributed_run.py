@@ -6,7 +6,7 @@ from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
 from stratafl.execute.process_group import SingleProcess
-from stratafl.runs import Follower, Run
+from stratafl.runs import FollowerRun, Run
 from stratafl.runs.distributed import hand_out
 
 
@@ -45,7 +45,7 @@ def test_what_the_first_found_out_about_speed_holds_for_all():
     sim = simulation_of(experiment, {"products": dict.fromkeys(paths, False)})
     first = First()
     hand_out(first, experiment, sim, sim.start(), [])
-    assert Follower(Second(first.said)).sim.runtime.tuning == sim.runtime.tuning
+    assert FollowerRun(Second(first.said)).sim.runtime.tuning == sim.runtime.tuning
 
 
 def test_client_states_on_disk_are_refused_before_a_directory_is_made(tmp_path):

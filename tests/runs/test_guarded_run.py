@@ -39,9 +39,9 @@ from stratafl.report.report_tables import escaped
 from stratafl.runs import Run
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import config_of
-from stratafl.runs.guard import _lines, by_validation, read_guard, run_to_end, train_alone, trained_alone
+from stratafl.runs.guard_files import _lines, by_validation, read_guard, run_to_end, train_alone, trained_alone
 from stratafl.runs.journal import read_lines
-from stratafl.runs.predictions import read_predictions
+from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import Selection
 
 SMALL = {"run": {"rounds": 2, "seed": 1}, "data": {"clients": 4, "validation": 0.2}, "evaluate": {"guard": True}}

@@ -16,7 +16,7 @@ from stratafl.models import MLP
 from stratafl.runs import Run, read_run
 from stratafl.runs.directory import config_of
 from stratafl.runs.journal import read_lines
-from stratafl.runs.predictions import PREDICTIONS, predicted_round, read_predictions
+from stratafl.runs.prediction_file import PREDICTIONS, predicted_round, read_predictions
 from stratafl.runs.summary import counting
 
 
@@ -83,7 +83,7 @@ def test_an_unfinished_run_has_none_and_a_finished_one_gets_what_is_missing(tmp_
 
 def test_whose_round_they_are_is_known_from_their_header(example, tmp_path, monkeypatch):
     """A large file is not read for that; one that was cut off is damaged, whatever its header says."""
-    monkeypatch.setattr("stratafl.runs.predictions.read_plain", None)
+    monkeypatch.setattr("stratafl.runs.prediction_file.read_plain", None)
     assert predicted_round(example) in (2, 3)
     whole = (example / PREDICTIONS).read_bytes()
     for damaged in (b"", whole[:40], whole[:-1], whole + b"x", whole.replace(b"round", b"pound")):

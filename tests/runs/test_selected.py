@@ -20,7 +20,7 @@ from stratafl.policies import LocalTraining
 from stratafl.report.outcome import read_outcome
 from stratafl.runs import Run
 from stratafl.runs.checkpoint import _body_digest
-from stratafl.runs.predictions import predicted_round, read_predictions
+from stratafl.runs.prediction_file import predicted_round, read_predictions
 
 
 def left_early(folder, *settings, rounds=None):

@@ -24,9 +24,9 @@ from stratafl.errors import DataError, RecordError, RunError
 from stratafl.report.study import comparisons, not_started
 from stratafl.runs import is_run
 from stratafl.runs.directory import config_of
-from stratafl.tuning import Plan, Tuning, advance
-from stratafl.tuning.result import results
+from stratafl.tuning import Tuning, TuningPlan, advance
 from stratafl.tuning.reuse import reused, tuned_settings, untyped_named
+from stratafl.tuning.tuning_result import results
 
 METHODS = list(TUNED)
 
@@ -95,7 +95,9 @@ def test_a_report_on_winners_that_have_not_started_names_the_tuning(tmp_path, un
 
 @pytest.mark.slow
 def test_models_right_after_training_have_no_predictions_to_wait_for(tmp_path):
-    made = created(tmp_path / "tune", ["local"], Plan(1, grids={"train.lr": [0.3]}), **{"evaluate.stage": "trained"})
+    made = created(
+        tmp_path / "tune", ["local"], TuningPlan(1, grids={"train.lr": [0.3]}), **{"evaluate.stage": "trained"}
+    )
     assert advance(made, interrupted=iter([False] * 9 + [True]).__next__)
     assert made.work() == []
 
@@ -160,14 +162,17 @@ def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed,
 
 
 def test_what_single_methods_are_set_to_stays_with_what_was_chosen(tmp_path):
-    made = created(tmp_path / "tune", ["fedper"], Plan(1, grids={"train.lr": [0.3]}), **{"fedper.personal": "last:1"})
+    made = created(
+        tmp_path / "tune", ["fedper"], TuningPlan(1, grids={"train.lr": [0.3]}), **{"fedper.personal": "last:1"}
+    )
     assert advance(made)
     assert tuned_settings(tmp_path / "tune", ["fedper"]) == {"fedper.personal": "last:1", "fedper.train.lr": 0.3}
+    assert config_of(tmp_path / "tune/winners/fedper/seed-1").algorithm.options["personal"] == "last:1"
 
 
 @pytest.mark.slow
 def test_a_tuning_by_steps_is_continued(tmp_path):
-    made = created(tmp_path / "tune", ["fedavg", "fedrep"], Plan(6, only=("train.lr",), budget="steps"))
+    made = created(tmp_path / "tune", ["fedavg", "fedrep"], TuningPlan(6, only=("train.lr",), budget="steps"))
     assert not advance(made, interrupted=iter([False] * 20 + [True] * 99).__next__)
     assert Tuning.open(tmp_path / "tune").work()
 
@@ -190,7 +195,7 @@ def test_stopped_after_any_round_it_continues_to_the_same_choices(tmp_path, undi
 @pytest.mark.slow
 def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
     grids = {"train.lr": [0.1, 1e30], "fedper.personal": ["head", "nosuch"]}
-    tuning, said = created(tmp_path / "tune", ["fedper"], Plan(4, eta=1, grids=grids, widen=False)), []
+    tuning, said = created(tmp_path / "tune", ["fedper"], TuningPlan(4, eta=1, grids=grids, widen=False)), []
     assert advance(tuning, note=lambda work, text: said.append(text))
     assert len([text for text in said if "nosuch" in text]) == 2
     (found,) = results(tuning)
@@ -203,7 +208,7 @@ def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
 def test_the_metric_is_that_of_the_data_also_if_the_first_trial_failed(tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("a,b,label\n" + "".join(f"{n % 7},{n % 5},{n % 7 + n % 5 + 0.5}\n" for n in range(200)))
-    plan = Plan(2, eta=1, grids={"train.lr": [0.01], "fedper.personal": ["nosuch", "last:1"]})
+    plan = TuningPlan(2, eta=1, grids={"train.lr": [0.01], "fedper.personal": ["nosuch", "last:1"]})
     settings = {"data.name": str(table), "data.partition": "auto", "evaluate.metric": "plain"}
     tuning = created(tmp_path / "tune", ["fedper"], plan, **settings)
     assert advance(tuning)
@@ -227,7 +232,7 @@ def cost(y_true, y_score):
 @pytest.mark.slow
 def test_code_that_was_typed_is_trusted_by_every_process(tmp_path):
     (tmp_path / "own_code.py").write_text(MINE)
-    command = [sys.executable, "-m", "stratafl.tuning", "tune", "--jobs", "2", "--trials", "1", "--seeds", "1"]
+    command = [sys.executable, "-m", "stratafl", "tune", "--out=tune", "--jobs=2", "--trials=1", "--seeds=1"]
     command += ["--algorithms", "own_code:mine", "--set", "evaluate.metric=own_code:cost", "--only", "train.lr"]
     command += [f"--set={path}={json.dumps(value)}" for path, value in TUNING.items()]
     done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -246,7 +251,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path):
 
 
 def test_a_tuning_that_was_changed_is_not_continued(tmp_path):
-    created(tmp_path / "tune", ["local"], Plan(2, grids={"train.lr": [0.1, 0.2]}))
+    created(tmp_path / "tune", ["local"], TuningPlan(2, grids={"train.lr": [0.1, 0.2]}))
     advance(Tuning.open(tmp_path / "tune"), interrupted=iter([False] + [True] * 9).__next__)
     path = tmp_path / "tune" / "tune.toml"
     path.write_text(path.read_text().replace("batch = 400", "batch = 200"))
@@ -258,12 +263,12 @@ def test_a_tuning_that_was_changed_is_not_continued(tmp_path):
 def test_killed_at_random_moments_it_makes_the_same_choices(tmp_path, undisturbed):
     folder, chance, kills = tmp_path / "tune", random.Random(0), 0
     created(folder)
-    command = [sys.executable, "-m", "stratafl.tuning", str(folder), "--jobs", "2"]
+    command = [sys.executable, "-m", "stratafl", "resume", str(folder), "--jobs", "2"]
     subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
     assert tuned(folder) == tuned(undisturbed)
     again = tmp_path / "killed"
     created(again)
-    worker = [sys.executable, "-m", "stratafl.tuning", str(again)]
+    worker = [sys.executable, "-m", "stratafl", "resume", str(again)]
     for _ in range(6):
         # A pair writes one to fifteen of more than a hundred files: so it is killed at work, however fast it is.
         files, more = count_files(again), chance.randint(1, 15)

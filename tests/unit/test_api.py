@@ -147,6 +147,16 @@ def test_models_score_what_the_history_says(fitted):
     assert fitted.accuracy == pytest.approx(hits / 15)
 
 
+def test_a_metric_is_averaged_as_its_kind_is():
+    """Over all samples if it is a mean over samples, or else over clients, whatever the round was selected by."""
+    clients = [arrays(1, count=count, seed=count)[0] for count in (12, 60)]
+    fitted = stratafl.fit(fedper(), clients, Own(), rounds=1, test=0.5)
+    for name, usual in (("log_loss", "samples"), ("auroc", "clients")):
+        averages = {average: fitted.metric(name, average=average) for average in ("samples", "clients")}
+        assert averages["samples"] != averages["clients"]
+        assert fitted.metric(name) == averages[usual]
+
+
 def test_clients_of_fedper_share_the_base_and_differ_in_the_head(fitted):
     first, second = fitted.model(0), fitted.model(1)
     assert all(torch.equal(a, b) for a, b in zip(first.base.parameters(), second.base.parameters(), strict=True))

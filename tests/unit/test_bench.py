@@ -5,19 +5,19 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from stratafl.bench import engine as engine_file
-from stratafl.bench.__main__ import main
+from stratafl.bench import engine_run as engine_file
 from stratafl.bench.baselines import BASELINES
-from stratafl.bench.busy import busy
-from stratafl.bench.engine import EngineRun
-from stratafl.bench.measurement import MOST, ResultFile, describe_row, rows
+from stratafl.bench.engine_run import EngineRun
+from stratafl.bench.measurement import MAX_BASELINE_CLIENTS, ResultFile, bench_rows, describe_row
 from stratafl.bench.options import BenchOptions, command_line
 from stratafl.bench.request import SWEEPS, request_of
-from stratafl.bench.timing import Seconds, best, median, peak, reset_peak
+from stratafl.bench.timing import Seconds, busy, fastest, median, peak, reset_peak
 from stratafl.bench.workload import BENCH_MODELS, BenchModel, Workload, bench_model
+from stratafl.data import federate
 from stratafl.errors import StrataError
 from stratafl.runtime.speed import DEFAULT_SPEED
 
@@ -57,6 +57,7 @@ def test_a_model_with_a_vocabulary_gets_tokens():
     assert int(federation.x.max()) < 98_635
 
 
+@pytest.mark.budget(2, "the first of them imports the compiler of torch")
 @pytest.mark.parametrize("kind", BASELINES)
 @pytest.mark.parametrize(
     ("given", "samples"), [(SMALL, 10), (replace(SMALL, options={"norm": True}), 9)], ids=["mlp", "statistics"]
@@ -76,6 +77,20 @@ def test_engine_and_baselines_take_the_same_steps(kind, given, samples):
     run.once()
     loop.once()
     assert loop.hits == int(run.board["test.deployed"].hits.sum())
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+def test_a_baseline_weights_clients_by_their_samples(kind):
+    x, y = np.zeros((40, 4), np.float32), np.arange(40) % 3
+    federation = federate(x, y, [np.arange(8), np.arange(8, 40)], test=0.25)
+    loop = kind(torch.nn.Linear(4, 3), federation, range(2), 4, 1, "cpu")
+    with torch.no_grad():
+        for value, model in enumerate(loop.models):
+            model.bias.fill_(value)
+    loop._average()
+    counts = federation.counts("train").tolist()
+    assert counts[0] != counts[1]
+    assert loop.models[0].bias.tolist() == pytest.approx([counts[1] / sum(counts)] * 3)
 
 
 def test_only_a_cohort_is_trained_and_everybody_evaluated():
@@ -115,10 +130,10 @@ def test_warming_up_ends_when_steps_are_traced(monkeypatch):
 
 def test_best_and_median_of_rounds():
     rounds = [Seconds(3, 1, 5), Seconds(1, 2, 9), Seconds(2, 9, 7)]
-    assert best(rounds) == Seconds(1, 2, 5)
+    assert fastest(rounds) == Seconds(1, 2, 5)
     assert median(rounds) == Seconds(2, 2, 7)
-    assert best(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "cpu": 0, "round": 3}
-    assert best([Seconds(1, cpu=3), Seconds(2, cpu=2)]).cpu == 2
+    assert fastest(rounds).table() == {"train": 1, "server": 2, "evaluate": 5, "cpu": 0, "round": 3}
+    assert fastest([Seconds(1, cpu=3), Seconds(2, cpu=2)]).cpu == 2
 
 
 def test_the_peak_is_of_what_came_since():
@@ -135,8 +150,8 @@ def request(**options):
 
 @pytest.mark.budget(1, "two rows with their baselines")
 def test_a_row_says_everything(monkeypatch):
-    monkeypatch.setattr("stratafl.bench.measurement.MOST", 2)
-    first, second = rows(request(methods="fedavg,fedper", clients=3))
+    monkeypatch.setattr("stratafl.bench.measurement.MAX_BASELINE_CLIENTS", 2)
+    first, second = bench_rows(request(methods="fedavg,fedper", clients=3))
     for row in (first, second):
         assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "cpu", "round"}
         assert row["engine"]["first_round"] > 0
@@ -151,12 +166,12 @@ def test_a_row_says_everything(monkeypatch):
     )
     json.dumps([first, second])
     loop = first["baselines"]["loop"]
-    assert loop["clients_timed"] == 2 < MOST
+    assert loop["clients_timed"] == 2 < MAX_BASELINE_CLIENTS
     assert loop["ms_per_client_step"] == pytest.approx(1e3 * loop["best"]["round"] / 3)
 
 
 def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_be_asked_for():
-    (row,) = rows(request(clients=2, baselines=False, engine="loop"))
+    (row,) = bench_rows(request(clients=2, baselines=False, engine="loop"))
     assert row["ratios"] == row["baselines"] == {}
     assert row["engine"]["engine"] == "LoopEngine"
 
@@ -164,7 +179,7 @@ def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_b
 @pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch):
     monkeypatch.setattr(engine_file, "device_memory", lambda device: 2)
-    (row,) = rows(request(clients=2))
+    (row,) = bench_rows(request(clients=2))
     assert row["refused"]
     assert row["refused"] in describe_row(row)
 
@@ -234,20 +249,3 @@ def test_the_file_is_complete_after_every_row(tmp_path):
     file.add({"model": "mlp"})
     assert json.loads((tmp_path / "speed.json").read_text()) == {"machine": {"torch": "2"}, "rows": [{"model": "mlp"}]}
     assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]
-
-
-def test_the_plain_command(tmp_path, capsys):
-    path = tmp_path / "speed.json"
-    words = ["--models", "mlp", "--methods", "local", "--clients", "2", "--steps", "1", "--repeats", "1"]
-    assert main([*words, "--device", "cpu", "--json", str(path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    found = json.loads(path.read_text())
-    assert found["machine"]["torch"] == torch.__version__
-    assert "command" in found["machine"]
-    assert main([*words, "--json", str(path)]) == 2
-    assert "exists" in capsys.readouterr().err
-    assert main([*words, "--json", str(tmp_path / "nosuch" / "x.json")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["--nosuch"])
-    assert capsys.readouterr().err == "strata bench: unrecognized arguments: --nosuch\n"

@@ -26,7 +26,7 @@ from stratafl.config.setting_tables import partition_of
 from stratafl.config.settings import documented
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
-from stratafl.recipes import read, recipe_names
+from stratafl.recipes import parse_recipe, recipe_names
 from stratafl.recipes.claims import KINDS
 from stratafl.testing import check_algorithm, check_special_case
 
@@ -223,7 +223,7 @@ def test_the_kinds_of_claims_are_those_that_there_are():
 
 
 def test_the_recipe_of_the_document_can_be_put_together():
-    recipe = read("a/b", blocks("docs/recipes.md", "toml")[0])
+    recipe = parse_recipe("a/b", blocks("docs/recipes.md", "toml")[0])
     assert [(c.row, dict(c.experiment.algorithm.options)) for c in recipe.cells("smoke")[:2]] == [
         ("FedAvg", {}),
         ("FedPer", {"personal": "last:2"}),

@@ -120,7 +120,7 @@ def test_a_number_may_have_several_axes():
 
 def test_a_model_without_all_layers_is_refused():
     method = replace(fedavg(), serve=(Broadcast(select("base")),))
-    with pytest.raises(RecordError, match=r"mix: nobody has 'fc' of the model"):
+    with pytest.raises(RecordError, match=r"mix: .*'fc'"):
         built(method).run(Matrix())
 
 

@@ -28,7 +28,7 @@ from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.evaluation.trial import RoundLines, Trial
 from stratafl.execute import Progress
-from stratafl.runs.guard import run_to_end, train_alone
+from stratafl.runs.guard_files import run_to_end, train_alone
 
 F64 = torch.float64
 

@@ -1,6 +1,6 @@
 """Guarded FedAvg and FedPer on six federations: close to the best candidate, and few are worse off than alone.
 
-`python -m pytest -m slow -s tests/unit/test_guard_federations.py` prints the table of docs/results/guard.md.
+`python -m pytest -m nightly -s tests/unit/test_guard_federations.py` prints the table of docs/results/guard.md.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation, simulation
 from stratafl.policies import LocalTraining
-from stratafl.runs.guard import run_to_end, train_alone
+from stratafl.runs.guard_files import run_to_end, train_alone
 
 SEEDS = (10, 11, 12)  # the rule was designed with others
 TRAIN, EVERY = LocalTraining(lr=LR), EvaluateTable(every=5)
@@ -121,7 +121,7 @@ def judged(name: str, method: str) -> Verdict:
     return Verdict(near, harmless, line)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_guarded_is_close_to_the_best_and_harms_few_in_ten_of_twelve_cases() -> None:
     """Eleven and twelve were seen; one or two more may fail, because machines round differently."""
     found = [judged(name, method) for name in FEDERATIONS for method in METHODS]

@@ -72,11 +72,11 @@ hide(*HEAVY, "click", "safetensors")
 
 @stage
 def bench_with_torch_and_numpy_alone():
-    from stratafl.bench.measurement import rows
+    from stratafl.bench.measurement import bench_rows
     from stratafl.bench.options import BenchOptions
     from stratafl.bench.request import request_of
     sizes = {"clients": 2, "steps": 1, "repeats": 1}
-    return [row["method"] for row in rows(request_of(BenchOptions("mlp", "fedper", device="cpu", **sizes)))]
+    return [row["method"] for row in bench_rows(request_of(BenchOptions("mlp", "fedper", device="cpu", **sizes)))]
 
 show("safetensors", "scipy", "tomli_w", "plotly")
 sysconf = os.sysconf

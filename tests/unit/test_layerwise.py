@@ -165,10 +165,8 @@ def test_a_record_that_does_not_fit_together_is_refused(case):
 
 
 def test_a_refusal_says_slot_step_field_and_what_there_is():
-    with pytest.raises(RecordError) as refusal:
+    with pytest.raises(RecordError, match=r"^merge: Mean .*'up\.theta'.*: theta$"):
         replace(fedavg(), send=())
-    expected = "merge: Mean reads 'up.theta', which nobody gives; choose one of: theta"
-    assert str(refusal.value) == expected
 
 
 @pytest.mark.parametrize(

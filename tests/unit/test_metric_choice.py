@@ -27,7 +27,7 @@ from stratafl.report.ranking import ranking
 from stratafl.runs import Run, read_run
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.journal import read_lines
-from stratafl.runs.predictions import read_predictions
+from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import counting, reached, scored, selected, stop_reason
 from wording import mentions
 

@@ -6,7 +6,7 @@ from stratafl.config.experiment import Experiment, from_tables, to_tables, with_
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.errors import UnknownNameError
-from stratafl.runs.summary import counting, score
+from stratafl.runs.summary import counting, selected_score
 
 LINES = [
     {"round": 1, "test.received.accuracy": 0.5, "test.received.client_accuracy": 0.4, "test.deployed.accuracy": 0.2},
@@ -74,4 +74,4 @@ def test_an_unknown_protocol_is_refused_with_the_nearest():
 )
 def test_the_score_by_hand(lines, keys, round_, expected):
     assert counting(lines, EvaluateTable(**keys))["round"] == round_
-    assert score(lines, EvaluateTable(**keys)) == expected
+    assert selected_score(lines, EvaluateTable(**keys)) == expected

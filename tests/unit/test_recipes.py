@@ -14,10 +14,10 @@ from stratafl.cli import reproduce_command
 from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import Experiment, to_tables, with_settings, with_values
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
-from stratafl.recipes import SCALES, read, recipe_names, recipes, reproduction
+from stratafl.recipes import SCALES, parse_recipe, recipe_names, recipes, reproduction
 from stratafl.recipes.claims import MEASURES
-from stratafl.recipes.reproduction import Reproduction, measured, relative, run_name
-from stratafl.recipes.result import cells, legend, markdown, write_result
+from stratafl.recipes.reproduction import Reproduction, paper_measure, relative, run_name
+from stratafl.recipes.result import cells, legend, result_markdown, write_result
 from stratafl.recipes.verdicts import verdicts
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE
@@ -226,7 +226,7 @@ def test_recipes_among_the_examples_can_be_put_together(path, monkeypatch):
 
 def test_settings_in_their_order():
     """Recipe, column, row, scale, command: the later goes before; the protocol gives what nobody says."""
-    recipe = read("a/b", TEXT)
+    recipe = parse_recipe("a/b", TEXT)
     first, second = recipe.cells("smoke", {"data.clients": 3})[:2]
     assert (first.row, second.row, first.column) == ("FedAvg", "Prox", "small")
     assert (first.experiment.train.lr, second.experiment.train.lr) == (0.1, 0.2)
@@ -272,14 +272,14 @@ row = "FLAYER"
 
 
 def test_an_option_of_one_method_is_for_it_alone():
-    found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in read("a/b", RICH).cells("full")}
+    found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in parse_recipe("a/b", RICH).cells("full")}
     assert found["FLAYER", "large"] == {"s": 2}
     assert found["FLAYER, s = 1", "large"] == {"s": 1, "mask": False}  # the row goes before the column
     assert found["FedAvg", "large"] == found["FLAYER", "other"] == {}
 
 
 def test_another_model_or_partition_leaves_options_behind():
-    recipe = read("a/b", RICH)
+    recipe = parse_recipe("a/b", RICH)
     full, smoke = (recipe.cells(scale)[0].experiment for scale in ("full", "smoke"))
     assert (full.model.name, dict(full.model.options)) == ("resnet20", {"blocks": [2, 3, 4]})
     assert (smoke.model.name, dict(smoke.model.options)) == ("mlp", {})
@@ -295,7 +295,7 @@ def test_an_option_of_a_part_of_a_combination_is_one_of_the_combination(monkeypa
         f'[[rows]]\nname = "{name}"\nsettings = {{ "algorithm.name" = "{name}" }}'
         for name in ("fedper+flayer", "fedavg+lag")
     ]
-    recipe = read("a/b", both.replace("[scales.smoke]", "\n".join([*more, "[scales.smoke]"])))
+    recipe = parse_recipe("a/b", both.replace("[scales.smoke]", "\n".join([*more, "[scales.smoke]"])))
     found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in recipe.cells("full")}
     assert found["fedper+flayer", "large"] == {"s": 2, "personal": "blocks:2"}
     assert found["fedavg+lag", "large"] == {"k": 3}
@@ -304,33 +304,33 @@ def test_an_option_of_a_part_of_a_combination_is_one_of_the_combination(monkeypa
 
 
 def test_columns_of_a_row_and_settings_of_smoke_alone():
-    cells = {scale: read("a/b", RICH).cells(scale) for scale in ("smoke", "full")}
+    cells = {scale: parse_recipe("a/b", RICH).cells(scale) for scale in ("smoke", "full")}
     assert [c.row for c in cells["full"] if c.column == "other"] == ["FLAYER", "FedAvg"]
     assert [c.experiment.data.alpha for c in cells["smoke"] if c.column == "other"] == [0.3, 0.3]
     assert [c.experiment.data.alpha for c in cells["full"] if c.column == "other"] == [0.1, 0.1]
 
 
 def test_numbers_of_several_measures(tmp_path):
-    recipe = read("a/b", RICH)
+    recipe = parse_recipe("a/b", RICH)
     made = Reproduction(tmp_path, recipe, "full")
     assert recipe.measures == ["score", "rounds"]
     assert made.printed() == {("FLAYER", "large"): 50.0}
     assert made.printed("rounds") == {("FLAYER", "large"): 27.0, ("FLAYER", "other"): 30.0}
-    text = markdown(made, [], "")
+    text = result_markdown(made, [], "")
     assert "**rounds to convergence**" in text
     assert "| method | large: paper | large: here | other: here |" in text  # nothing is printed in the other column
     assert "| FLAYER, s = 1 |  | not run |  |" in text  # and of this row nothing is run
 
 
 def test_a_control_is_nobodys_rival(tmp_path, monkeypatch):
-    made = Reproduction(tmp_path, read("a/b", RICH), "full")
+    made = Reproduction(tmp_path, parse_recipe("a/b", RICH), "full")
     scores = {"FLAYER": 50.0, "FLAYER, s = 1": 60.0, "FedAvg": 40.0}
     numbers = {(row, "large"): {0: score} for row, score in scores.items()}
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     assert made.judged()[0].holds is True
     assert ";" not in made.judged()[0].reason
     more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "APPLE"\nmissing = "apple"\n[scales.smoke]')
-    (found, *_) = Reproduction(tmp_path, read("a/b", more), "full").judged()
+    (found, *_) = Reproduction(tmp_path, parse_recipe("a/b", more), "full").judged()
     difference, missing = found.reason.split("; ")
     assert difference == "FLAYER against FedAvg: +10.0 (one seed)"
     assert missing.startswith("1 ")
@@ -340,7 +340,7 @@ def test_the_best_of_those_that_were_run_names_the_others(tmp_path, monkeypatch)
     more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "FedPer"\nsettings = {}\n[scales.smoke]')
     numbers = {("FLAYER", "large"): {0: 50.0}, ("FedAvg", "large"): {0: 40.0}}
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
-    (found, *_) = Reproduction(tmp_path, read("a/b", more), "full").judged()
+    (found, *_) = Reproduction(tmp_path, parse_recipe("a/b", more), "full").judged()
     assert found.reason.startswith("FLAYER against FedAvg: +10.0 (one seed); ")
     assert found.reason.endswith(": FedPer")
 
@@ -348,7 +348,7 @@ def test_the_best_of_those_that_were_run_names_the_others(tmp_path, monkeypatch)
 def test_bytes_are_of_a_round(tmp_path):
     line = {"bytes.up": 2**20, "bytes.down": 2**21, "seconds.train": 1.0, "seconds.server": 0.0}
     lines = [line | {"round": t, "test.deployed.accuracy": 0.5} for t in (1, 2)]
-    assert measured(Outcome(tmp_path, to_tables(Experiment()), lines, clients=1), "bytes") == 3.0
+    assert paper_measure(Outcome(tmp_path, to_tables(Experiment()), lines, clients=1), "bytes") == 3.0
 
 
 def test_measures_of_a_run(reproduced):
@@ -367,18 +367,18 @@ def test_measures_of_a_run(reproduced):
 
 
 def test_a_learning_rate_is_tuned_with_a_seed_that_no_cell_has(tmp_path):
-    made = Reproduction(tmp_path, replace(read("a/b", TEXT), tuned=True), "smoke", seeds=3)
+    made = Reproduction(tmp_path, replace(parse_recipe("a/b", TEXT), tuned=True), "smoke", seeds=3)
     search = made.search(made.cells[0])
     assert search.base.run.seed not in {cell.seed for cell in made.cells}
     assert search.base.data.validation > 0
 
 
 def test_what_a_printed_number_may_be_as_well_is_set_beside_it_too(tmp_path):
-    silent = read("a/b", 'readings = ["trained"]\n' + TEXT)
+    silent = parse_recipe("a/b", 'readings = ["trained"]\n' + TEXT)
     made = Reproduction(tmp_path, silent, "smoke")
     assert silent.measures == ["score", "trained"]
     assert made.printed("trained") == made.printed() != {}
-    assert Reproduction(tmp_path, read("a/b", TEXT), "smoke").printed("trained") == {}
+    assert Reproduction(tmp_path, parse_recipe("a/b", TEXT), "smoke").printed("trained") == {}
 
 
 def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
@@ -386,7 +386,7 @@ def test_seconds_per_round_are_not_those_of_compiling(tmp_path):
     more = {"bytes.up": 0, "bytes.down": 0, "test.deployed.accuracy": 0.5}
     lines = [{"round": number, **each, **more} for number, each in enumerate(times, 1)]
     one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
-    assert measured(one, "seconds") == pytest.approx(1.7)
+    assert paper_measure(one, "seconds") == pytest.approx(1.7)
 
 
 def test_relative_seconds_are_divided_by_fedavgs_with_the_same_seed_in_the_same_column():
@@ -400,7 +400,7 @@ def test_relative_seconds_are_divided_by_fedavgs_with_the_same_seed_in_the_same_
 
 def test_relative_seconds_are_shown_where_a_claim_is_about_them(tmp_path, monkeypatch):
     claim = '[[claims]]\nsays = "Prox is as fast"\nkind = "close"\nrow = "Prox"\nthan = "FedAvg"\nwithin = 0.1\n'
-    recipe = read("a/b", TEXT + claim + 'measure = "relative"\n')
+    recipe = parse_recipe("a/b", TEXT + claim + 'measure = "relative"\n')
     assert recipe.measures == ["score", "relative"]
     made = Reproduction(tmp_path, recipe, "smoke", seeds=1)
     lines = [{"round": 1, "seconds.server": 0.0, "bytes.up": 0, "bytes.down": 0, "test.received.accuracy": 0.5}]
@@ -409,7 +409,7 @@ def test_relative_seconds_are_shown_where_a_claim_is_about_them(tmp_path, monkey
         told = [line | {"seconds.train": spent} for line in lines]
         made.ended[made.place(cell)] = Outcome(tmp_path, config, told, clients=1)
     assert made.numbers("relative") == {("FedAvg", "small"): {0: 1.0}, ("Prox", "small"): {0: 1.5}}
-    assert f"**{MEASURES['relative']}**" in markdown(made, [], "")
+    assert f"**{MEASURES['relative']}**" in result_markdown(made, [], "")
     assert made.judged()[-1].reason == "Prox against FedAvg: +0.50 (one seed)"  # costs per round: any number of rounds
 
 
@@ -421,7 +421,7 @@ def test_convergence_and_spread_follow_the_protocol(tmp_path):
     lines = [{"round": i + 1, **sent, **deployed[i], **received[i]} for i in range(2)]
     config = to_tables(with_settings(Experiment(), ["run.protocol=pfedla"]))
     one = Outcome(tmp_path, config, lines, clients=1)
-    assert [measured(one, name) for name in ("score", "rounds", "time", "spread")] == [80.0, 1.0, 1.0, 25.0]
+    assert [paper_measure(one, name) for name in ("score", "rounds", "time", "spread")] == [80.0, 1.0, 1.0, 25.0]
 
 
 @pytest.mark.parametrize(("best", "rounds"), [(9, 9.0), (10, None)])
@@ -430,7 +430,7 @@ def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
     sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}
     lines = [{"round": i, **sent, "test.deployed.accuracy": 0.9 if i >= best else 0.5} for i in range(1, 11)]
     one = Outcome(tmp_path, to_tables(Experiment()), lines, clients=1)
-    assert (measured(one, "rounds"), measured(one, "time")) == (rounds, rounds)
+    assert (paper_measure(one, "rounds"), paper_measure(one, "time")) == (rounds, rounds)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_a_run_that_still_improves_has_not_converged(tmp_path, best, rounds):
 )
 def test_a_mistake_is_named(before, after, words):
     with pytest.raises(RecordError, match=words):
-        read("a/b", TEXT.replace(before, after, 1))
+        parse_recipe("a/b", TEXT.replace(before, after, 1))
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
@@ -474,7 +474,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest():
 def test_anybodys_own_recipe_is_a_file(tmp_path):
     (tmp_path / "mine.toml").write_text(TEXT)
     source = str(tmp_path / "mine.toml")
-    assert recipes(source) == [replace(read("own/mine", TEXT), source=source)]
+    assert recipes(source) == [replace(parse_recipe("own/mine", TEXT), source=source)]
     with pytest.raises(RecordError, match=r"'.*yours.toml' cannot be read"):
         recipes(str(tmp_path / "yours.toml"))
 
@@ -492,12 +492,12 @@ def test_recipes_of_one_name_in_two_files_do_not_share_a_folder(tmp_path):
 
 
 def test_an_option_of_a_method_goes_to_its_rows_alone():
-    cells = read("a/b", TEXT).cells("smoke", {"fedprox.strength": 0.25}, 1)
+    cells = parse_recipe("a/b", TEXT).cells("smoke", {"fedprox.strength": 0.25}, 1)
     assert [cell.experiment.algorithm.options for cell in cells] == [{}, {"strength": 0.25}]
 
 
 def test_experiments_that_are_the_same_share_a_run():
-    recipe = read("a/b", TEXT)
+    recipe = parse_recipe("a/b", TEXT)
     first, second = recipe.cells("smoke")[:2]
     assert run_name(first.experiment) == run_name(recipe.cells("smoke")[0].experiment)
     assert run_name(first.experiment) != run_name(second.experiment)
@@ -524,7 +524,7 @@ def test_an_option_that_is_given_its_default_makes_no_other_run():
 
 @pytest.fixture
 def reproduced(tmp_path):
-    made = Reproduction(tmp_path, read("a/b", TEXT), "smoke", seeds=1)
+    made = Reproduction(tmp_path, parse_recipe("a/b", TEXT), "smoke", seeds=1)
     made.begin()
     return made
 
@@ -550,7 +550,7 @@ def test_the_result_says_all_of_it(reproduced):
         list(run.rounds())
     judged = write_result(reproduced, "strata reproduce a/b")
     text = (reproduced.folder / "result.md").read_text()
-    assert text == markdown(reproduced, judged, "strata reproduce a/b")
+    assert text == result_markdown(reproduced, judged, "strata reproduce a/b")
     for words in ("12.50", "missing", "not run", "– not run", "✓ holds", "strata reproduce a/b", "protocol `pfllib`"):
         assert words in text
     assert "Columns: *small* `model.hidden=[4]`." in text
@@ -581,14 +581,14 @@ def test_what_the_runs_took_is_written_whoever_asks_and_however_often(reproduced
         about = json.loads((place / "environment.json").read_text()) | {"device": "cuda", "device_name": "H200"}
         (place / "environment.json").write_text(json.dumps(about))
     again = Reproduction(reproduced.root, reproduced.recipe, "smoke", seeds=1)
-    text = markdown(again, [], "")
+    text = result_markdown(again, [], "")
     assert "the runs took 2.5 min;" in text  # twice 75 seconds
     assert text.count("cuda, H200; ") == 1
 
 
 def standing_in(text):
     digits = text.replace("[scales.smoke]", '[scales.smoke]\nstand_in = "digits stand in for CIFAR"')
-    return read("a/b", digits)
+    return parse_recipe("a/b", digits)
 
 
 def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
@@ -601,7 +601,7 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: {})
     assert [v.column for v in made.judged()] == ["small"]  # nothing stood in where nothing was run
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
-    text = markdown(made, judged, "")
+    text = result_markdown(made, judged, "")
     assert f"| method | small: paper | {named}: here |" in text
     assert f"| Prox is better | {named} |" in text
     assert judged[0].entry["table"] == f"b: {named}"
@@ -613,7 +613,7 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
 
 
 def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkeypatch):
-    recipe = read("a/b", TEXT)
+    recipe = parse_recipe("a/b", TEXT)
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: {("FedAvg", "small"): {0: 10.0}})
     assert Reproduction(tmp_path, recipe, "smoke").shorter() == {"small": "1 round in place of 2"}
     assert Reproduction(tmp_path, recipe, "full").shorter() == {}
@@ -633,7 +633,7 @@ def test_a_folder_made_for_something_else_is_refused(reproduced):
 
 def test_data_that_is_not_there_is_a_reason_not_a_failure(tmp_path):
     text = TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }')
-    made = Reproduction(tmp_path, read("a/b", text), "smoke", seeds=1)
+    made = Reproduction(tmp_path, parse_recipe("a/b", text), "smoke", seeds=1)
     made.begin()
     assert made.run(made.cells[0]) is None
     assert "nowhere.npz" in made.refused["small"]
@@ -641,7 +641,7 @@ def test_data_that_is_not_there_is_a_reason_not_a_failure(tmp_path):
 
 
 def test_tables_of_cells_can_be_written_down():
-    for cell in read("a/b", TEXT).cells("smoke"):
+    for cell in parse_recipe("a/b", TEXT).cells("smoke"):
         assert to_tables(cell.experiment)["run"]["protocol"] == "pfllib"
 
 
@@ -659,8 +659,8 @@ def test_a_run_that_another_process_begins_meanwhile_is_left_to_it(reproduced, m
 
 @pytest.mark.slow
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
-    nowhere = read("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
-    monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere, read("a/second", TEXT)])
+    nowhere = parse_recipe("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
+    monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere, parse_recipe("a/second", TEXT)])
     assert reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path, None) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
@@ -671,11 +671,11 @@ def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_seeds_that_were_asked_for_earlier_count(tmp_path):
-    whole = Reproduction(tmp_path, read("a/b", TEXT), "smoke", seeds=3)
+    whole = Reproduction(tmp_path, parse_recipe("a/b", TEXT), "smoke", seeds=3)
     for cell in whole.cells:
         with whole.run(cell) as run:
             list(run.rounds())
-    usual = Reproduction(tmp_path, read("a/b", TEXT), "smoke")
+    usual = Reproduction(tmp_path, parse_recipe("a/b", TEXT), "smoke")
     assert len(usual.cells) == 4  # two seeds
     assert usual.numbers() == whole.numbers()
     assert usual.begun == whole.begun
@@ -700,7 +700,7 @@ def test_a_run_at_its_end_is_read_once_and_not_opened_again(reproduced, monkeypa
 @pytest.mark.slow
 def test_a_row_whose_method_leaks_is_marked(tmp_path):
     leaks = TEXT.replace('"algorithm.name" = "fedavg"', '"algorithm.name" = "flayer", "algorithm.preset" = "official"')
-    made = Reproduction(tmp_path, read("a/b", leaks), "smoke", seeds=1)
+    made = Reproduction(tmp_path, parse_recipe("a/b", leaks), "smoke", seeds=1)
     for cell in made.cells:
         with made.run(cell) as run:
             list(run.rounds())

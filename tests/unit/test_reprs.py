@@ -23,7 +23,7 @@ from stratafl.runs import Run
 
 CANARIES = ("canary", "7.125", "-333.5")
 LONGEST = 300
-WITHOUT = {"stratafl.__main__", "stratafl.bench.__main__"}
+WITHOUT = {"stratafl.__main__"}
 
 
 def classes():

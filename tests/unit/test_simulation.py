@@ -61,7 +61,7 @@ def test_wrong_layer_name_is_refused_before_the_first_round(place):
 
 
 def test_merge_that_reads_what_nobody_sends_is_refused_when_it_is_made():
-    with pytest.raises(RecordError, match=r"merge: Mean reads 'up.theta', which nobody gives") as e:
+    with pytest.raises(RecordError, match=r"merge: Mean .*'up\.theta'") as e:
         replace(fedavg(), send=())
     assert one_sentence(e.value)
 

@@ -17,13 +17,14 @@ from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.joined import JoinedRuns
 from stratafl.runs.journal import Journal
 from stratafl.runs.summary import selected, validation_score
-from stratafl.tuning import Plan, Rung, Search, promoted, rungs, search_space, tpe, worker
-from stratafl.tuning.claims import claimed
+from stratafl.tuning import Rung, Search, TuningPlan, promoted, rungs, search_space, tpe, worker
+from stratafl.tuning.folder_claims import claimed
 from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.halving import rounds_in_all
-from stratafl.tuning.search import has_diverged, side
+from stratafl.tuning.search import side
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
 from stratafl.tuning.tpe import TPESearch
+from stratafl.tuning.trials import has_diverged
 from stratafl.tuning.tuning import Tuning
 
 LR = "train.lr"
@@ -140,11 +141,11 @@ def test_settings_of_a_method_and_of_its_training_are_told_apart():
 
 def test_a_plan_is_checked():
     with pytest.raises(RecordError, match=r"--trials .*0"):
-        Plan(trials=0)
+        TuningPlan(trials=0)
     with pytest.raises(UnknownNameError, match="'tpe'"):
-        Plan(sampler="tpee")
+        TuningPlan(sampler="tpee")
     with pytest.raises(RecordError, match="--budget"):
-        Plan(budget="steps", grids={LR: [0.1]})
+        TuningPlan(budget="steps", grids={LR: [0.1]})
 
 
 def line(number, score=None, **more):
@@ -193,12 +194,12 @@ class Synthetic:
         base = with_values(
             Experiment(), {"algorithm.name": "fedavg", "run.rounds": 8, LR: values[0], **(settings or {})}
         )
-        self.search = Search(folder, base, Plan(trials=len(scores), grids={LR: values}, **plan))
+        self.search = Search(folder, base, TuningPlan(trials=len(scores), grids={LR: values}, **plan))
         self.scores = scores
 
     def advance(self, work):
         number = int(work.folder.name)
-        done = len(self.search.lines(number))
+        done = len(self.search.journals.lines(number))
         work.folder.mkdir(parents=True, exist_ok=True)
         journal = Journal(work.folder / "rounds.jsonl")
         score = self.scores[number] if number < len(self.scores) else self.scores[-1]
@@ -315,7 +316,7 @@ def test_a_failed_trial_counts_as_the_worst(tmp_path):
 
 
 def test_equal_steps_give_fewer_trials_to_methods_with_longer_rounds(tmp_path):
-    plan = Plan(trials=12, budget="steps")
+    plan = TuningPlan(trials=12, budget="steps")
     tuning = Tuning(tmp_path, of("fedavg"), ["fedavg", "fedrep"], {"fedavg": {}, "fedrep": {}}, plan, 1)
     assert [work.folder.name for work in tuning.work()] == ["000", "000"]
     for search, steps in zip(tuning.searches, (100, 150), strict=True):
@@ -334,7 +335,7 @@ class Suggested(Synthetic):
 
     def __init__(self, folder):
         base = with_values(Experiment(), {"algorithm.name": "fedprox", "run.rounds": 2})
-        self.search = TPESearch(folder, base, Plan(trials=7, sampler="tpe"))
+        self.search = TPESearch(folder, base, TuningPlan(trials=7, sampler="tpe"))
         self.base, self.folder, self.asked = base, folder, list[dict]()
 
     def run(self, anew=False):
@@ -345,7 +346,7 @@ class Suggested(Synthetic):
             self.scores = [lambda t, good=good: line(t, good)] * len(self.asked)
             self.advance(work[0])
             if anew:
-                self.search = TPESearch(self.folder, self.base, Plan(trials=7, sampler="tpe"))
+                self.search = TPESearch(self.folder, self.base, TuningPlan(trials=7, sampler="tpe"))
         return self.search.choice()
 
 
@@ -386,6 +387,6 @@ def test_one_process_at_a_time_holds_a_claim(tmp_path):
 
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    plan = Plan(trials=2, sampler="tpe")
+    plan = TuningPlan(trials=2, sampler="tpe")
     with pytest.raises(RunError, match=r"'stratafl\[tune\]'"):
         Tuning.create(tmp_path / "a", Experiment(), ["local"], {}, plan, 1)

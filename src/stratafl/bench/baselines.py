@@ -104,8 +104,8 @@ class Loaders(Loop):
 
 
 def _own(federation: Federation, split: str, client: int) -> Pair:
-    mine = federation.split(split).of(client)
-    return federation.inputs(federation.x[mine], torch.float32), federation.y[mine]
+    indices = federation.split(split).of(client)
+    return federation.inputs(federation.x[indices], torch.float32), federation.y[indices]
 
 
 BASELINES = (Loop, Loaders)

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from stratafl.bench.baselines import BASELINES, Loop
-from stratafl.bench.busy import busy
-from stratafl.bench.engine import EngineRun
-from stratafl.bench.request import Cell, Request
-from stratafl.bench.timing import Seconds, best, median, now, peak, reset_peak
+from stratafl.bench.engine_run import EngineRun
+from stratafl.bench.request import BenchCell, BenchRequest
+from stratafl.bench.timing import Seconds, busy, fastest, median, now, peak, reset_peak
 from stratafl.bench.workload import bench_model
 from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError, first_line
@@ -29,8 +28,10 @@ from stratafl.version import VERSION
 Table = dict[str, Any]
 MIB = 2**20
 TRIALS = 3
-MOST = 32  # clients of a baseline: it takes them one by one, so more only take longer, each as long as the others
-CLOSE = 1.3  # numbers of threads whose times are this close are both measured in full
+MAX_BASELINE_CLIENTS = (
+    32  # clients of a baseline: it takes them one by one, so more only take longer, each as long as the others
+)
+SIMILAR_TIMES = 1.3  # numbers of threads whose times are this close are both measured in full
 
 
 class TimedLoop:
@@ -52,23 +53,23 @@ class TimedLoop:
         return min(self._own.submit(self.loop.once, clients=2).result().round for _ in range(TRIALS))
 
 
-def rows(request: Request) -> Iterator[Table]:
+def bench_rows(request: BenchRequest) -> Iterator[Table]:
     """The rows one after the other; baselines are timed beside the first method of a model and size."""
     here: Any = None
     for cell in request.cells:
         if (cell.model, cell.workload) != here:
-            here, known = (cell.model, cell.workload), dict[str, Table]()
+            here, baselines = (cell.model, cell.workload), dict[str, Table]()
             federation = cell.workload.federation(bench_model(cell.model))
         try:
             with busy(request.busy):
-                row = _row(cell, request, federation, known)
+                row = _row(cell, request, federation, baselines)
         except (MemoryLimitError, MemoryError, torch.OutOfMemoryError) as error:
             row = {**_sizes(cell), "refused": first_line(error)}
-        known = known or row.get("baselines", {})
+        baselines = baselines or row.get("baselines", {})
         yield row
 
 
-def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, Table]) -> Table:
+def _row(cell: BenchCell, request: BenchRequest, federation: Federation, earlier_baselines: dict[str, Table]) -> Table:
     device = torch.device(request.device)
     reset_peak(device)
     model, how = bench_model(cell.model), (request.device, request.speed, request.engine)
@@ -78,14 +79,14 @@ def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, 
     memory = peak(device)  # before the baselines add theirs
     counts = federation.counts("train")[run.cohort.tolist()].tolist()
     steps = sum(plan_batches(counts, batch=cell.workload.batch, smallest=run.sim.runtime.smallest_batch).steps)
-    beside = _baselines(run, cell, request, federation) if request.baselines and not known else []
+    beside = _baselines(run, cell, request, federation) if request.baselines and not earlier_baselines else []
     rounds = _measured(run, beside, request)
     engine = {
         **{"first_round": run.first, "warm_up": warm_up, "peak_memory": memory},
         **_figures(rounds, steps),
         **{"kept_steps": run.kept, "compiled": run.compiled, "engine": type(run.sim.runtime.engine).__name__},
     }
-    baselines = _baseline_figures(beside, cell, steps) or known
+    baselines = _baseline_figures(beside, cell, steps) or earlier_baselines
     samples = {f"{split}_samples": int(federation.counts(split).sum()) for split in ("train", "test")}
     ratios = {name: _ratios(engine, table) for name, table in baselines.items()}
     least = min((each["round"] for each in ratios.values()), default=None)  # against the better baseline
@@ -94,27 +95,27 @@ def _row(cell: Cell, request: Request, federation: Federation, known: dict[str, 
     return {**_sizes(cell), "client_steps": steps, **samples, **figures, "least_ratio": least, "busy": request.busy}
 
 
-def _sizes(cell: Cell) -> Table:
+def _sizes(cell: BenchCell) -> Table:
     work = cell.workload
     return {"model": cell.model, "method": cell.method, **{k: getattr(work, k) for k in ("clients", "cohort", "batch")}}
 
 
-def _baselines(run: EngineRun, cell: Cell, request: Request, federation: Federation) -> list[TimedLoop]:
+def _baselines(run: EngineRun, cell: BenchCell, request: BenchRequest, federation: Federation) -> list[TimedLoop]:
     """Each baseline with its best number of threads, or with both where that is not clear."""
-    ids = run.cohort.tolist() if cell.workload.paper else run.cohort.tolist()[:MOST]
+    ids = run.cohort.tolist() if cell.workload.paper else run.cohort.tolist()[:MAX_BASELINE_CLIENTS]
     module, smallest = run.sim.template, run.sim.runtime.smallest_batch
     assert module is not None
-    found = []
+    chosen = []
     for kind in BASELINES:
         loop = kind(module, federation, ids, cell.workload.batch, smallest, request.device)
         counts = sorted({1, torch.get_num_threads()}) if request.device == "cpu" else [torch.get_num_threads()]
         timed = [TimedLoop(loop, count) for count in counts]
         trials = [each.trial() for each in timed]
-        found += [each for each, trial in zip(timed, trials, strict=True) if trial <= CLOSE * min(trials)]
-    return found
+        chosen += [each for each, trial in zip(timed, trials, strict=True) if trial <= SIMILAR_TIMES * min(trials)]
+    return chosen
 
 
-def _measured(run: EngineRun, baselines: Sequence[TimedLoop], request: Request) -> list[Seconds]:
+def _measured(run: EngineRun, baselines: Sequence[TimedLoop], request: BenchRequest) -> list[Seconds]:
     """Rounds of the engine, each followed by one of every baseline, so that all meet the same noise."""
     rounds = []
     for _ in range(request.repeats):
@@ -125,25 +126,25 @@ def _measured(run: EngineRun, baselines: Sequence[TimedLoop], request: Request) 
     return rounds
 
 
-def _baseline_figures(baselines: Sequence[TimedLoop], cell: Cell, client_steps: int) -> dict[str, Table]:
+def _baseline_figures(baselines: Sequence[TimedLoop], cell: BenchCell, client_steps: int) -> dict[str, Table]:
     """The baselines' figures at their better number of threads, scaled to the whole cohort and all clients."""
     tables: dict[str, Table] = {}
-    for each in baselines:
-        cohort, everybody = (n / len(each.loop.ids) for n in (cell.workload.cohort, cell.workload.clients))
+    for timed in baselines:
+        cohort, everybody = (n / len(timed.loop.ids) for n in (cell.workload.cohort, cell.workload.clients))
         rounds = [
-            Seconds(r.train * cohort, r.server * cohort, r.evaluate * everybody, r.cpu * cohort) for r in each.rounds
+            Seconds(r.train * cohort, r.server * cohort, r.evaluate * everybody, r.cpu * cohort) for r in timed.rounds
         ]
-        table = _figures(rounds, client_steps) | {"threads": each.threads, "clients_timed": len(each.loop.ids)}
-        known = tables.get(each.loop.name)
-        if known is None or table["best"]["round"] < known["best"]["round"]:
-            tables[each.loop.name] = table
+        table = _figures(rounds, client_steps) | {"threads": timed.threads, "clients_timed": len(timed.loop.ids)}
+        better = tables.get(timed.loop.name)
+        if better is None or table["best"]["round"] < better["best"]["round"]:
+            tables[timed.loop.name] = table
     return tables
 
 
 def _figures(rounds: Sequence[Seconds], client_steps: int) -> Table:
-    fastest = best(rounds)
-    tables = {"median": median(rounds).table(), "best": fastest.table(), "rounds": [r.table() for r in rounds]}
-    return {**tables, "ms_per_client_step": 1e3 * fastest.round / client_steps}
+    best = fastest(rounds)
+    tables = {"median": median(rounds).table(), "best": best.table(), "rounds": [r.table() for r in rounds]}
+    return {**tables, "ms_per_client_step": 1e3 * best.round / client_steps}
 
 
 def _ratios(engine: Table, baseline: Table) -> Table:
@@ -151,7 +152,7 @@ def _ratios(engine: Table, baseline: Table) -> Table:
     return {part: baseline["best"][part] / engine["best"][part] for part in ("round", "train", "evaluate", "cpu")}
 
 
-def machine(request: Request) -> Table:
+def machine_facts(request: BenchRequest) -> Table:
     """What the rows are measured on, with what, by which command."""
     device, speed = torch.device(request.device), request.speed
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()

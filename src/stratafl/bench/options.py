@@ -1,4 +1,4 @@
-"""The options of the bench, declared once: `strata bench` and `python -m stratafl.bench` both read them here.
+"""The options of the bench, declared once: `strata bench` and `benchmarks/bare_bench.py` both read them here.
 
 This module imports nothing heavy, since `strata --help` reads it.
 """
@@ -44,9 +44,9 @@ class Option(NamedTuple):
 def command_line() -> list[Option]:
     """Every field of `BenchOptions` as an option."""
     hints = typing.get_type_hints(BenchOptions, include_extras=True)
-    found = []
-    for each in fields(BenchOptions):
-        hint, text = typing.get_args(hints[each.name])
+    options = []
+    for option in fields(BenchOptions):
+        hint, text = typing.get_args(hints[option.name])
         kind = next(iter(typing.get_args(hint)), hint)  # int of int | None
-        found.append(Option(each.name, kind, each.default, text))
-    return found
+        options.append(Option(option.name, kind, option.default, text))
+    return options

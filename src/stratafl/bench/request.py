@@ -21,7 +21,7 @@ SWEEPS = {
 }
 
 
-class Cell(NamedTuple):
+class BenchCell(NamedTuple):
     """One row to measure."""
 
     model: str
@@ -30,10 +30,10 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """All rows, and how to measure each; methods on the same model and size follow each other."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[BenchCell, ...]
     device: str
     speed: Speed
     repeats: int
@@ -42,7 +42,7 @@ class Request:
     busy: int = 0  # other processes at work meanwhile
 
 
-def request_of(options: BenchOptions) -> Request:
+def request_of(options: BenchOptions) -> BenchRequest:
     models, methods = _names("models", options.models), _names("methods", options.methods)
     models = tuple(BENCH_MODELS) if models == ("all",) else models
     for name in models:
@@ -66,9 +66,9 @@ def request_of(options: BenchOptions) -> Request:
     speed = Speed(precision=cast(Any, options.precision), compile=cast(Any, options.compile))
     check_precision(speed.precision, torch.device(device))
     sizes = {model: list(_workloads(options, model)) for model in models}
-    cells = (Cell(model, method, workload) for model in models for workload in sizes[model] for method in methods)
+    cells = (BenchCell(model, method, workload) for model in models for workload in sizes[model] for method in methods)
     engine = cast(EngineName, options.engine)
-    return Request(tuple(cells), device, speed, options.repeats, options.baselines, engine, options.busy)
+    return BenchRequest(tuple(cells), device, speed, options.repeats, options.baselines, engine, options.busy)
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:

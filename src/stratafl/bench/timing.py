@@ -1,11 +1,12 @@
-"""Seconds and bytes, read when the device has finished its work."""
+"""Seconds and bytes, read when the device has finished its work; and other processes that keep the machine busy."""
 
 import gc
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def median(rounds: Sequence[Seconds]) -> Seconds:
     )
 
 
-def best(rounds: Sequence[Seconds]) -> Seconds:
+def fastest(rounds: Sequence[Seconds]) -> Seconds:
     """The fastest round, the fastest evaluation, and the round with the least CPU time."""
     fastest = min(rounds, key=lambda r: r.round)
     return Seconds(
@@ -76,3 +77,24 @@ def peak(device: torch.device) -> int:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+# Computes until its parent is gone, whatever ended that.
+_WORK = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    sum(range(100_000))
+"""
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that compute without pause, each on one core, until the block ends."""
+    started = [subprocess.Popen([sys.executable, "-c", _WORK]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -71,11 +71,11 @@ class Workload:
             owners = Dirichlet(PAPER_ALPHA)(labels, self.clients, seed)
             return federate(_drawn(model, len(labels), rng), labels, owners, **common)
         tests = max(1, self.samples // (HELD_OUT - 1))
-        each = self.samples + tests
-        total = min(self.clients * each, max(POOL, each))
+        samples_each = self.samples + tests
+        total = min(self.clients * samples_each, max(POOL, samples_each))
         labels = rng.integers(0, model.classes, total)
-        owners = [np.arange(c * each, (c + 1) * each) % total for c in range(self.clients)]
-        return federate(_drawn(model, total, rng), labels, owners, test=tests / each, overlap=True, **common)
+        owners = [np.arange(c * samples_each, (c + 1) * samples_each) % total for c in range(self.clients)]
+        return federate(_drawn(model, total, rng), labels, owners, test=tests / samples_each, overlap=True, **common)
 
 
 def _drawn(model: BenchModel, count: int, rng: np.random.Generator) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stratafl.bench.measurement import MIB, ResultFile, describe_machine, describe_row, machine, rows
+from stratafl.bench.measurement import MIB, ResultFile, bench_rows, describe_machine, describe_row, machine_facts
 from stratafl.bench.options import BenchOptions
 from stratafl.bench.request import request_of
 from stratafl.cli.console import PIPED_WIDTH, fitting_columns, note_console, result_console, svg_picture, titled_table
@@ -28,10 +28,10 @@ def run_bench(options: BenchOptions, svg: Path | None) -> None:
     """Measure all rows, print each when it is done, then print, write and draw the result."""
     request = request_of(options)
     check_new([options.json, svg])
-    here, notes, console = machine(request), note_console(), result_console()
+    here, notes, console = machine_facts(request), note_console(), result_console()
     file, all_rows = ResultFile(options.json, here), list[Row]()
     notes.print(Text(f"rows to measure: {len(request.cells)}", style="dim"))
-    for row in rows(request):
+    for row in bench_rows(request):
         file.add(row)
         all_rows.append(row)
         notes.print(Text(describe_row(row), style="dim"))

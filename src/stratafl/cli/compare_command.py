@@ -34,7 +34,7 @@ from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.directory import ROUNDS, TUNING
-from stratafl.runs.guard import local_beside
+from stratafl.runs.guard_files import local_beside
 from stratafl.runs.joined import JoinedRuns, usual_jobs
 from stratafl.runs.journal import read_lines
 from stratafl.tuning.reuse import reused, untyped_named

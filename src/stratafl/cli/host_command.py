@@ -24,7 +24,7 @@ from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError, counted, unknown
 from stratafl.files import private_folder
-from stratafl.runs.loggers import check as check_loggers
+from stratafl.runs.loggers import check_loggers
 
 SERVER_APP = "stratafl.deploy.server_app:app"
 LOOK = 0.5  # seconds between two looks

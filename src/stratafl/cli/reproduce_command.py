@@ -22,14 +22,14 @@ from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, counted, shown
 from stratafl.evaluation.measure import Line
-from stratafl.recipes import Cell, recipes
+from stratafl.recipes import RecipeCell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.result import HERE, cells, heads, legend, write_result
 from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
 from stratafl.runs.joined import JoinedRuns
-from stratafl.tuning import Work
+from stratafl.tuning import PendingRun
 from stratafl.tuning import advance as advance_search
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -64,12 +64,9 @@ def reproduce_tables(
 def _reproduce(
     reproductions: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]
 ) -> int:
-    lacking = [
-        why for reproduction in reproductions if (why := reproduction.lacks())
-    ]  # also raises if a setting is wrong
-    if len(lacking) == len(reproductions) and not any(
-        outcome for reproduction in reproductions for _, outcome in reproduction.outcomes()
-    ):
+    lacking = [why for each in reproductions if (why := each.lacks())]  # also raises if a setting is wrong
+    outcomes = (outcome for reproduction in reproductions for _, outcome in reproduction.outcomes())
+    if len(lacking) == len(reproductions) and not any(outcomes):  # runs may have been copied from another machine
         raise RunError(lacking[0])
     for reproduction in reproductions:
         reproduction.begin()
@@ -89,9 +86,7 @@ def _reproduce(
         raise DataError(refused[0])
     if lacking:
         raise RunError(lacking[0])
-    failed = [
-        f"{' in '.join(cell)}: {why}" for reproduction in reproductions for cell, why in reproduction.failed.items()
-    ]
+    failed = [f"{' in '.join(cell)}: {why}" for each in reproductions for cell, why in each.failed.items()]
     if failed:
         raise RunError(f"{counted(len(failed), 'row')} could not be run; the first: {failed[0]}")
     return 0
@@ -119,7 +114,12 @@ def _run(reproduction: Reproduction, limit: float | None) -> bool:
 
 
 def _advance(
-    reproduction: Reproduction, cell: Cell, joined: JoinedRuns, interrupt: Interrupt, watch: Watch, limit: float | None
+    reproduction: Reproduction,
+    cell: RecipeCell,
+    joined: JoinedRuns,
+    interrupt: Interrupt,
+    watch: Watch,
+    limit: float | None,
 ) -> None:
     """Run a cell that is not finished, unless it cannot be run or time is over."""
     impossible = cell.column in reproduction.refused or (cell.row, cell.column) in reproduction.failed
@@ -146,7 +146,7 @@ def _advance(
         reproduction.failed[cell.row, cell.column] = str(error)
 
 
-def _tuned(reproduction: Reproduction, cell: Cell, interrupted: Callable[[], bool]) -> bool:
+def _tuned(reproduction: Reproduction, cell: RecipeCell, interrupted: Callable[[], bool]) -> bool:
     """Tune the row in the column, if that is not done yet; False if it was interrupted, or cannot be done."""
     if reproduction.recipe.tuned and reproduction.choice(cell) is None:
         console = note_console()
@@ -160,7 +160,7 @@ def _tuned(reproduction: Reproduction, cell: Cell, interrupted: Callable[[], boo
     return reproduction.experiment(cell) is not None
 
 
-def _note(work: Work, message: str) -> None:
+def _note(work: PendingRun, message: str) -> None:
     print_note(f"{work.title}: {message}")
 
 

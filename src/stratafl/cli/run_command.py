@@ -21,7 +21,7 @@ from stratafl.errors import MemoryLimitError
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup
 from stratafl.execute.ranks import Ranks, world_size
 from stratafl.policies.accountant import in_words
-from stratafl.runs import Follower, Run
+from stratafl.runs import FollowerRun, Run
 
 RUNS = Path("runs")
 
@@ -66,7 +66,7 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
     """Advance the run that rank 0 begins, and the other ranks follow; then print its result. The exit code."""
     console = note_console()
     with show_warnings(console) as release_warnings:
-        run = begin(process_group) if process_group.rank == 0 else Follower(process_group, trust)
+        run = begin(process_group) if process_group.rank == 0 else FollowerRun(process_group, trust)
         release_warnings()
         shown = DisplayedRun(run.experiment.algorithm.name, run.trial.rounds, run.progress.t)
         display = Display(console, [shown])
@@ -74,7 +74,7 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
             for note in run.notes:
                 print_note(note, console)
             done = advance_run(run, interrupt, display.watch(shown))
-        if isinstance(run, Follower):
+        if isinstance(run, FollowerRun):
             return 0 if done else INTERRUPTED
         if not done:
             return print_interrupted(run.folder, names_code(run.experiment))
@@ -87,7 +87,7 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
 
 
 def advance_run(
-    run: Run | Follower, interrupt: Interrupt, watch: Watch, before_guard: Callable[[], None] = lambda: None
+    run: Run | FollowerRun, interrupt: Interrupt, watch: Watch, before_guard: Callable[[], None] = lambda: None
 ) -> bool:
     """Run all rounds, and show each to `watch`; False if interrupted before the end."""
     watch(run.progress.t, run.history)

@@ -24,13 +24,13 @@ from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.joined import usual_jobs
 from stratafl.runs.journal import read_lines
-from stratafl.tuning import Plan, Tuning, Work, advance
+from stratafl.tuning import PendingRun, Tuning, TuningPlan, advance
 from stratafl.tuning.halving import Rung
-from stratafl.tuning.result import HEAD, caption, remarks, rows, write_results
 from stratafl.tuning.tuning import UNTUNED, WINNERS
+from stratafl.tuning.tuning_result import HEAD, caption, remarks, result_rows, write_results
 
 
-def start_tuning(options: RunOptions, names: str, plan: Plan, seeds: int, jobs: int | None) -> int:
+def start_tuning(options: RunOptions, names: str, plan: TuningPlan, seeds: int, jobs: int | None) -> int:
     """A new tuning, to its end or until it is interrupted; the exit code."""
     settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
     trusted = options.trusted([*methods, *paths_in(settings)])
@@ -105,7 +105,7 @@ def print_tuning(tuning: Tuning) -> Study:
     """Print the table of the result, which methods are better, and what to do next; returns the runs of the winners."""
     results, console = write_results(tuning), result_console()
     table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
-    for row in rows(results):
+    for row in result_rows(results):
         table.add_row(*(cell.replace(" %", "%") for cell in row))
     console.print(table)
     console.print(Text(caption(tuning), style="dim"))
@@ -146,15 +146,15 @@ def _expected(schedule: Sequence[Rung], number: int) -> int:
     return max((rung.rounds for rung in schedule if number < rung.trials), default=0)
 
 
-def _by_folder(watches: dict[Path, Watch]) -> Callable[[Work, int, Sequence[Line]], None]:
-    def watch(work: Work, rounds: int, history: Sequence[Line]) -> None:
+def _by_folder(watches: dict[Path, Watch]) -> Callable[[PendingRun, int, Sequence[Line]], None]:
+    def watch(work: PendingRun, rounds: int, history: Sequence[Line]) -> None:
         if work.folder in watches:  # one beyond the range is not
             watches[work.folder](rounds, history)
 
     return watch
 
 
-def _noted(work: Work, message: str) -> None:
+def _noted(work: PendingRun, message: str) -> None:
     print_note(f"{work.title}: {message}")
 
 

@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
     client: State  # to keep
     upload: Parcel
-    trained: Rows  # the model right after training, for whoever evaluates it
+    trained: Rows  # the model right after training, for evaluation
 
 
 @short_repr
@@ -58,7 +58,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Requirements:
-    """What an algorithm needs of whoever runs it."""
+    """What an algorithm needs from its executor."""
 
     splits: Names = ("train",)  # `test` is given only to an algorithm that says what it leaks
     batchings: tuple[Batching, ...] = ()  # of its training steps
@@ -78,7 +78,7 @@ class Algorithm(ABC):
     """A federated algorithm, as executors see it."""
 
     row: str = "theta"  # the field of a client's state that is its model
-    global_model: str | None = None  # the server's field that is a whole model for everybody, if there is one
+    global_model: str | None = None  # the server's field that is the global model, if there is one
     leaks: str | None = None  # what it is given that it should not be, such as test accuracy; always reported
     requires: Requirements = Requirements(batchings=(Batching(10),))
 
@@ -94,7 +94,7 @@ class Algorithm(ABC):
         return
 
     def footprint(self, setup: Setup) -> Footprint:
-        """What it takes of memory beside states and training; unless it says otherwise, two sums in float64.
+        """Its memory in addition to states and training; by default two sums in float64.
 
         Where uploads are kept side by side, those and as much again to compute with them.
         """
@@ -161,10 +161,10 @@ class Algorithm(ABC):
             return form_of(self.work(rnd, client, task).upload, rnd.layout).bounded(self.bounds)
         except StrataError:
             raise
-        except Exception as error:  # an algorithm of anybody's may fail in any way
+        except Exception as error:  # a user's algorithm may fail in any way
             failed = f"a round without data ends in {first_line(error, typed=True)}"
-            say = "give it a method upload_form(rnd, server) that says so"
-            raise RecordError(f"what clients of {type(self).__name__} send is not known: {failed}; {say}") from error
+            say = "give it a method upload_form(rnd, server) that returns it"
+            raise RecordError(f"the form of uploads of {type(self).__name__} is not known: {failed}; {say}") from error
 
     def download_form(self, rnd: Round, ids: Tensor, new: bool = False) -> Form:
         """Client: the form of what it is sent in any round of the phase; every value is finite.
@@ -188,7 +188,7 @@ class Algorithm(ABC):
         return {}
 
     def communication(self, rnd: Round, server: State) -> dict[str, float]:
-        """Server: what is sent beside downloads and uploads, such as `bytes.between` servers; recorded every round."""
+        """Server: traffic other than downloads and uploads, such as `bytes.between` servers; recorded every round."""
         return {}
 
     def spent(self, rnd: Round) -> dict[str, float]:

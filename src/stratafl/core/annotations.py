@@ -79,7 +79,7 @@ class Named:
 class Tune:
     """Where a tuner looks for a number: from low to high, in even steps of its logarithm with `log`; or these choices.
 
-    A number without it is not tuned. It limits nothing: what is allowed is the `Range`'s to say.
+    A number without it is not tuned. It is not a limit: `Range` is.
     """
 
     low: float | None = None
@@ -260,5 +260,5 @@ def said(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """A limit: large ones with commas, since nobody counts noughts."""
+    """A limit; large ones with commas, for the eye."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -1,6 +1,6 @@
 """Declared state: each field of the server or of a client says what it starts as and which layers it keeps.
 
-What is not declared dies with the round. So a FedPer client stores its head, not a model.
+A field that is not declared ends with the round. So a FedPer client stores its head, not a model.
 """
 
 from typing import Literal, Protocol
@@ -32,8 +32,8 @@ class FieldSpec(Protocol):
 class Start:
     """Layers of the initial model: the common one, or with `own` one that each client draws for itself.
 
-    On the server, `per_client` keeps a row for every client of the federation, and `copies` so many rows; `own` copies
-    are drawn one by one. `columns="statistics"` keeps the running statistics alone.
+    On the server, `per_client` keeps a row for every client of the federation, and `copies` is a number of rows. With
+    `own`, copies are drawn one by one. `columns="statistics"` keeps the running statistics alone.
     """
 
     layers: Select = select("all")

@@ -1,4 +1,4 @@
-"""What a method takes of memory beside its clients at work, as its steps declare it, in bytes.
+"""The memory of a method in addition to training, as its steps declare it, in bytes.
 
 A memory limit is kept by asking the method before the first round (`Algorithm.footprint`); how the parts of an answer
 come together is in `execute/memory.py`.
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes beside the server's state, the clients' states and what training always takes."""
+    """Bytes in addition to the server's state, the clients' states and training."""
 
-    client: int = 0  # of each client at work: what it downloads alone, momentum, masks
+    client: int = 0  # of each client that works: its own download, momentum, masks
     served: int = 0  # while a group is served, whatever its size
     sums: int = 0  # what uploads are folded into; twice that while a group's uploads are added
     upload: int = 0  # of each client of the cohort, where uploads are kept side by side
@@ -21,7 +21,7 @@ class Footprint:
 
 
 def together(parts: Iterable[Footprint]) -> Footprint:
-    """Of several steps of one round: what is held adds up, what is computed on the way is that of the largest step."""
+    """Of several steps of one round: stored bytes add up, temporary ones are those of the largest step."""
     steps = list(parts)
     added = {name: sum(getattr(part, name) for part in steps) for name in ("client", "sums", "upload")}
     passing = {

@@ -2,9 +2,9 @@
 
 Algorithm, model and round fix the fields of a parcel, which of them are common, what kind of mask each has, and the
 type and shape of every tensor. So both sides know the form before anything is sent. It does not travel (only its digest
-does, to notice two sides that disagree), and what does not travel cannot be forged: whoever changes a message can
-change numbers, or select other columns where the sender is free to choose them, and nothing else. Of an upload the form
-also says which numbers are possible at all (`Bound`); `schema.py` checks a parcel against its form.
+does, to notice two sides that disagree), so it cannot be forged: an attacker who changes a message can change numbers,
+or select other columns where the sender is free to choose them, and nothing else. The form of an upload also says
+which numbers are possible at all (`Bound`); `schema.py` checks a parcel against its form.
 """
 
 import json
@@ -90,7 +90,7 @@ class Form:
 
 
 def bitmap(bits: int) -> TensorForm:
-    """Bytes that hold so many bits."""
+    """The bytes that hold this number of bits."""
     return TensorForm("U8", ((bits + 7) // 8,))
 
 
@@ -125,7 +125,7 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
         if block.shape != expected and not (kind == "none" and (block.shape[1:] == expected or field.packed)):
             raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
         if kind != "none" and not DTYPES[block.dtype].is_floating_point:
-            why = "which has no NaN for what is not sent"
+            why = "which has no NaN for values that are not sent"
             raise WireError(f"field '{name}' has a mask, but '{key}' is {block.dtype}, {why}")
     if isinstance(field.mask, LayerMask):
         _check_bits(name, field.mask.sent, (len(layout.layers),), field.common)

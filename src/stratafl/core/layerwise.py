@@ -56,7 +56,7 @@ class Layerwise(Algorithm):
     client: Mapping[str, FieldSpec]
     row: str = "theta"
     tune: tuple[Train, ...] = ()  # on a copy, before the row is deployed
-    welcome: tuple[Serve, ...] = ()  # what new clients are sent, where it differs from what is served
+    welcome: tuple[Serve, ...] = ()  # what new clients are sent, where that differs from `serve`
     global_model: str | None = None
     leaks: str | None = None
     extension: Extension | None = None
@@ -72,12 +72,12 @@ class Layerwise(Algorithm):
 
     @property
     def server_fields(self) -> Mapping[str, FieldSpec]:
-        """What the server keeps: what is declared, and what its steps keep."""
+        """The fields that the server keeps: those that are declared, and those of its steps."""
         return {**_kept_by((*self.serve, *self.merge)), **self.server}
 
     @property
     def client_fields(self) -> Mapping[str, FieldSpec]:
-        """What a client keeps: what is declared, and what its steps keep."""
+        """The fields that a client keeps: those that are declared, and those of its steps."""
         return {**_kept_by((*self.mix, *self.train, *self.send, *self.pack)), **self.client}
 
     @property
@@ -126,7 +126,7 @@ class Layerwise(Algorithm):
         return client
 
     def work(self, rnd: Round, client: State, task: Task) -> Work:
-        """The client's state after training, cut down to what is declared, and what of the send steps a merge reads."""
+        """The declared fields of the client after training, and the sent fields that a merge reads."""
         client = _after(self.train, rnd, client, task)
         asked = {name for step in self.merge for name in step.reads}
         upload = {k: f for step in self.send for k, f in step(rnd, client, task).items() if f"up.{k}" in asked}
@@ -219,7 +219,7 @@ def _check_whole(row: Value, layout: Layout) -> None:
     missing = dict.fromkeys(layout.layers[spec.layer].name for name, spec in layout.specs.items() if name not in row)
     if missing:
         named = ", ".join(map(repr, missing))
-        raise RecordError(f"mix: nobody has {named} of the model: neither the download nor the client's state")
+        raise RecordError(f"mix: the client's model lacks {named}: neither the download nor the client's state has it")
 
 
 def _after(steps: tuple[Train, ...], rnd: Round, client: State, task: Task) -> State:
@@ -235,7 +235,7 @@ def _kept(value: Value, spec: FieldSpec, layout: Layout, side: Side) -> Value:
 
 
 def _check_flow(alg: Layerwise) -> None:
-    """Refuse a record in which a step reads what nobody gives, or a field is declared that nobody can keep up."""
+    """Refuse a record in which a step reads a field that no step writes, or a merge writes a field that is not kept."""
     down: set[str] = set()
     up: set[str] = set()
     _walk(alg, "serve", set(alg.server_fields), down)
@@ -244,7 +244,7 @@ def _check_flow(alg: Layerwise) -> None:
     _walk(alg, "mix", client, client, down)
     if alg.row not in client:
         raise RecordError(f"the model is field '{alg.row}', but before training clients have only: {_listed(client)}")
-    tuned = set(client)  # what is deployed is tuned from what was received, not from what was trained
+    tuned = set(client)  # deployment tunes the received model, not the trained one
     _walk(alg, "tune", tuned, tuned)
     _walk(alg, "train", client, client)
     _walk(alg, "send", client, up)
@@ -286,7 +286,9 @@ def _walk(
         for name in step.reads:
             if name not in available | parcel:
                 choices = _listed(available | parcel)
-                raise RecordError(f"{slot}: {_name(step)} reads '{name}', which nobody gives; choose one of: {choices}")
+                raise RecordError(
+                    f"{slot}: {_name(step)} reads '{name}', which nothing writes; choose one of: {choices}"
+                )
         written |= set(step.writes)
 
 

@@ -204,7 +204,7 @@ def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
 
 
 def _values(size: int, packed: Packed | None, most: int) -> int:
-    """How many values of a tensor so many numbers hold; the last byte may hold one value instead of two."""
+    """How many values of a tensor `size` packed numbers hold; the last byte may hold one value instead of two."""
     return size if packed is None else min(size * packed.values, most)
 
 

@@ -4,7 +4,7 @@
 
 Every phase works on the union of what the phases declare: a field that a later phase needs is kept up to date by the
 earlier ones. A client that was not reached before a change still has what it had: where that matters, a phase of one
-round with `participation="all"` reaches everybody, and with `only_sampled_learn` teaches only the sampled ones.
+round with `participation="all"` reaches all clients, and with `only_sampled_learn` teaches only the sampled ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Phase:
     rounds: Annotated[int, Range(least=0)] | None = None
     participation: Participation = "sampled"
     evaluated: bool = True
-    only_sampled_learn: bool = False  # of all who take part, whoever was not sampled keeps what it received
+    only_sampled_learn: bool = False  # clients that take part without being sampled keep what they received
 
 
 @record
@@ -89,7 +89,7 @@ class Phased(Algorithm):
 
     @property
     def global_model(self) -> str | None:  # type: ignore[override]
-        """The last phase's whole model for everybody."""
+        """The last phase's global model."""
         return self._all[-1].algorithm.global_model
 
     @property

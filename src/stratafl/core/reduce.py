@@ -30,7 +30,7 @@ def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str,
     """The total with Σ_k w_k more, for each block over the clients (or columns) that sent it."""
     if sent is not None:
         return {**total, **{n: _add(total.get(n), weights, sent[n]) for n in rows}}
-    sums: dict[int, Tensor] = {}  # everybody sent every block, so that blocks with one total have one sum
+    sums: dict[int, Tensor] = {}  # every client sent every block, so blocks with one total have one sum
     for name in rows:
         if id(total.get(name)) not in sums:
             sums[id(total.get(name))] = _add(total.get(name), weights, torch.ones_like(weights, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""What is known of a round: the federation's setup, the round's number and plan, who is sampled, its random keys."""
+"""A round and its setup: the round's number and plan, its sampled clients, its random keys."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ class Plan:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What is known before the first round."""
+    """Everything that is fixed before the first round."""
 
     layout: Layout
     start: Rows  # the common initial model: one row, no client axis

@@ -20,7 +20,7 @@ _SIGNED: tuple[Bound, ...] = ("nonnegative", "positive")
 
 
 def misfit(parcel: Parcel, form: Form, layout: Layout, clients: int) -> str:
-    """How the parcel of so many clients differs from its form, and "" if it does not; values are not looked at."""
+    """How the parcel of this number of clients differs from its form, "" if it does not; values are not checked."""
     for name in form.fields:
         if name not in parcel:
             return f"its upload has no field '{name}'"

@@ -200,7 +200,7 @@ def clone(state: Mapping[str, Value]) -> State:
 
 
 def moved(state: Mapping[str, Value], device: torch.device) -> State:
-    """The state on a device; what is there already is not copied."""
+    """The state on a device; tensors that are there already are not copied."""
     return {name: apply(lambda x: x.to(device), value) for name, value in state.items()}
 
 

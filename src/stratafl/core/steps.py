@@ -50,7 +50,7 @@ class Step:
 
     @property
     def keeps(self) -> Mapping[str, FieldSpec]:
-        """The fields that its side keeps for it from round to round, beside those that the method declares."""
+        """The fields that its side keeps for it from round to round, in addition to those that the method declares."""
         return {}
 
     @property
@@ -60,7 +60,7 @@ class Step:
 
     @property
     def splits(self) -> Names:
-        """The splits that it looks at, beside the one it trains on."""
+        """The splits that it reads, in addition to the one it trains on."""
         return ()
 
     @property
@@ -78,7 +78,7 @@ class Step:
         return
 
     def footprint(self, setup: Setup) -> Footprint:
-        """What it takes of memory beside states and what training always takes."""
+        """Its memory, in addition to states and training."""
         return Footprint()
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class Unpacked(NamedTuple):
 
 
 class Pack(Step, ABC):
-    """A field of the upload → what travels in its place, and back. It is given the fields of the client it reads."""
+    """A field of the upload → the fields that travel instead, and back; it sees the client's fields that it reads."""
 
     field: str
 
@@ -162,7 +162,7 @@ class Pack(Step, ABC):
     @property
     @abstractmethod
     def parts(self) -> Names:
-        """The fields that travel, beside what is left of the field itself."""
+        """The fields that travel, in addition to the rest of the field itself."""
 
     @abstractmethod
     def pack(self, rnd: Round, client: State, field: Field, task: Task) -> tuple[Mapping[str, Field], State]:

@@ -72,12 +72,12 @@ class Task(Protocol):
     ids: Tensor
     layout: Layout
     classes: int | None
-    watched: bool  # whether anybody reads what costs time to note
+    watched: bool  # whether costly notes are read
 
     def __len__(self) -> int: ...
 
     def note(self, name: str, values: Tensor) -> None:
-        """Leave `[C, …]` values for whoever watches the round; nothing that is computed may depend on them."""
+        """Leave `[C, …]` values for observers of the round; no computation may depend on them."""
 
     def sizes(self, split: str = "train") -> Tensor:
         """n_k: the samples of each client, int64 `[C]`."""
@@ -107,9 +107,9 @@ class Task(Protocol):
     ) -> State:
         """Run `step(carry, constants, *stacks) → carry` over the batches of all clients, in lockstep.
 
-        Carry and constants have a leading client axis (what is common to all clients, the step may simply close over);
+        Carry and constants have a leading client axis (a step may simply close over values that all clients share);
         a client that is done keeps its carry. `epochs` may differ between clients, and an epoch may be a `share` of its
-        batches. With `draws` each step gets so many batches, shuffled independently.
+        batches. With `draws` each step gets that number of batches, shuffled independently.
         Steps of different clients may run in different threads: they must not write to anything they share. A step with
         a `name`, which stands for everything it closes over, is kept from scan to scan where that is faster, and may
         see clients of several runs at once; `core.state.common` gives a constant that they share, or refuses. Of the

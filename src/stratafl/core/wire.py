@@ -4,7 +4,7 @@ A message is `MAGIC`, the digest of the parcel's form, a checksum of everything 
 values and masks. The receiver knows the form (`form.py`), so it believes nothing that the message says of fields, types
 or shapes, what it decodes is as large as the form, whatever the bytes say, and values are within the form's bounds. A
 parcel has exactly one encoding, and no other bytes are accepted. The checksum notices damage; it is no signature:
-anybody can compute it.
+anyone can compute it.
 """
 
 import json
@@ -60,7 +60,7 @@ def body_bytes(data: bytes) -> int:
 
 
 def tensor_ends(data: bytes) -> list[int]:
-    """Where the header of an encoded parcel ends, and each of its tensors: for whoever sends them apart."""
+    """Where the header of an encoded parcel ends, and each of its tensors, for senders that split it."""
     begin = PREFIX + 8 + int.from_bytes(data[PREFIX : PREFIX + 8], "little")
     header = json.loads(data[PREFIX + 8 : begin])
     return [begin, *(begin + entry["data_offsets"][1] for entry in header.values())]

@@ -102,7 +102,7 @@ class GuardCandidates:
 
     def _alone(self) -> tuple[Simulation, Progress]:
         if self.alone is None or self.alone_progress is None:
-            raise DataError("there are no local models: train them with stratafl.runs.guard:train_alone")
+            raise DataError("there are no local models: train them with stratafl.runs.guard_files:train_alone")
         return self.alone, self.alone_progress
 
 

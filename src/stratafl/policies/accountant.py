@@ -31,7 +31,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(noise: float, rounds: int, delta: float) -> float:
-    """The smallest ε, rounded up, for a client that took part in so many rounds; infinite without noise."""
+    """The smallest ε, rounded up, for a client that took part in `rounds` rounds; infinite without noise."""
     if not rounds:
         return 0.0
     if not noise:
@@ -47,10 +47,10 @@ def epsilon_of(noise: float, rounds: int, delta: float) -> float:
 
 
 def in_words(spent: Mapping[str, float], rounds: int, *, simulated: bool) -> str:
-    """What was guaranteed after so many rounds, to whom and against whom."""
+    """The guarantee after this number of rounds: for whom and against whom."""
     sentence = (
         f"privacy after {counted(rounds, 'round')}: every client has epsilon = {spent[EPSILON]:.3g} at "
-        f"delta = {spent[DELTA]:g} against all who see the server's models, and none against the server"
+        f"delta = {spent[DELTA]:g} against everyone who sees the server's models, but none against the server"
     )
     only = "; this run only simulates it: its noise follows from the seed, and its scores have none"
     return sentence + (only if simulated else "")

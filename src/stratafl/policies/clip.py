@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.core.layout import Layout, Rows, row_dot
 from stratafl.core.state import Computed
 
-MIN_NORM = 1e-300  # in the place of a norm of 0, by which nothing is divided
+MIN_NORM = 1e-300  # replaces a norm of 0 in a division
 
 
 def clipped(

@@ -18,14 +18,14 @@ from stratafl.core.reprs import short_repr
 
 Rounding = Literal["nearest", "stochastic"]
 Share = Annotated[float, Range(above=0, most=1)]
-Draws = Callable[[], Tensor]  # `[C, n]` from (0, 1), of each client its own, whoever else works beside it
+Draws = Callable[[], Tensor]  # `[C, n]` from (0, 1); a client's draws do not depend on the others
 Parts = Mapping[str, Tensor]  # what travels of one tensor, by part: `[C, …]`
 INDEX = torch.int32
 
 
 @short_repr
 class Decoded(NamedTuple):
-    """Numbers `[C, n]`, and whose bytes mean nothing: `[C]` booleans by what is wrong."""
+    """Numbers `[C, n]`, and which clients sent invalid bytes: `[C]` booleans by reason."""
 
     x: Tensor
     wrong: Mapping[str, Tensor]
@@ -36,7 +36,7 @@ class Quantise:
     """x ≈ scale·q with whole numbers |q| ≤ 2^(bits − 1) − 1, and scale = max|x| / (2^(bits − 1) − 1) of each tensor.
 
     Symmetric, so that 0 is sent as 0: what did not change stays as it is. `stochastic` rounds up with the probability
-    of the fraction, so that the mean of what is sent is x. With 32 bits numbers travel as they are.
+    of the fraction, so that the mean of the sent numbers is x. With 32 bits numbers travel unchanged.
     """
 
     bits: Literal[4, 8, 32] = 8

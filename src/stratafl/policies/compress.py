@@ -101,7 +101,7 @@ class Compress(Pack):
         return (Received(self.field, self._latest if self.rows else None, self._residual if self.feedback else None),)
 
     def footprint(self, setup: Setup) -> Footprint:
-        """What is received and noted, and the upload before and after."""
+        """The received rows, and the upload before and after packing."""
         return Footprint(client=3 * setup.row_bytes())
 
     def names(self, tensors: Iterable[str], layout: Layout) -> Names:
@@ -216,7 +216,7 @@ def _base_of(field: Field, latest: Rows, rnd: Round, count: int) -> Rows:
 
 
 def _marked(decoded: Decoded) -> Tensor:
-    """NaN for whoever sent what means nothing, so that it is never read."""
+    """NaN for clients that sent invalid bytes, so that they are never read."""
     x = decoded.x
     for who in decoded.wrong.values():
         x = torch.where(per_row(who, x), torch.nan, x)

@@ -164,7 +164,7 @@ def descend(
     count = len(task)
     moved = {*trained, *(n for n in row if not task.layout.specs[n].trainable)}
     carry: State = {
-        # Trained tensors are moved in place, so they are copied; what is not trained may stay as it is.
+        # Trained tensors are moved in place, so they are copied; the others are not.
         "row": {n: x.clone(memory_format=torch.contiguous_format) if n in moved else x for n, x in row.items()},
         "steps": torch.zeros(count, dtype=torch.int64, device=like.device),
         "loss": torch.zeros(count, dtype=torch.float64, device=like.device),
@@ -236,7 +236,7 @@ def _step(task: Task, descent: Descent, objective: Objective, trained: Names) ->
 
 
 def _drawn_again(stacks: tuple[Stack, ...], repeat: int) -> tuple[Stack, ...]:
-    """The same samples; what a model or an objective draws at random, it draws anew for each repeat."""
+    """The same samples, with new random draws of the model and the objective for each repeat."""
     if repeat == 0:
         return stacks
     return tuple(replace(stack, keys=keys.fold(stack.keys, repeat)) for stack in stacks)
@@ -324,7 +324,7 @@ def mean_factors(after: State, trained: Names, task: Task) -> Tensor:
 
 
 def _by_layer(factors: Rows, trained: Names, row: Rows, layout: Layout) -> Tensor:
-    """`[C, L]`: the mean factor of the trained tensors of each layer, for whoever watches; 0 where none is trained."""
+    """`[C, L]`: the mean factor of the trained tensors of each layer, for observers; 0 where none is trained."""
     like = next(iter(row.values()))
     sums = [like.new_zeros(len(like)) for _ in layout.layers]
     counts = [0] * len(sums)

@@ -33,7 +33,7 @@ class Krum(RobustMerge):
 
     An upload's score is Σ ‖θ_i − θ_j‖² over the n − f − 2 uploads nearest to it; f of n ≥ 2f + 3 clients may be wrong.
     Distances are over the trainable columns that all n sent. What the chosen ones sent is averaged as `Mean` does, with
-    their statistics; never more than n − f of them. If fewer than 2f + 3 uploads arrive, or no column is everybody's,
+    their statistics; never more than n − f of them. If fewer than 2f + 3 uploads arrive, or no column was sent by all,
     the server keeps its state and says so.
     """
 
@@ -51,7 +51,7 @@ class Krum(RobustMerge):
             raise RecordError(f"krum keeps at most n - f = {most} of {setup.cohort} clients, not keep={self.keep}")
 
     def footprint(self, setup: Setup) -> Footprint:
-        """Those of one tensor that are kept, beside what every robust merge takes."""
+        """The memory of every robust merge, and the chosen rows of one tensor."""
         usual = super().footprint(setup)
         return replace(usual, absorbed=usual.absorbed + setup.block_bytes())
 
@@ -106,5 +106,5 @@ def _squared_distances(uploads: Uploads, layout: Layout) -> Tensor | None:
 
 
 def _held(rnd: Round, reason: str) -> State:
-    log.warning("round %d: there are %s: the server keeps its last state", rnd.t + 1, reason)
+    log.warning("round %d: there are %s; the server keeps its last state", rnd.t + 1, reason)
     return {}

@@ -51,7 +51,7 @@ class Averaged(Merge):
 
 @record
 class Mean(Averaged, MergeSums):
-    """Σ w_k·θ_k / Σ w_k, column by column over those who sent it; what nobody sent is held.
+    """Σ w_k·θ_k / Σ w_k, column by column over the clients that sent it; a column that no client sent keeps its value.
 
     The weights are n_k, equal (`uniform`), or any field that clients send: a number each, or a number for each entry of
     the leading axes of a tensor, such as class counts for prototypes. Columns that the server does not keep are left
@@ -96,7 +96,7 @@ class Mean(Averaged, MergeSums):
         return {self.field: as_field(self.mean(server, sums), server[self.field])}
 
     def mean(self, server: State, sums: State) -> Rows:
-        """The mean of each block; what nobody sent is held."""
+        """The mean of each block; columns that no client sent keep the server's values."""
         return mean_or_hold(rows_of(sums, "top"), rows_of(sums, "bottom"), blocks(server[self.field]))
 
 
@@ -207,7 +207,7 @@ class Increment(MergeSums):
 
 @record
 class StoreRows(MergeRows):
-    """Of every client the server keeps what it sent last; everybody else's row stays as it was."""
+    """The server keeps each client's latest upload; the rows of clients that sent nothing stay unchanged."""
 
     rows: str = "rows"
     field: str = "theta"

@@ -51,7 +51,7 @@ def received(field: Field, client_rows: Rows, rnd: Round, count: int) -> Rows:
     missing = dict.fromkeys(layers[specs[name].layer].name for name in rows if name not in client_rows)
     if missing:
         named = ", ".join(map(repr, missing))
-        raise RecordError(f"mix: Take finds nobody who has all of {named}: neither the download nor the client's state")
+        raise RecordError(f"mix: Take lacks a part of {named}: neither the download nor the client's state has it")
     return {name: torch.where(sent[name], block, client_rows[name]) for name, block in rows.items()}
 
 
@@ -117,7 +117,7 @@ class Remember(Mix):
 
 @record
 class Fresh(Mix):
-    """A field that starts anew in every round."""
+    """A field that starts again in every round."""
 
     field: str
     spec: FieldSpec

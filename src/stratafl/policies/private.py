@@ -34,9 +34,9 @@ NOISE_PIECE = 2**18  # numbers of one stream; another size is other noise
 class PrivateMean(Mean):
     """θ + (Σ min(1, clip/‖Δ_k‖)·Δ_k + N(0, (noise·clip)²)) / D, where Δ_k = θ_k − θ and D is the size of a cohort.
 
-    D is fixed, since the number of uploads that arrive would tell who was left out. Who is left out, and columns that
-    a client did not send, count as an update of 0. Every trainable column of these layers gets noise, whoever sent it,
-    also in a round of which every upload was left out.
+    D is fixed, because the number of uploads that arrive would tell which clients were left out. A client that is left
+    out, and columns that a client did not send, count as an update of 0. Every trainable column of these layers gets
+    noise in every round, even if no client sent it.
     """
 
     weights: str = "uniform"
@@ -60,14 +60,14 @@ class PrivateMean(Mean):
             )
         if self.delta >= 1 / setup.clients:
             raise RecordError(
-                f"delta={self.delta:g} would allow to publish one of {setup.clients} clients as it is: choose a delta "
+                f"delta={self.delta:g} would allow publishing one of {setup.clients} clients unprotected: choose one "
                 f"well below {1 / setup.clients:g}"
             )
         if not self.noise:
             log.warning("noise=0 promises no privacy: choose 1 or more")
 
     def footprint(self, setup: Setup) -> Footprint:
-        """Noise of one tensor and what it is made of, beside the mean's."""
+        """The mean's memory, and the noise of one tensor with its random bytes."""
         usual = super().footprint(setup)
         return Footprint(usual.client, sums=usual.sums, merge=usual.merge + 6 * setup.block_bytes(torch.float64))
 
@@ -106,7 +106,7 @@ class PrivateMean(Mean):
 
 
 def noise_key(setup: Setup) -> bytes:
-    """The server's secret; in a simulation, where everybody may know it, it follows from the seed."""
+    """The server's secret; in a simulation it follows from the seed, which is public."""
     if setup.secret is not None:
         return setup.secret
     return blake2b(str(setup.seeds.batches).encode(), digest_size=32, person=b"stratafl noise").digest()

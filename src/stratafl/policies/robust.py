@@ -1,12 +1,12 @@
-"""Robust merges: what a server can put in the place of a mean that one client may not decide.
+"""Robust merges: alternatives to a mean that no single client can decide.
 
 `robust(algorithm, "median")` replaces every `Mean` of a method. Each merge sees all uploads of a round side by side and
-goes column by column over the clients that sent it; what nobody sent is held. Clipping to a given norm needs no other
-client's upload, so that is an option of `Mean` and its kin, which goes on adding up one upload after the other.
+goes column by column over the clients that sent it; columns that no client sent keep their values. Clipping to a fixed
+norm needs no other client's upload, so it is an option of `Mean`, which still adds up one upload after the other.
 
-They bound what a few clients can do; against many who agree nothing here helps, and a client whose data is merely
-unlike the others' is cut off as well. Of a column that one client sent (FLAYER) the median is that client's: there only
-clipping helps.
+Robust merges bound the influence of a few clients. They do not help against many that collude, and they also cut off a
+client whose data merely differs from the others'. The median of a column that one client sent (FLAYER) is that client's
+value: there only clipping helps.
 """
 
 import logging
@@ -136,7 +136,7 @@ class ClippedMean(RobustMerge):
 
 
 def _middle(norms: Tensor) -> Tensor:
-    """The median of those who moved: whoever took no step says nothing about how long steps are."""
+    """The median over the clients that moved: a client without a step says nothing about the length of steps."""
     ordered = norms[norms > 0].sort().values
     count = len(ordered)
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else norms.new_zeros(())
@@ -157,9 +157,9 @@ def robust(
 ) -> Algorithm:
     """The method with a robust merge wherever it averages uploads.
 
-    `share` is what is trimmed; updates are clipped to `factor` times the cohort's median, or to a `norm`. The latter
-    also acts where a server goes on from the mean of a model, such as a server optimiser. Krum takes `keep` uploads
-    and withstands `f` wrong ones.
+    `share` is trimmed at each end. Updates are clipped to `factor` times the cohort's median norm, or to a `norm`.
+    That also works where a server continues from the mean of a model, such as a server optimiser. Krum takes `keep`
+    uploads and withstands `f` wrong ones.
     """
     build = _made(how, share, factor, f, keep)
     exchange = _clipping(norm) if how == "clipped" and norm is not None else _replacing(how, build)
@@ -184,7 +184,7 @@ def _records(algorithm: Algorithm) -> list[Layerwise]:
 
 
 def _replacing(how: How, build: Made) -> Exchange:
-    """Another merge in the place of every plain mean."""
+    """Replace every plain mean."""
 
     def exchange(algorithm: Layerwise) -> Layerwise:
         steps = (_robust_mean(step, how, build) if type(step) is Mean else step for step in algorithm.merge)
@@ -225,20 +225,20 @@ def _name_what_stays(how: How, before: list[Layerwise], after: list[Layerwise]) 
     ]
     if steps:
         stay = ", ".join(dict.fromkeys(steps))
-        log.warning("merge '%s' takes the place of plain means; these merges see every upload as it is: %s", how, stay)
+        log.warning("merge '%s' replaces plain means; these merges still see every upload unchanged: %s", how, stay)
 
 
 def _refusal(how: How, algorithms: list[Layerwise]) -> str:
     steps = [type(step).__name__ for each in algorithms for step in each.merge]
-    by = f"merges by {', '.join(dict.fromkeys(steps))}" if steps else "merges nothing that is known"
-    return f"merge '{how}' takes the place of a mean of uploads (Mean), and this method {by}: leave it out"
+    by = f"merges by {', '.join(dict.fromkeys(steps))}" if steps else "has no merge"
+    return f"merge '{how}' replaces a mean of uploads (Mean), and this method {by}: leave it out"
 
 
 def _robust_mean(mean: Mean, how: How, build: Made) -> RobustMerge:
     if mean.unsent != "held":
-        raise RecordError(f"merge '{how}' holds what nobody sent: leave out unsent='{mean.unsent}'")
+        raise RecordError(f"merge '{how}' keeps columns that no client sent: leave out unsent='{mean.unsent}'")
     if mean.clip is not None:
-        raise RecordError(f"merge '{how}' takes the place of a mean whose updates are clipped: leave one of them out")
+        raise RecordError(f"merge '{how}' replaces a mean whose updates are already clipped: leave one of them out")
     return build(mean.field, _verified(mean.weights))
 
 

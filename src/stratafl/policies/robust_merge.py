@@ -16,7 +16,7 @@ from stratafl.core.steps import MergeRows
 from stratafl.policies.merge import Averaged, Mean, as_field, blocks, broadcast
 
 PIECE = 2**16  # columns of all clients that are in float64 at a time
-NUMBERS = 8  # float64 numbers beside each column while a piece is sorted and averaged: values, places, weights
+NUMBERS = 8  # float64 numbers per column while a piece is sorted and averaged: values, places, weights
 
 
 @record

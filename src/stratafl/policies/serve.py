@@ -61,7 +61,7 @@ class Deliver(Download):
 
 @record
 class MeanOfRows(Serve):
-    """The mean of all clients' rows, as a model for somebody who has no row yet: a `welcome`."""
+    """The mean of all clients' rows, as a model for clients without a row: a `welcome`."""
 
     rows: str = "rows"
     field: str = "theta"

@@ -191,7 +191,7 @@ class LocalTraining(Train):
         return Batching(self.batch, self.drop_last)
 
     def footprint(self, setup: Setup) -> Footprint:
-        """The state that steps hand on, and gradients that are edited, clipped or decayed beside what they were."""
+        """The optimiser's state, and copies of gradients that are edited, clipped or decayed."""
         row = setup.row_bytes(setup.layout.trainable(self.layers))
         edited = bool(self.edits) + (self.clip is not None) + bool(self.weight_decay)
         elsewhere = 2 * (self.gradient is not None) + 2 * len(self.follow)

@@ -4,6 +4,6 @@ A `recipe` and its `claims` are TOML; a `reproduction` runs the cells, `verdicts
 both down. It stands on `report`; only `cli` imports it.
 """
 
-from stratafl.recipes.recipe import SCALES, Cell, Recipe, read, recipe_names, recipes
+from stratafl.recipes.recipe import SCALES, Recipe, RecipeCell, parse_recipe, recipe_names, recipes
 
-__all__ = ["SCALES", "Cell", "Recipe", "read", "recipe_names", "recipes"]
+__all__ = ["SCALES", "Recipe", "RecipeCell", "parse_recipe", "recipe_names", "recipes"]

@@ -78,7 +78,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RecipeCell:
     """One row in one column with one seed."""
 
     row: str
@@ -125,15 +125,15 @@ class Recipe:
 
         Names are separated by commas, and may have commas in them.
         """
-        known = {"row": [row.name for row in self.rows], "column": [column.name for column in self.columns]}
-        asked = {"row": _names("row", rows, known["row"]), "column": _names("column", columns, known["column"])}
-        kept = {kind: names or known[kind] for kind, names in asked.items()}
-        left = [f"{kind} {name}" for kind, names in known.items() for name in names if name not in kept[kind]]
+        existing = {"row": [row.name for row in self.rows], "column": [column.name for column in self.columns]}
+        asked = {"row": _names("row", rows, existing["row"]), "column": _names("column", columns, existing["column"])}
+        chosen = {kind: names or existing[kind] for kind, names in asked.items()}
+        left = [f"{kind} {name}" for kind, names in existing.items() for name in names if name not in chosen[kind]]
         scales = {name: replace(scale, columns=asked["column"]) for name, scale in self.scales.items()}
         return replace(
             self,
-            rows=tuple(row for row in self.rows if row.name in kept["row"]),
-            columns=tuple(column for column in self.columns if column.name in kept["column"]),
+            rows=tuple(row for row in self.rows if row.name in chosen["row"]),
+            columns=tuple(column for column in self.columns if column.name in chosen["column"]),
             scales=scales if asked["column"] else self.scales,
             left_out=tuple(left),
         )
@@ -141,11 +141,11 @@ class Recipe:
     def columns_at(self, scale: str) -> list[str]:
         return self.at(scale).columns or [column.name for column in self.columns]
 
-    def cells(self, scale: str, more: Settings = MappingProxyType({}), seeds: int | None = None) -> list[Cell]:
+    def cells(self, scale: str, more: Settings = MappingProxyType({}), seeds: int | None = None) -> list[RecipeCell]:
         """The cells of a scale, seed by seed, so that an early stop leaves numbers for every row and column."""
         run = set(self.columns_at(scale))
         return [
-            Cell(row.name, column.name, seed, self._experiment(row, column, scale, {**more, "run.seed": seed}))
+            RecipeCell(row.name, column.name, seed, self._experiment(row, column, scale, {**more, "run.seed": seed}))
             for seed in range(seeds or self.at(scale).seeds)
             for column in self.columns
             if column.name in run
@@ -159,23 +159,23 @@ class Recipe:
         method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
         first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
         first["evaluate.metric"] = "plain"  # papers print accuracies
-        made = with_values(Experiment(), first)
+        experiment = with_values(Experiment(), first)
         for layer in layers:
-            given = {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"}
-            made = with_values(made, given) if given else made
-        return with_values(made, _for(method, more))
+            settings = {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"}
+            experiment = with_values(experiment, settings) if settings else experiment
+        return with_values(experiment, _for(method, more))
 
 
 def _for(method: str | None, settings: Settings) -> Settings:
     """The settings without options of other methods; those of each part of a combination are options of it."""
-    parts, found = (method or "").split("+"), dict[str, Any]()
+    parts, applicable = (method or "").split("+"), dict[str, Any]()
     for path, value in settings.items():
         table, _, key = path.partition(".")
         if table in parts:
-            found[f"algorithm.{key}"] = value
+            applicable[f"algorithm.{key}"] = value
         elif table not in ALGORITHMS and table not in EXTENSIONS:
-            found[path] = value
-    return found
+            applicable[path] = value
+    return applicable
 
 
 def recipe_names() -> list[str]:
@@ -188,23 +188,24 @@ def recipes(name: str) -> list[Recipe]:
     """The recipe `paper/table`, all recipes of a paper, or the recipe in a file `table.toml`."""
     if name.endswith(".toml"):
         return [_own(Path(name))]
-    known = recipe_names()
-    papers = sorted({each.partition("/")[0] for each in known})
-    chosen = [each for each in known if name in (each, each.partition("/")[0])]
+    names = recipe_names()
+    papers = sorted({each.partition("/")[0] for each in names})
+    chosen = [each for each in names if name in (each, each.partition("/")[0])]
     if not chosen:
-        raise unknown("recipe", name, [*papers, *known])
-    return [read(each, files("stratafl.recipes").joinpath(f"{each}.toml").read_text("utf-8")) for each in chosen]
+        raise unknown("recipe", name, [*papers, *names])
+    folder = files("stratafl.recipes")
+    return [parse_recipe(each, folder.joinpath(f"{each}.toml").read_text("utf-8")) for each in chosen]
 
 
 def _own(path: Path) -> Recipe:
     try:
-        return replace(read(f"own/{path.stem}", path.read_text("utf-8")), source=str(path.resolve()))
+        return replace(parse_recipe(f"own/{path.stem}", path.read_text("utf-8")), source=str(path.resolve()))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise RecordError(f"the recipe '{path}' cannot be read: {why}") from error
 
 
-def read(name: str, text: str) -> Recipe:
+def parse_recipe(name: str, text: str) -> Recipe:
     """A recipe from its TOML; unknown keys and names are refused."""
     try:
         return _recipe(name, tomllib.loads(text))
@@ -229,31 +230,31 @@ class _File:
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
-    found = from_settings("recipe", _File, table)
+    file = from_settings("recipe", _File, table)
 
     def records(key: str, kind: type[T]) -> tuple[T, ...]:
-        return tuple(from_settings(key, kind, each) for each in getattr(found, key))
+        return tuple(from_settings(key, kind, each) for each in getattr(file, key))
 
     for key in ("title", "columns", "rows", "scales"):
         if not table[key]:
             raise RecordError(f"'{key}' is empty; a recipe needs it (docs/recipes.md has an example)")
-    scales = {scale: from_settings(scale, Scale, each) for scale, each in found.scales.items()}
+    scales = {scale: from_settings(scale, Scale, each) for scale, each in file.scales.items()}
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
-    notes, readings = tuple(map(str, found.notes)), tuple(map(str, found.readings))
-    made = Recipe(name, found.title, columns, rows, scales, claims, found.protocol, found.settings, notes, readings)
-    made = replace(made, tuned=found.tuned)
-    _check(made)
-    return made
+    texts = tuple(map(str, file.notes)), tuple(map(str, file.readings))
+    tables = (columns, rows, scales, claims, file.protocol, file.settings)
+    recipe = Recipe(name, file.title, *tables, *texts, tuned=file.tuned)
+    _check(recipe)
+    return recipe
 
 
 def _check(recipe: Recipe) -> None:
     columns, rows = [column.name for column in recipe.columns], [row.name for row in recipe.rows]
     _different("columns", columns)
     _different("rows", rows)
-    for scale, each in recipe.scales.items():
+    for scale, settings in recipe.scales.items():
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
-        _known("column", each.columns or [], columns)
+        _known("column", settings.columns or [], columns)
     _known("measure", list(recipe.readings), list(MEASURES))
     for row in recipe.rows:
         _known("measure", list(row.also), list(MEASURES))
@@ -277,20 +278,20 @@ def _different(kind: str, names: list[str]) -> None:
             raise RecordError(f"{count} {kind} have the same name '{name}'; give each its own")
 
 
-def _known(kind: str, names: list[str], known: list[str]) -> None:
+def _known(kind: str, names: list[str], allowed: list[str]) -> None:
     for name in names:
-        if name not in known:
-            raise unknown(kind, str(name), known)
+        if name not in allowed:
+            raise unknown(kind, str(name), allowed)
 
 
-def _names(kind: str, text: str, known: list[str]) -> list[str]:
+def _names(kind: str, text: str, allowed: list[str]) -> list[str]:
     """Names out of a list with commas, in which a name may have commas itself: the longest that is known counts."""
-    parts, found = [part.strip() for part in text.split(",") if part.strip()], list[str]()
+    parts, names = [part.strip() for part in text.split(",") if part.strip()], list[str]()
     while parts:
         several = [", ".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        name = next((name for name in several if name in known), None)
+        name = next((name for name in several if name in allowed), None)
         if name is None:
-            raise unknown(kind, parts[0], known)
-        found.append(name)
+            raise unknown(kind, parts[0], allowed)
+        names.append(name)
         parts = parts[name.count(",") + 1 :]
-    return found
+    return names

@@ -27,7 +27,7 @@ from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.memory import device_of
 from stratafl.files import write_atomically
 from stratafl.recipes.claims import OF_CONVERGENCE, REFERENCE
-from stratafl.recipes.recipe import Cell, Recipe
+from stratafl.recipes.recipe import Recipe, RecipeCell
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.verdict import Verdict
@@ -35,11 +35,11 @@ from stratafl.runs.comparison import SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.journal import line_bodies
 from stratafl.runs.run import Run
-from stratafl.tuning.search import Plan, Search, SearchResult, shown_settings
+from stratafl.tuning.search import Search, SearchResult, TuningPlan, shown_settings
 from stratafl.tuning.space import LR
 
 FILE, RESULT = "reproduce.toml", "result.md"
-FEW = 10  # with more columns left out, they are counted instead of named
+MAX_NAMED_COLUMNS = 10  # with more columns left out, they are counted instead of named
 VALIDATION = 0.1  # share of validation data in the trials of recipes whose runs have none
 TUNED = "the learning rate of every row was tuned on validation data"
 SETTLED = 0.9  # of its rounds; a run that converges later may still be improving
@@ -80,7 +80,7 @@ class Reproduction:
         return f"{', '.join(names)} in place of {columns}"
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[RecipeCell]:
         return self.recipe.cells(self.scale, self.settings, self.seeds)
 
     def begin(self) -> None:
@@ -88,53 +88,53 @@ class Reproduction:
         asked: dict[str, Any] = {"recipe": self.recipe.name, "scale": self.scale, "settings": dict(self.settings)}
         asked |= {"source": self.recipe.source} if self.recipe.source else {}
         if (self.folder / FILE).exists():
-            found = read_toml(self.folder / FILE)
-            if isinstance(found.get("settings"), list):  # as they were typed, in folders of older versions
-                found["settings"] = parse_settings(map(str, found["settings"]))
+            stored = read_toml(self.folder / FILE)
+            if isinstance(stored.get("settings"), list):  # as they were typed, in folders of older versions
+                stored["settings"] = parse_settings(map(str, stored["settings"]))
             for key, value in asked.items():
-                if found.get(key) != value:
-                    given = f"{found.get(key)}, not {value}"
-                    raise RunError(f"'{self.folder}' was made with {key} {given}; choose another --out")
+                if stored.get(key) != value:
+                    difference = f"{stored.get(key)}, not {value}"
+                    raise RunError(f"'{self.folder}' was made with {key} {difference}; choose another --out")
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / FILE, tomli_w.dumps(asked).encode())
 
-    def search(self, cell: Cell) -> Search:
+    def search(self, cell: RecipeCell) -> Search:
         """The search for the learning rate of a row in a column, with a seed that no cell has."""
         key = (cell.row, cell.column)
         if key not in self.searches:
             base = with_values(cell.experiment, {"run.seed": SEEDS})
             if base.data.validation == 0:
                 base = with_values(base, {"data.validation": VALIDATION})
-            plan = Plan(self.recipe.at(self.scale).trials, only=(LR,))
+            plan = TuningPlan(self.recipe.at(self.scale).trials, only=(LR,))
             place = self.root / "tuning" / f"{run_name(base, self.trust)}-{plan.trials}"
             self.searches[key] = Search(place, base, plan, self.trust)
         return self.searches[key]
 
-    def choice(self, cell: Cell) -> SearchResult | None:
+    def choice(self, cell: RecipeCell) -> SearchResult | None:
         """What its search chose; None while it is not decided."""
         key = (cell.row, cell.column)
-        if key not in self.chosen and (found := self.search(cell).choice()) is not None:
-            self.chosen[key] = found
-            if found.settings is None:
+        if key not in self.chosen and (result := self.search(cell).choice()) is not None:
+            self.chosen[key] = result
+            if result.settings is None:
                 self.failed[key] = "every trial of its tuning failed"
         return self.chosen.get(key)
 
-    def experiment(self, cell: Cell) -> Experiment | None:
+    def experiment(self, cell: RecipeCell) -> Experiment | None:
         """What a cell runs; None if that is still to be tuned."""
         if not self.recipe.tuned:
             return cell.experiment
-        found = self.choice(cell)
-        return None if found is None or found.settings is None else with_values(cell.experiment, found.settings)
+        result = self.choice(cell)
+        return None if result is None or result.settings is None else with_values(cell.experiment, result.settings)
 
-    def place(self, cell: Cell) -> Path:
+    def place(self, cell: RecipeCell) -> Path:
         """The directory of its run, which is nowhere before it is tuned."""
         experiment = self.experiment(cell)
         if experiment is None:
             return self.search(cell).folder / "chosen"
         return self.root / "runs" / run_name(experiment, self.trust)
 
-    def run(self, cell: Cell) -> Run | None:
+    def run(self, cell: RecipeCell) -> Run | None:
         """The run of a cell, new or resumed; None if its data is not available, which `refused` records."""
         place, experiment = self.place(cell), self.experiment(cell)
         if experiment is None:
@@ -156,69 +156,69 @@ class Reproduction:
             name = run.experiment.data.name
             raise RunError(f"'{name}' has no classes, but recipes compare accuracies; see data.targets")
 
-    def able(self, cell: Cell) -> bool:
+    def able(self, cell: RecipeCell) -> bool:
         """Whether this machine has the precision of a cell; a device that is not here is refused."""
         device = torch.device(device_of(cell.experiment.run.device))
         return cell.experiment.run.precision == "fp32" or device.type == "cuda"
 
     def lacks(self) -> str | None:
         """What this machine lacks for the unfinished cells, and what to do; None if it lacks nothing."""
-        first = next((cell for cell, one in self.outcomes() if one is None and not self.able(cell)), None)
+        first = next((cell for cell, outcome in self.outcomes() if outcome is None and not self.able(cell)), None)
         if first is None:
             return None
         ways = [*(["--scale smoke"] if self.scale != "smoke" else []), "--set run.precision=fp32"]
-        given = f"{self.recipe.name} at scale {self.scale} uses {first.experiment.run.precision}"
-        return f"{given}, which needs a GPU, but this machine computes on a CPU; use {' or '.join(ways)}"
+        needed = f"{self.recipe.name} at scale {self.scale} uses {first.experiment.run.precision}"
+        return f"{needed}, which needs a GPU, but this machine computes on a CPU; use {' or '.join(ways)}"
 
-    def done(self, cell: Cell) -> int:
+    def done(self, cell: RecipeCell) -> int:
         return sum(1 for _ in line_bodies(self.place(cell) / "rounds.jsonl"))
 
-    def outcomes(self) -> Iterator[tuple[Cell, Outcome | None]]:
+    def outcomes(self) -> Iterator[tuple[RecipeCell, Outcome | None]]:
         """Every cell with its outcome; None if its run is not finished."""
         for cell in (*self.cells, *self.further):
             yield cell, self.outcome(cell)
 
     @cached_property
-    def further(self) -> list[Cell]:
+    def further(self) -> list[RecipeCell]:
         """Finished cells with seeds of an earlier call that this call does not include."""
-        found = list[Cell]()
+        finished = list[RecipeCell]()
         for seed in count(1 + max((cell.seed for cell in self.cells), default=-1)):
             more = self.recipe.cells(self.scale, self.settings, seed + 1)
             ended = [cell for cell in more if cell.seed == seed and self.outcome(cell) is not None]
             if not ended:
                 break
-            found += ended
-        return found
+            finished += ended
+        return finished
 
-    def outcome(self, cell: Cell) -> Outcome | None:
+    def outcome(self, cell: RecipeCell) -> Outcome | None:
         """The outcome of a cell; None if its run is not finished."""
         place = self.place(cell)
         if place not in self.ended and is_run(place) and self.done(cell):
-            one = read_outcome(place)
-            if one.rounds >= cell.experiment.run.rounds or one.stopped:
-                self.ended[place] = one
+            outcome = read_outcome(place)
+            if outcome.rounds >= cell.experiment.run.rounds or outcome.stopped:
+                self.ended[place] = outcome
         return self.ended.get(place)
 
     def numbers(self, measure: str = "score") -> Numbers:
         if measure == "relative":
             return relative(self.numbers("seconds"))
         table: dict[tuple[str, str], dict[int, float]] = {}
-        for cell, one in self.outcomes():
-            value = None if one is None else measured(one, measure)
+        for cell, outcome in self.outcomes():
+            value = None if outcome is None else paper_measure(outcome, measure)
             if value is not None:
                 table.setdefault((cell.row, cell.column), {})[cell.seed] = value
         return table
 
     def leaking(self) -> set[tuple[str, str]]:
         """Cells whose numbers are not comparable, because test data influences training."""
-        return {(cell.row, cell.column) for cell, one in self.outcomes() if one is not None and one.leaks}
+        return {(cell.row, cell.column) for cell, outcome in self.outcomes() if outcome is not None and outcome.leaks}
 
     def printed(self, measure: str = "score") -> Printed:
-        one = "score" if measure in self.recipe.readings else measure
-        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(one).items()}
+        reading = "score" if measure in self.recipe.readings else measure
+        return {(row.name, name): float(v) for row in self.recipe.rows for name, v in row.prints(reading).items()}
 
     def judged(self) -> list[Verdict]:
-        columns, found, shorter = self.recipe.columns_at(self.scale), list[Verdict](), self.shorter()
+        columns, judged_claims, shorter = self.recipe.columns_at(self.scale), list[Verdict](), self.shorter()
         every = {measure: self.numbers(measure) for measure in {claim.measure for claim in self.recipe.claims}}
         controls = [row.name for row in self.recipe.rows if row.control]
         for claim in self.recipe.claims:
@@ -227,26 +227,26 @@ class Reproduction:
             numbers, best = every[claim.measure], claim.kind == "best"
             rivals = {place: values for place, values in numbers.items() if not (best and place[0] in controls)}
             judged = verdicts(claim, rivals, self.printed(claim.measure), columns, shorter)
-            found += [self._against_rivals(verdict, numbers) for verdict in judged] if best else judged
+            judged_claims += [self._against_rivals(verdict, numbers) for verdict in judged] if best else judged
         paper, _, table = self.recipe.name.partition("/")
-        found = [v if v.holds is None else replace(v, column=self.shown(v.column)) for v in found]
+        judged_claims = [v if v.holds is None else replace(v, column=self.shown(v.column)) for v in judged_claims]
         if self.recipe.tuned:
-            found = [v if v.holds is None else replace(v, reason=f"{v.reason}; {TUNED}") for v in found]
-        return [replace(v, paper=paper, table=table, stand_in=self.stand_in is not None) for v in found]
+            judged_claims = [v if v.holds is None else replace(v, reason=f"{v.reason}; {TUNED}") for v in judged_claims]
+        return [replace(v, paper=paper, table=table, stand_in=self.stand_in is not None) for v in judged_claims]
 
     def shorter(self) -> dict[str, str]:
         """By column, how many rounds replace those of scale full; empty if the numbers do not compare."""
         if self.stand_in or "full" not in self.recipe.scales:
             return {}
         whole = {(cell.row, cell.column): cell.experiment.run.rounds for cell in self.recipe.cells("full", seeds=1)}
-        found: dict[str, set[tuple[int, int]]] = {}
+        differing: dict[str, set[tuple[int, int]]] = {}
         for cell in self.cells:
-            here, there = cell.experiment.run.rounds, whole.get((cell.row, cell.column))
-            if there is not None and here != there:
-                found.setdefault(cell.column, set()).add((here, there))
+            rounds, full_rounds = cell.experiment.run.rounds, whole.get((cell.row, cell.column))
+            if full_rounds is not None and rounds != full_rounds:
+                differing.setdefault(cell.column, set()).add((rounds, full_rounds))
         return {
-            column: ", ".join(f"{counted(here, 'round')} in place of {there:,}" for here, there in sorted(pairs))
-            for column, pairs in found.items()
+            column: ", ".join(f"{counted(here, 'round')} in place of {full:,}" for here, full in sorted(pairs))
+            for column, pairs in differing.items()
         }
 
     @property
@@ -257,43 +257,44 @@ class Reproduction:
     def _against_rivals(self, verdict: Verdict, numbers: Numbers) -> Verdict:
         """The verdict, with the rivals that are missing."""
         missing = sum(row.missing is not None for row in self.recipe.rows)
-        said = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
+        notes = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
         rivals = [row for row in self.recipe.runnable if not row.control and row.runs(verdict.column)]
         left = [row.name for row in rivals if (row.name, verdict.column) not in numbers]
-        said += f"; not run yet: {', '.join(left)}" if left else ""
-        return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + said)
+        notes += f"; not run yet: {', '.join(left)}" if left else ""
+        return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + notes)
 
     def tuning_lines(self) -> list[str]:
         """What was chosen for each row in each column, and on what."""
         cells = {(cell.row, cell.column): cell for cell in self.cells} if self.recipe.tuned else {}
-        found = {key: (self.choice(cell), self.search(cell)) for key, cell in cells.items()}
+        searches = {key: (self.choice(cell), self.search(cell)) for key, cell in cells.items()}
         return [
             f"{row}, {column}: {shown_settings(choice.settings)} of {len(choice.trials)} tried"
             + "".join(f", the {side} of them" for side in choice.sides.values() if side != "inside")
             + f" ({counted(choice.rounds, 'round')} of trials, data.validation={search.base.data.validation:g})"
-            for (row, column), (choice, search) in found.items()
+            for (row, column), (choice, search) in searches.items()
             if choice is not None and choice.settings is not None
         ]
 
-    def _why(self, cell: Cell) -> str:
+    def _why(self, cell: RecipeCell) -> str:
         why = self.refused.get(cell.column) or self.failed.get((cell.row, cell.column))
         why = why or ("not tuned yet" if self.experiment(cell) is None else None)
         why = why or (None if self.able(cell) else f"{cell.experiment.run.precision} needs a GPU")
         return why or f"{self.done(cell)} of {counted(cell.experiment.run.rounds, 'round')}"
 
     def diverged(self) -> list[str]:
-        ended = [(cell, one) for cell, one in self.outcomes() if one is not None]
-        return [f"{cell.row}, {cell.column}, seed {cell.seed}" for cell, one in ended if one.diverged]
+        ended = [(cell, outcome) for cell, outcome in self.outcomes() if outcome is not None]
+        return [f"{cell.row}, {cell.column}, seed {cell.seed}" for cell, outcome in ended if outcome.diverged]
 
     def not_run(self) -> list[str]:
         """The cells, columns and methods that were not run, and why."""
-        open_cells = [cell for cell, one in self.outcomes() if one is None]
+        open_cells = [cell for cell, outcome in self.outcomes() if outcome is None]
         lines = [f"{cell.row}, {cell.column}, seed {cell.seed}: {self._why(cell)}" for cell in open_cells]
         if self.stand_in:
             lines.append(f"the paper's own data: {self.stand_in}; numbers do not compare, and rankings are no evidence")
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         missing = [row.name for row in self.recipe.rows if row.missing]
-        named = "; ".join(left_out) if len(left_out) <= FEW else f"{len(left_out)} of {len(self.recipe.columns)}"
+        several = f"{len(left_out)} of {len(self.recipe.columns)}"
+        named = "; ".join(left_out) if len(left_out) <= MAX_NAMED_COLUMNS else several
         lines += [f"left out: {', '.join(self.recipe.left_out)}"] if self.recipe.left_out else []
         lines += [f"columns that are not part of scale {self.scale}: {named}"] if left_out else []
         return lines + ([f"methods that are not in the catalogue: {', '.join(missing)}"] if missing else [])
@@ -301,18 +302,18 @@ class Reproduction:
 
 def run_name(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> str:
     """The name of the run directory of an experiment: method, data, model, and a digest of all settings."""
-    told = to_tables(completed(experiment, trust))
-    _as_before(told)
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    tables = to_tables(completed(experiment, trust))
+    _as_before(tables)
+    digest = hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{experiment.algorithm.name}-{Path(experiment.data.name).stem}-{experiment.model.name}"
     return f"{''.join(c if c.isalnum() else '-' for c in name)}-{digest}"
 
 
-def _as_before(told: dict[str, dict[str, Any]]) -> None:
+def _as_before(tables: dict[str, dict[str, Any]]) -> None:
     """Settings as they were before some of their keys came: the same experiment keeps its name."""
     for table, then in BEFORE.items():
-        told[table] = {key: value for key, value in told[table].items() if then.get(key) != value}
-    evaluate = told["evaluate"]
+        tables[table] = {key: value for key, value in tables[table].items() if then.get(key) != value}
+    evaluate = tables["evaluate"]
     for key, usual in (("better", "auto"), ("test", True)):
         if evaluate.get(key) == usual:
             del evaluate[key]
@@ -322,29 +323,29 @@ def _as_before(told: dict[str, dict[str, Any]]) -> None:
 
 def relative(seconds: Numbers) -> Numbers:
     """Seconds per round, divided by FedAvg's in the same column with the same seed; empty where FedAvg has none."""
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    quotients: dict[tuple[str, str], dict[int, float]] = {}
     for (row, column), values in seconds.items():
         usual = seconds.get((REFERENCE, column), {})
         shares = {seed: value / usual[seed] for seed, value in values.items() if usual.get(seed)}
-        found |= {(row, column): shares} if shares else {}
-    return found
+        quotients |= {(row, column): shares} if shares else {}
+    return quotients
 
 
-def measured(one: Outcome, measure: str) -> float | None:
+def paper_measure(outcome: Outcome, measure: str) -> float | None:
     """A number of a run as papers print it; see `MEASURES`."""
-    numbers = one.numbers()
+    numbers = outcome.numbers()
     if measure in ("trained", "global"):
-        sent = measure == "global" and one.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
-        name = "client_accuracy" if one.config["evaluate"]["average"] == "clients" else "accuracy"
-        found = next((line for line in one.lines if line["round"] == numbers["selected_round"]), {})
-        value = found.get(f"test.{'received' if sent else measure}.{name}")
+        sent = measure == "global" and outcome.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
+        name = "client_accuracy" if outcome.config["evaluate"]["average"] == "clients" else "accuracy"
+        selected = next((line for line in outcome.lines if line["round"] == numbers["selected_round"]), {})
+        value = selected.get(f"test.{'received' if sent else measure}.{name}")
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
     if measure in OF_CONVERGENCE:
-        settled = numbers.get("converged_round", inf) <= SETTLED * one.rounds
+        settled = numbers.get("converged_round", inf) <= SETTLED * outcome.rounds
         return numbers["converged_round" if measure == "rounds" else "converged_seconds"] if settled else None
     if measure == "bytes":
         return numbers["bytes"] / numbers["rounds"] / 2**20
     # A mean would count the compilation in the first round.
-    return median(float(line["seconds.train"] + line["seconds.server"]) for line in one.lines)
+    return median(float(line["seconds.train"] + line["seconds.server"]) for line in outcome.lines)

@@ -13,7 +13,7 @@ from stratafl.report.verdict import Verdict
 Place = tuple[str, str]  # row and column
 Numbers = Mapping[Place, Mapping[int, float]]  # by seed
 Printed = Mapping[Place, float]
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_SHORTER: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,13 @@ class PairedDifference:
     seeds: int
 
     @staticmethod
-    def of(each: Sequence[float]) -> "PairedDifference | None":
+    def of(differences: Sequence[float]) -> "PairedDifference | None":
         """From the difference of each seed; None without any."""
-        if not each:
+        if not differences:
             return None
-        found = interval(each)
-        return PairedDifference(fmean(each), None if found is None else found.high - found.mean, len(each))
+        estimate = interval(differences)
+        margin = None if estimate is None else estimate.high - estimate.mean
+        return PairedDifference(fmean(differences), margin, len(differences))
 
     def undecided(self, *limits: float) -> bool:
         """Whether a deciding limit is within the interval, so that other seeds may change the verdict."""
@@ -59,12 +60,12 @@ class PairedDifference:
 
 def leads(claim: Claim, numbers: Numbers, a: Place, b: Place) -> dict[int, float]:
     """How much better `a` is than `b`, by seed."""
-    here, there = numbers.get(a, {}), numbers.get(b, {})
-    return {seed: claim.sign * (here[seed] - there[seed]) for seed in sorted(set(here) & set(there))}
+    ours, theirs = numbers.get(a, {}), numbers.get(b, {})
+    return {seed: claim.sign * (ours[seed] - theirs[seed]) for seed in sorted(set(ours) & set(theirs))}
 
 
 def verdicts(
-    claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str], shorter: Mapping[str, str] = NOTHING
+    claim: Claim, numbers: Numbers, printed: Printed, columns: Sequence[str], shorter: Mapping[str, str] = NO_SHORTER
 ) -> list[Verdict]:
     """One verdict for each column that is run, or one for several columns together.
 
@@ -73,22 +74,22 @@ def verdicts(
     asked = list(claim.columns or columns)
     run = [column for column in asked if column in columns]
     if claim.kind not in OVER_COLUMNS:
-        found = [_after(_Judge(claim, numbers, printed, column).verdict(), claim, [column], shorter) for column in run]
+        judged = [_after(_Judge(claim, numbers, printed, column).verdict(), claim, [column], shorter) for column in run]
     elif len(run) > 1 and (claim.kind == "flat" or (run[0], run[-1]) == (asked[0], asked[-1])):
         over = _Judge(replace(claim, columns=run), numbers, printed, " → ".join(run)).verdict()
-        found = [_after(over, claim, run, shorter)]
+        judged = [_after(over, claim, run, shorter)]
     else:
-        found = []
+        judged = []
     where = " → " if claim.kind in OVER_COLUMNS else "; "
-    return found or [_Judge(claim, numbers, printed, where.join(asked)).unknown("not part of this scale")]
+    return judged or [_Judge(claim, numbers, printed, where.join(asked)).unknown("not part of this scale")]
 
 
 def _after(verdict: Verdict, claim: Claim, columns: Sequence[str], shorter: Mapping[str, str]) -> Verdict:
     """The verdict, with the number of rounds if it is not the paper's."""
-    said = dict.fromkeys(shorter[column] for column in columns if column in shorter)
-    if verdict.holds is None or claim.measure in PER_ROUND or not said:
+    fewer_rounds = dict.fromkeys(shorter[column] for column in columns if column in shorter)
+    if verdict.holds is None or claim.measure in PER_ROUND or not fewer_rounds:
         return verdict
-    return replace(verdict, reason="; ".join([verdict.reason, *said]))
+    return replace(verdict, reason="; ".join([verdict.reason, *fewer_rounds]))
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class _Judge:
     column: str
 
     def verdict(self) -> Verdict:
-        found: Verdict = getattr(self, f"_{self.claim.kind}")()
-        return found
+        verdict: Verdict = getattr(self, f"_{self.claim.kind}")()
+        return verdict
 
     def unknown(self, reason: str, paper: str = "") -> Verdict:
         return Verdict(self.claim.says, self.claim.predicate, paper, "", None, reason, column=self.column)
@@ -133,10 +134,10 @@ class _Judge:
         """Whether the first of each pair is better by more than `by`; a pair that fails beyond noise decides."""
         claim, column, differences = self.claim, self.column, list[PairedDifference]()
         for a, b in pairs:
-            found = self._difference((a, column), (b, column))
-            if found is None:
+            difference = self._difference((a, column), (b, column))
+            if difference is None:
                 return self._not_run(f"'{a}' or '{b}'")
-            differences.append(found)
+            differences.append(difference)
         doubtful = [each.undecided(claim.by) for each in differences]
         noise = any(doubtful) and not any(each.below(claim.by) for each in differences)
         texts = [each.text(claim, doubt) for each, doubt in zip(differences, doubtful, strict=True)]
@@ -159,68 +160,70 @@ class _Judge:
         row, by = str(self.claim.row), self.claim.by
         rivals = [other for other, where in self.numbers if where == self.column and other != row]
         every = {other: self._difference((row, self.column), (other, self.column)) for other in rivals}
-        found = {other: difference for other, difference in every.items() if difference is not None}
-        if not found:
+        differences = {other: difference for other, difference in every.items() if difference is not None}
+        if not differences:
             return self.unknown(f"'{row}' or its rivals were not run")
-        nearest, *others = sorted(found, key=lambda other: found[other].mean)
-        doubtful = [other for other in others if not found[nearest].below(by) and found[other].undecided(by)]
+        nearest, *others = sorted(differences, key=lambda other: differences[other].mean)
+        sure = differences[nearest].below(by)
+        doubtful = [other for other in others if not sure and differences[other].undecided(by)]
         return self._pairs([(row, other) for other in (nearest, *doubtful)])
 
     def _close(self) -> Verdict:
         a, b = str(self.claim.row), str(self.claim.than)
-        found = self._difference((a, self.column), (b, self.column))
-        if found is None:
+        difference = self._difference((a, self.column), (b, self.column))
+        if difference is None:
             return self._not_run(f"'{a}' or '{b}'")
-        holds, noise = found.near(self.claim.within)
+        holds, noise = difference.near(self.claim.within)
         paper = self._paper_difference((a, self.column), (b, self.column))
-        reason = f"{a} against {b}: {found.text(self.claim, noise)}"
+        reason = f"{a} against {b}: {difference.text(self.claim, noise)}"
         return self._decided(holds, reason, paper, self._means((a, b)), noise)
 
     def _printed(self) -> Verdict:
         place = str(self.claim.row), self.column
-        there = self.printed.get(place)
-        if there is None:
+        in_paper = self.printed.get(place)
+        if in_paper is None:
             return self.unknown("the paper prints no number")
-        found = PairedDifference.of([self.claim.sign * (each - there) for each in self.numbers.get(place, {}).values()])
-        if found is None:
-            return self._not_run(f"'{self.claim.row}'", paper=f"{there:.2f}")
-        holds, noise = found.near(self.claim.within)
-        reason = f"against the paper: {found.text(self.claim, noise)}"
-        return self._decided(holds, reason, f"{there:.2f}", self._mean(*place), noise)
+        numbers = self.numbers.get(place, {}).values()
+        difference = PairedDifference.of([self.claim.sign * (number - in_paper) for number in numbers])
+        if difference is None:
+            return self._not_run(f"'{self.claim.row}'", paper=f"{in_paper:.2f}")
+        holds, noise = difference.near(self.claim.within)
+        reason = f"against the paper: {difference.text(self.claim, noise)}"
+        return self._decided(holds, reason, f"{in_paper:.2f}", self._mean(*place), noise)
 
     def _rises(self) -> Verdict:
         claim, row, columns = self.claim, str(self.claim.row), self.claim.columns or [""]
         first, last = (row, columns[0]), (row, columns[-1])
-        found = self._difference(last, first)
-        if found is None:
+        difference = self._difference(last, first)
+        if difference is None:
             return self._not_run(f"'{row}'", " in both columns")
-        holds, noise = claim.sign * found.mean > claim.by, found.undecided(claim.sign * claim.by)
+        holds, noise = claim.sign * difference.mean > claim.by, difference.undecided(claim.sign * claim.by)
         shown = " → ".join(self._mean(row, each) for each in columns)
-        return self._decided(holds, found.text(claim, noise), self._paper_difference(last, first), shown, noise)
+        return self._decided(holds, difference.text(claim, noise), self._paper_difference(last, first), shown, noise)
 
     def _widens(self) -> Verdict:
         claim, row, than, columns = self.claim, str(self.claim.row), str(self.claim.than), self.claim.columns or [""]
         ends = (columns[0], columns[-1])
         first, last = (leads(claim, self.numbers, (row, each), (than, each)) for each in ends)
-        found = PairedDifference.of([last[seed] - first[seed] for seed in first if seed in last])
-        if found is None:
+        difference = PairedDifference.of([last[seed] - first[seed] for seed in first if seed in last])
+        if difference is None:
             return self._not_run(f"'{row}' or '{than}'", " in both columns")
         shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in (first, last))
         paper = " → ".join(self._paper_difference((row, each), (than, each)) for each in ends).strip(" →")
-        noise = found.undecided(claim.by)
-        reason = f"the lead of {row} over {than} changes by {found.text(claim, noise)}"
-        return self._decided(found.mean > claim.by, reason, paper, shown, noise)
+        noise = difference.undecided(claim.by)
+        reason = f"the lead of {row} over {than} changes by {difference.text(claim, noise)}"
+        return self._decided(difference.mean > claim.by, reason, paper, shown, noise)
 
     def _flat(self) -> Verdict:
         """The difference of the largest and the smallest number, over the seeds that all columns have."""
-        each = {where: self.numbers.get((str(self.claim.row), where), {}) for where in self.claim.columns or ()}
-        common = set[int].intersection(*(set(values) for values in each.values()))
+        by_column = {where: self.numbers.get((str(self.claim.row), where), {}) for where in self.claim.columns or ()}
+        common = set[int].intersection(*(set(values) for values in by_column.values()))
         if not common:
             return self._not_run(f"'{self.claim.row}'", " in all columns")
-        means = {where: fmean(values[seed] for seed in common) for where, values in each.items()}
-        high, low = each[max(means, key=lambda where: means[where])], each[min(means, key=lambda where: means[where])]
-        found = PairedDifference.of([self.claim.sign * (high[seed] - low[seed]) for seed in sorted(common)])
-        assert found is not None  # there is a common seed
-        holds, noise = found.near(self.claim.within)
+        means = {where: fmean(values[seed] for seed in common) for where, values in by_column.items()}
+        high, low = (by_column[end(means, key=lambda where: means[where])] for end in (max, min))
+        difference = PairedDifference.of([self.claim.sign * (high[seed] - low[seed]) for seed in sorted(common)])
+        assert difference is not None  # there is a common seed
+        holds, noise = difference.near(self.claim.within)
         shown = " → ".join(f"{value:.2f}" for value in means.values())
-        return self._decided(holds, f"they differ by {found.text(self.claim, noise)}", "", shown, noise)
+        return self._decided(holds, f"they differ by {difference.text(self.claim, noise)}", "", shown, noise)

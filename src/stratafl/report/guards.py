@@ -9,7 +9,7 @@ from stratafl.report.formats import listed
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import Rank
 from stratafl.runs.directory import CHOICES
-from stratafl.runs.guard import GuardRecord, read_choices
+from stratafl.runs.guard_files import GuardRecord, read_choices
 
 MAX_CLIENT_NAMES = 8  # in a sentence
 ADVISED_VALIDATION = 0.2  # of the samples, where less was too little

@@ -24,8 +24,8 @@ from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.format import CHECKSUMS
 from stratafl.runs.journal import read_lines
-from stratafl.runs.predictions import read_predictions
-from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, score, scored, stop_reason
+from stratafl.runs.prediction_file import read_predictions
+from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, scored, selected_score, stop_reason
 
 OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see only which class is given
 SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
@@ -176,7 +176,7 @@ class Outcome:
         convergence, key = converged(self.lines, evaluate), self.recorded.key
         metric_key = f"{prefix_of(evaluate)}{key}"
         numbers = {
-            "score": score(self.lines, evaluate),
+            "score": selected_score(self.lines, evaluate),
             **{stage: _number(chosen, f"test.{stage}.{metric_key}") for stage in STAGES},
             "client_mean": _number(chosen, f"{place}.client_{key}"),
             "spread": _number(chosen, f"{place}.std"),

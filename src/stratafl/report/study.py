@@ -207,7 +207,7 @@ def comparisons(folders: Iterable[Path]) -> dict[Path, Compared]:
             comparison = Comparison.read(folder)
             runs = [member.folder for member in comparison.members()]  # or settings that no run can have
             by_folder[folder] = Compared(
-                runs, all("train.lr" in comparison.own[method] for method in comparison.methods)
+                runs, all("train.lr" in comparison.per_method[method] for method in comparison.methods)
             )
     return by_folder
 

@@ -27,8 +27,8 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.files import PARTIAL, atomically, explained, is_plain_folder, open_plain, read_plain, sync_folder
 from stratafl.runs.format import FORMAT, check_format
-from stratafl.runs.journal import Mark
-from stratafl.runs.json_files import LARGEST, is_count, parse_json, write_json
+from stratafl.runs.journal import JournalMark
+from stratafl.runs.json_files import MAX_JSON_BYTES, is_count, parse_json, write_json
 
 GENERATIONS = 2
 STATE, SELECTED, MANIFEST = "state.safetensors", "selected.safetensors", "manifest.json"
@@ -40,7 +40,7 @@ _DAMAGED = "damaged-"
 
 @short_repr
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """The state after a round."""
 
     round: int
@@ -57,13 +57,13 @@ class Checkpoint:
 
     round: int
     tensors: Mapping[str, Tensor]
-    journals: Mapping[str, Mark]
-    selected: Saved | None = None
+    journals: Mapping[str, JournalMark]
+    selected: SavedState | None = None
 
     @property
-    def states(self) -> tuple[Saved, ...]:
+    def states(self) -> tuple[SavedState, ...]:
         """The states that it holds, each once, the newest first."""
-        newest = Saved(self.round, self.tensors)
+        newest = SavedState(self.round, self.tensors)
         return (newest,) if self.selected is None or self.selected.round == self.round else (newest, self.selected)
 
 
@@ -147,11 +147,11 @@ def older(folder: Path, than: Checkpoint) -> Iterator[Checkpoint]:
                 yield _load(generation)
 
 
-def tidy(folder: Path, found: Found) -> None:
+def tidy(folder: Path, search: Found) -> None:
     """Rename damaged generations, so that nothing reads them, and remove what interrupted saves left behind."""
     for partial in (*folder.glob(f".*{PARTIAL}"), *folder.glob(f"{PARTIAL}-*")):  # the second until format 2
         shutil.rmtree(partial, ignore_errors=True)
-    for generation in generations(folder)[: len(found.complaints)]:
+    for generation in generations(folder)[: len(search.complaints)]:
         with explained("rename", generation):
             generation.rename(generation.with_name(f"{_DAMAGED}{generation.name}-{uuid.uuid4().hex[:6]}"))
 
@@ -163,11 +163,11 @@ def generations(folder: Path) -> list[Path]:
     if not is_plain_folder(folder):
         raise DamagedError(f"'{folder}' is not a folder but a file or a link: put the folder back, or remove it")
     with explained("read", folder):
-        found = [folder / name for name in os.listdir(folder) if _NAME.fullmatch(name)]
-    return sorted(found, key=lambda path: int(path.name), reverse=True)
+        paths = [folder / name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    return sorted(paths, key=lambda path: int(path.name), reverse=True)
 
 
-def committed(folder: Path) -> Mapping[str, Mark]:
+def committed(folder: Path) -> Mapping[str, JournalMark]:
     """Where the journals ended when the newest undamaged generation was saved, by its manifest alone."""
     for generation in generations(folder):
         with suppress(RunError):
@@ -179,8 +179,8 @@ def selected_round(folder: Path) -> int | None:
     """The round whose state the newest undamaged generation keeps as the selected one, by its manifest alone."""
     for generation in generations(folder):
         with suppress(RunError):
-            told = _manifest(generation).get("selected")
-            return told.get("round") if isinstance(told, dict) else None
+            selected = _manifest(generation).get("selected")
+            return selected.get("round") if isinstance(selected, dict) else None
     return None
 
 
@@ -210,7 +210,7 @@ def _expect(fine: bool, otherwise: str) -> None:
 def _manifest(generation: Path) -> dict[str, Any]:
     """What a generation says of itself, if that is valid."""
     _expect(is_plain_folder(generation), "it is not a folder")
-    body = _unless_missing(generation / MANIFEST, lambda path: parse_json(path, read_plain(path, LARGEST)))
+    body = _unless_missing(generation / MANIFEST, lambda path: parse_json(path, read_plain(path, MAX_JSON_BYTES)))
     _expect(isinstance(body, dict), f"{MANIFEST} is not an object")
     digest = body.pop("manifest_sha256", None)
     _expect(digest == _body_digest(body), "its manifest was changed")
@@ -224,27 +224,27 @@ def _manifest(generation: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def _marks(manifest: Mapping[str, Any]) -> dict[str, Mark]:
+def _marks(manifest: Mapping[str, Any]) -> dict[str, JournalMark]:
     checksums = manifest.get("checksums", {})
-    return {name: Mark(size, checksums.get(name)) for name, size in manifest["journals"].items()}
+    return {name: JournalMark(size, checksums.get(name)) for name, size in manifest["journals"].items()}
 
 
-def _selected(generation: Path, manifest: Mapping[str, Any], newest: Mapping[str, Tensor]) -> Saved | None:
-    told = manifest.get("selected")
-    if told is None:
+def _selected(generation: Path, manifest: Mapping[str, Any], newest: Mapping[str, Tensor]) -> SavedState | None:
+    described = manifest.get("selected")
+    if described is None:
         return None
-    told_round = isinstance(told, dict) and is_count(told.get("round")) and told["round"] <= manifest["round"]
-    _expect(told_round, "its manifest has no selected round")
-    if told["round"] == manifest["round"]:
-        return Saved(told["round"], newest)
-    return Saved(told["round"], _state(generation / SELECTED, told))
+    number: Any = described.get("round") if isinstance(described, dict) else None
+    _expect(is_count(number) and number <= manifest["round"], "its manifest has no selected round")
+    if number == manifest["round"]:
+        return SavedState(number, newest)
+    return SavedState(number, _state(generation / SELECTED, described))
 
 
-def _state(path: Path, told: Mapping[str, Any]) -> dict[str, Tensor]:
-    _expect(_is_text(told.get("sha256"), _SHA256), f"its manifest has no checksum of {path.name}")
-    _expect(is_count(told.get("bytes", 0)), f"its manifest has no size of {path.name}")
-    digest = _unless_missing(path, lambda path: _file_digest(path, told.get("bytes")))
-    _expect(digest == told["sha256"], f"the checksum of {path.name} is wrong")
+def _state(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
+    _expect(_is_text(described.get("sha256"), _SHA256), f"its manifest has no checksum of {path.name}")
+    _expect(is_count(described.get("bytes", 0)), f"its manifest has no size of {path.name}")
+    digest = _unless_missing(path, lambda path: _file_digest(path, described.get("bytes")))
+    _expect(digest == described["sha256"], f"the checksum of {path.name} is wrong")
     return dict(_unless_missing(path, load_file))
 
 

@@ -15,8 +15,8 @@ from stratafl.files import write_atomically
 from stratafl.runs.json_files import is_count, is_list_of, read_json
 
 CLASS_COUNTS, OLD_NAME = "class_counts.json", "holdings.json"  # the old name until format 2
-CELLS = 1_000_000  # clients × classes up to which single classes are written
-REBUILT = 64 << 20  # bytes of a data file that is read again for its class counts
+MAX_CELLS = 1_000_000  # clients × classes up to which single classes are written
+MAX_REBUILT_BYTES = 64 << 20  # bytes of a data file that is read again for its class counts
 
 
 def class_counts(federation: Federation) -> dict[str, Any]:
@@ -24,28 +24,29 @@ def class_counts(federation: Federation) -> dict[str, Any]:
 
     There is one column of totals if there are no classes, or too many cells.
     """
-    told = federation.classes is not None and federation.clients * federation.classes <= CELLS
+    by_class = federation.classes is not None and federation.clients * federation.classes <= MAX_CELLS
     counts = {  # one row per client, one column per class
-        split: federation.class_counts(split).tolist() if told else federation.counts(split)[:, None].tolist()
+        split: federation.class_counts(split).tolist() if by_class else federation.counts(split)[:, None].tolist()
         for split in SPLITS
     }
-    names = {"client_names": federation.client_names, "class_names": federation.class_names if told else ()}
-    there = {key: list(given) for key, given in names.items() if given}
-    return {"classes": federation.classes if told else None, "clients": federation.clients, "counts": counts, **there}
+    names = {"client_names": federation.client_names, "class_names": federation.class_names if by_class else ()}
+    named = {key: list(listed) for key, listed in names.items() if listed}
+    classes = federation.classes if by_class else None
+    return {"classes": classes, "clients": federation.clients, "counts": counts, **named}
 
 
 def write_class_counts(folder: Path, federation: Federation) -> None:
-    found = class_counts(federation)
-    write_atomically(folder / CLASS_COUNTS, _encoded({**found, "checksum": _checksum(found)}) + b"\n")
+    counts = class_counts(federation)
+    write_atomically(folder / CLASS_COUNTS, _encoded({**counts, "checksum": _checksum(counts)}) + b"\n")
 
 
-def _encoded(found: dict[str, Any]) -> bytes:
-    return json.dumps(found, separators=(",", ":")).encode()
+def _encoded(counts: dict[str, Any]) -> bytes:
+    return json.dumps(counts, separators=(",", ":")).encode()
 
 
-def _checksum(found: dict[str, Any]) -> str:
+def _checksum(counts: dict[str, Any]) -> str:
     """Of everything else in the file, against damage and careless editing."""
-    return f"{zlib.crc32(_encoded(found)):08x}"
+    return f"{zlib.crc32(_encoded(counts)):08x}"
 
 
 def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
@@ -53,7 +54,7 @@ def read_class_counts(folder: Path, experiment: Experiment) -> dict[str, Any] | 
     if any(os.path.lexists(folder / name) for name in (CLASS_COUNTS, OLD_NAME)):
         return stored_class_counts(folder)
     path = Path(experiment.data.name)
-    small = path.suffix == ".npz" and path.is_file() and path.stat().st_size <= REBUILT
+    small = path.suffix == ".npz" and path.is_file() and path.stat().st_size <= MAX_REBUILT_BYTES
     if experiment.data.name != "digits" and not small:
         return None
     try:
@@ -68,26 +69,26 @@ def stored_class_counts(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    found = read_json(path)
-    checksum = found.pop("checksum", None)  # runs of early versions have none
-    if checksum is not None and checksum != _checksum(found):
+    stored = read_json(path)
+    checksum = stored.pop("checksum", None)  # runs of early versions have none
+    if checksum is not None and checksum != _checksum(stored):
         raise DamagedError(f"'{path}' was changed: put it back, or remove it")
-    return found if _sound(found) else None
+    return stored if _sound(stored) else None
 
 
-def _sound(found: dict[str, Any]) -> bool:
-    counts = found.get("counts")
+def _sound(stored: dict[str, Any]) -> bool:
+    counts = stored.get("counts")
     if not (isinstance(counts, dict) and {"train", "test"} <= set(counts) and is_list_of(list, [*counts.values()])):
         return False
     rows = [row for split in counts.values() for row in split]
-    classes, clients = found.get("classes"), len(counts["train"])
+    classes, clients = stored.get("classes"), len(counts["train"])
     if not (classes is None or is_count(classes)) or not all(len(split) == clients for split in counts.values()):
         return False
     classes = classes or 1
     fitting = all(isinstance(row, list) and len(row) == classes and all(map(is_count, row)) for row in rows)
-    return bool(rows) and fitting and _names(found, "client_names", clients) and _names(found, "class_names", classes)
+    return bool(rows) and fitting and _names(stored, "client_names", clients) and _names(stored, "class_names", classes)
 
 
-def _names(found: dict[str, Any], key: str, count: int) -> bool:
-    given = found.get(key, [""] * count)
-    return is_list_of(str, given) and len(given) == count
+def _names(stored: dict[str, Any], key: str, count: int) -> bool:
+    names = stored.get(key, [""] * count)
+    return is_list_of(str, names) and len(names) == count

@@ -74,7 +74,7 @@ class Member:
 @short_repr
 @dataclass(frozen=True)
 class Comparison:
-    """Methods × seeds in a directory; `own` are settings of single methods.
+    """Methods × seeds in a directory; `per_method` are settings of single methods.
 
     Over the seeds everything random varies, or only the part that `vary` names: the other parts keep the first seed.
     """
@@ -83,7 +83,7 @@ class Comparison:
     base: Experiment
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
-    own: Mapping[str, Settings]
+    per_method: Mapping[str, Settings]
     trust: Trust = NO_TRUST
     vary: Varied = "all"
 
@@ -103,7 +103,7 @@ class Comparison:
 
         If it is `checked`, a method that cannot be run is refused before anything is written.
         """
-        common, own = shared_and_own(methods, settings)
+        common, per_method = shared_and_own(methods, settings)
         if not 1 <= seeds <= SEEDS:
             raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
         base = with_absolute_paths(with_values(base, common))
@@ -111,53 +111,54 @@ class Comparison:
         if first + seeds - 1 > MAX_INTEGER:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {MAX_INTEGER}")
         varied = _varied(vary, base)
-        made = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), own, trust, varied)
-        for member in made.members() if checked else ():
+        comparison = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), per_method, trust, varied)
+        for member in comparison.members() if checked else ():
             if member.seed == first:
                 # Errors of any method come before the first one runs.
                 sim = simulation_of(member.experiment, trust=trust)
                 definite = with_metric(member.experiment, sim.runtime.federation, trust).evaluate
                 check_stage(definite.stage, sim)
                 if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
-                    made = replace(made, base=replace(base, evaluate=definite))
+                    comparison = replace(comparison, base=replace(base, evaluate=definite))
         refuse_existing(folder)
         with new_folder(folder) as partial:
-            write_atomically(partial / COMPARISON, tomli_w.dumps(made._tables()).encode())
-        return made
+            write_atomically(partial / COMPARISON, tomli_w.dumps(comparison._tables()).encode())
+        return comparison
 
     @classmethod
     def open(cls, folder: Path, trust: Trust | bool = NO_TRUST) -> "Comparison":
         """A stored comparison to continue; refused if its runs are not what it says."""
         trust = Trust.of(trust).asked_by(folder / COMPARISON)
-        made = replace(cls.read(folder), trust=trust)
-        for member in made.members():
+        comparison = replace(cls.read(folder), trust=trust)
+        for member in comparison.members():
             if is_run(member.folder):
                 check_member(folder / COMPARISON, member.folder, completed(member.experiment, trust))
-        return made
+        return comparison
 
     @classmethod
     def read(cls, folder: Path) -> "Comparison":
         tables = read_toml(folder / COMPARISON, plain=True)
         head = tables.pop("compare", {})
         check_format(folder / COMPARISON, head.get("format") if isinstance(head, dict) else None)
-        methods, seeds, own = (head.get(key) for key in ("methods", "seeds", "settings"))
-        if not (methods and is_list_of(str, methods) and seeds and is_list_of(int, seeds) and isinstance(own, dict)):
+        methods, seeds, per_method = (head.get(key) for key in ("methods", "seeds", "settings"))
+        lists = bool(methods) and is_list_of(str, methods) and bool(seeds) and is_list_of(int, seeds)
+        if not (lists and isinstance(per_method, dict)):
             raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
         wrong = [seed for seed in seeds if not 0 <= seed <= MAX_INTEGER]
         if wrong:
             limits = f"a seed is from 0 to {MAX_INTEGER}, not {shown(wrong[0])}"
             raise RunError(f"'{folder / COMPARISON}' is damaged: {limits}")
         for method in methods:
-            if is_list_of(str, own.get(method)):  # as they were typed, in comparisons of older versions
-                own[method] = parse_settings(own[method])
-            if not isinstance(own.get(method), dict):
+            if is_list_of(str, per_method.get(method)):  # as they were typed, in comparisons of older versions
+                per_method[method] = parse_settings(per_method[method])
+            if not isinstance(per_method.get(method), dict):
                 raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
         vary = head.get("vary", "all")  # comparisons of older versions do not say it
         if vary not in get_args(Varied):
             raise RunError(
                 f"'{folder / COMPARISON}' is damaged: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}"
             )
-        return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), own, vary=vary)
+        return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), per_method, vary=vary)
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that stops early has runs of every method."""
@@ -168,23 +169,22 @@ class Comparison:
                 yield Member(method, seed, self._seeded(self._of(method), seed), folder, self.trust, alone)
 
     def _of(self, method: str) -> Experiment:
-        return with_values(self.base, {"algorithm.name": method, **self.own[method]})
+        return with_values(self.base, {"algorithm.name": method, **self.per_method[method]})
 
     def _seeded(self, experiment: Experiment, seed: int) -> Experiment:
         """The experiment with this seed for what varies, and for the rest with what it has with the first seed."""
         run, first = experiment.run, seeds_of(replace(experiment, run=replace(experiment.run, seed=self.seeds[0])))
-        kept = {} if self.vary == "all" else {p: getattr(first, p) for p in OWN_SEEDS if p != self.vary}
+        fixed = {} if self.vary == "all" else {p: getattr(first, p) for p in OWN_SEEDS if p != self.vary}
         return replace(
             experiment,
-            data=replace(experiment.data, seed=kept.get("partition", experiment.data.seed)),
-            model=replace(experiment.model, seed=kept.get("weights", experiment.model.seed)),
-            run=replace(run, seed=seed, batch_seed=kept.get("batches", run.batch_seed)),
+            data=replace(experiment.data, seed=fixed.get("partition", experiment.data.seed)),
+            model=replace(experiment.model, seed=fixed.get("weights", experiment.model.seed)),
+            run=replace(run, seed=seed, batch_seed=fixed.get("batches", run.batch_seed)),
         )
 
     def _tables(self) -> dict[str, Any]:
-        own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
         head = {"format": FORMAT, "methods": list(self.methods), "seeds": list(self.seeds), "vary": self.vary}
-        head["settings"] = own
+        head["settings"] = {method: without_none(settings) for method, settings in self.per_method.items()}
         return {"compare": head, **to_tables(self.base)}
 
 
@@ -199,17 +199,22 @@ def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings
     """The settings of all methods, and those of each, where `method.key` is an option and `method.table.key` is not."""
     if not methods or len(set(methods)) < len(methods):
         raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
-    for given in settings:
-        table, _, option = given.partition(".")
+    for typed in settings:
+        table, _, option = typed.partition(".")
         if table == "algorithm":
-            raise RecordError(f"'{given}' would be an option of every method: write METHOD.{option} for one of them")
+            raise RecordError(f"'{typed}' would be an option of every method: write METHOD.{option} for one of them")
         if table in ALGORITHMS and table not in methods:
-            raise RecordError(f"'{given}' is an option of {table}, which is not compared: {', '.join(methods)}")
-    own: dict[str, Settings] = {}
+            raise RecordError(f"'{typed}' is an option of {table}, which is not compared: {', '.join(methods)}")
+    per_method: dict[str, Settings] = {}
     for m in methods:
-        mine = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}
-        own[m] = {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in mine.items()}
-    return {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}, own
+        options = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}
+        per_method[m] = {k if k.partition(".")[0] in METHOD_TABLES else f"algorithm.{k}": v for k, v in options.items()}
+    return {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}, per_method
+
+
+def without_none(settings: Settings) -> dict[str, Any]:
+    """Settings as TOML can hold them: it has no none."""
+    return {path: value for path, value in settings.items() if value is not None}
 
 
 def is_comparison(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from stratafl.evaluation.measure import Line
 from stratafl.files import atomically, explained, is_plain, sync_folder
 from stratafl.runs import checkpoint, environment
 from stratafl.runs.format import check_format
-from stratafl.runs.journal import Mark, line_bodies
+from stratafl.runs.journal import JournalMark, line_bodies
 from stratafl.runs.json_files import read_json
 
 CONFIG, ENVIRONMENT, PREPROCESSING, ROUNDS = "config.toml", "environment.json", "preprocessing.json", "rounds.jsonl"
@@ -48,12 +48,12 @@ def environment_of(folder: Path) -> dict[str, Any]:
     """What a run directory says of itself, if this version can read it."""
     if not is_run(folder):
         raise RunError(f"'{folder}' is not a run directory: it has no {CONFIG} and {ENVIRONMENT} of its own")
-    found = read_json(folder / ENVIRONMENT)
-    check_format(folder, found.get("format"))
-    wrong = environment.misstated(found)
+    stored = read_json(folder / ENVIRONMENT)
+    check_format(folder, stored.get("format"))
+    wrong = environment.misstated(stored)
     if wrong is not None:
         raise DamagedError(f"'{folder / ENVIRONMENT}' is damaged: {wrong}")
-    return found
+    return stored
 
 
 def refuse_existing(folder: Path) -> None:
@@ -104,7 +104,7 @@ def check_config(path: Path, then: Mapping[str, Any], today: Mapping[str, Any]) 
                 )
 
 
-def check_journal(path: Path, mark: Mark) -> None:
+def check_journal(path: Path, mark: JournalMark) -> None:
     """Raise unless a journal up to this mark is what was committed."""
     for _ in line_bodies(path, until=mark):
         pass

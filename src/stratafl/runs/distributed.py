@@ -93,11 +93,11 @@ def hand_out(
 def _both_dealt(
     process_group: ProcessGroup, sim: Simulation, progress: Progress | None, selected: Progress | None
 ) -> tuple[Progress, Progress | None]:
-    mine = _dealt(process_group, sim, progress)
+    share = _dealt(process_group, sim, progress)
     t = process_group.told(None if selected is None else selected.t)
-    if t is None or t == mine.t:
-        return mine, None if t is None else mine
-    return mine, _dealt(process_group, sim, selected)
+    if t is None or t == share.t:
+        return share, None if t is None else share
+    return share, _dealt(process_group, sim, selected)
 
 
 def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress | None) -> Progress:
@@ -122,16 +122,16 @@ def final_predictions(trial: Trial, selection: Selection, stage: str) -> dict[st
     progress = selection.progress
     if progress is None or stage == "trained" or not trial.splits:
         return {}
-    found = predict_in_shares(
+    predictions = predict_in_shares(
         trial.executor.process_group,
         trial.sim,
         trial.ids,
-        lambda mine: stage_predictions(trial.sim, progress, mine, trial.splits, (stage,)),
+        lambda ids: stage_predictions(trial.sim, progress, ids, trial.splits, (stage,)),
     )
-    return {key.partition(".")[0]: each for key, each in found.items()}
+    return {key.partition(".")[0]: each for key, each in predictions.items()}
 
 
-class Follower:
+class FollowerRun:
     """A run as every rank but 0 sees it: it goes on, and ends, when rank 0 does, and writes nothing."""
 
     def __init__(self, process_group: ProcessGroup, trust: Trust | bool = NO_TRUST) -> None:
@@ -139,8 +139,8 @@ class Follower:
         self.process_group, self.experiment = process_group, from_tables(start.tables)
         self.history, self.notes = list(start.history), list[str]()
         self.sim = simulation_of(self.experiment, start.tuning, trust, begun=True)
-        for what, mine in environment.identity(self.sim).items():
-            if start.identity[what] != mine:
+        for what, digest in environment.identity(self.sim).items():
+            if start.identity[what] != digest:
                 raise RunError(
                     f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
                 )
@@ -157,12 +157,12 @@ class Follower:
     def rounds(self) -> Iterator[Line]:
         while not self.finished:
             self.progress, entry = self.trial.round(self.progress)
-            told = self.process_group.told(RoundMessage(entry.round, False))
-            self.history.append(told.line)
-            self._selection = self._selection.after(told.line, self.progress, self.experiment.evaluate)
-            if told.saved:
+            message = self.process_group.told(RoundMessage(entry.round, False))
+            self.history.append(message.line)
+            self._selection = self._selection.after(message.line, self.progress, self.experiment.evaluate)
+            if message.saved:
                 self.save()
-            yield told.line
+            yield message.line
 
     def save(self) -> None:
         """Send rank 0 what a checkpoint needs, unless the last one is of this round."""

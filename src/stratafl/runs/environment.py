@@ -29,7 +29,7 @@ from stratafl.version import VERSION
 TYPED = "STRATAFL_COMMAND"  # tells a process that another one started what the user typed
 
 
-def describe(sim: Simulation) -> dict[str, Any]:
+def describe_environment(sim: Simulation) -> dict[str, Any]:
     setup, runtime, device = sim.setup, sim.runtime, sim.runtime.device
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
     machine = f"{platform.system()} {platform.machine()}"
@@ -39,20 +39,20 @@ def describe(sim: Simulation) -> dict[str, Any]:
         **{"threads": torch.get_num_threads(), "ranks": world_size(), "device": str(device), "device_name": named},
         **{"engine": type(runtime.engine).__name__, "tuning": runtime.tuning, "store": sim.store, "seed": setup.seed},
         **{"clients": setup.clients, "columns": setup.layout.columns, "leaks": sim.algorithm.leaks},
-        **{"folder": os.getcwd(), "command": _command(), "started": now()},
+        **{"folder": os.getcwd(), "command": _command(), "started": utc_now()},
     }
 
 
 def _command() -> list[str]:
     """What the user typed; a process that another one started reads it from TYPED."""
-    told = os.environ.get(TYPED, "[]")
+    typed = os.environ.get(TYPED, "[]")
     try:
-        words = json.loads(told)
+        words = json.loads(typed)
     except (ValueError, RecursionError):
         words = None
     if not is_list_of(str, words):
         allowed = "a list of texts in JSON, which strata sets for its own processes"
-        raise RunError(f"the environment variable {TYPED} is {allowed}, not '{shown(told)}': unset it")
+        raise RunError(f"the environment variable {TYPED} is {allowed}, not '{shown(typed)}': unset it")
     return words or sys.argv
 
 
@@ -67,9 +67,9 @@ _KINDS = {
 def misstated(then: Mapping[str, Any]) -> str | None:
     """What is invalid in a run's environment, if anything; older runs do not say everything."""
     for kind, key in ((kind, key) for kind, keys in _KINDS.items() for key in keys.split()):
-        given = then.get(key)
-        if given is not None and (not isinstance(given, kind) or isinstance(given, bool)):
-            return f"{key} is {type(given).__name__}, not {kind.__name__}"
+        value = then.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            return f"{key} is {type(value).__name__}, not {kind.__name__}"
     if not is_list_of(str, then.get("command") or []):
         return "command is a list of words"
     for entry in then.get("resumed") or []:
@@ -89,11 +89,11 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_way(given: object) -> bool:
-    return isinstance(given, bool) or given in ("product", "stock", "kernel")
+def _is_way(value: object) -> bool:
+    return isinstance(value, bool) or value in ("product", "stock", "kernel")
 
 
-def now() -> str:
+def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -20,13 +20,13 @@ CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 
 
-def check_format(path: Path, found: Any) -> int:
+def check_format(path: Path, number: Any) -> int:
     """The format that a file says it has, if this version reads it."""
-    if type(found) is not int or found < 1:
-        raise DamagedError(f"'{path}' is damaged: its format is {shown(found, 40)}, not a number from 1 to {FORMAT}")
-    if found > FORMAT:
+    if type(number) is not int or number < 1:
+        raise DamagedError(f"'{path}' is damaged: its format is {shown(number, 40)}, not a number from 1 to {FORMAT}")
+    if number > FORMAT:
         raise RunError(
             f"'{path}' was written by a newer version of stratafl "
-            f"(format {shown(found, 40)}; this one reads up to {FORMAT}): update stratafl"
+            f"(format {shown(number, 40)}; this one reads up to {FORMAT}): update stratafl"
         )
-    return found
+    return number

@@ -16,9 +16,9 @@ from stratafl.runtime.joining import Joining, this_run
 from stratafl.runtime.speed import Precision
 
 T = TypeVar("T")
-MOST = 32  # runs at a time: more do not make steps faster
-ON_A_GPU = 3  # processes: while one draws batches and writes files, the others compute
-RUNS_EACH = 3  # that a process has at least
+MAX_RUNS = 32  # runs at a time: more do not make steps faster
+MAX_GPU_PROCESSES = 3  # processes: while one draws batches and writes files, the others compute
+MIN_RUNS_PER_PROCESS = 3  # that a process has at least
 STEPS = 2  # joined ones whose batches are held at a time: training and scoring
 
 
@@ -26,7 +26,7 @@ def usual_jobs(works: int, device: str) -> int:
     """How many processes share so many runs, unless somebody says."""
     if not device_of(device).startswith("cuda"):
         return 1
-    return max(1, min(ON_A_GPU, (os.cpu_count() or 1) // 2, works // RUNS_EACH))
+    return max(1, min(MAX_GPU_PROCESSES, (os.cpu_count() or 1) // 2, works // MIN_RUNS_PER_PROCESS))
 
 
 class JoinedRuns:
@@ -78,21 +78,21 @@ class JoinedRuns:
         if not sims or not all(sim.runtime.joins for sim in sims):
             return 1
         least = min(self._room[sim.memory_limit] for sim in sims)
-        return max(1, min(MOST, self._part, len(sims) + further(sims, least)))
+        return max(1, min(MAX_RUNS, self._part, len(sims) + further(sims, least)))
 
 
 def further(sims: Collection[Simulation], room: int) -> int:
     """How many more runs fit beside these, each of which may bring data of its own; shared data counts once."""
     data = {id(sim.runtime.federation): data_bytes(sim) for sim in sims}
-    each = max(needed(sim) for sim in sims)
-    return max(0, room - sum(data.values()) - len(sims) * each) // (each + max(data.values()))
+    bytes_each = max(run_bytes(sim) for sim in sims)
+    return max(0, room - sum(data.values()) - len(sims) * bytes_each) // (bytes_each + max(data.values()))
 
 
-def needed(sim: Simulation) -> int:
+def run_bytes(sim: Simulation) -> int:
     """Bytes that a run takes when its whole cohort works at once, with its client states, beside its data."""
     cohort = sim.largest_cohort
-    kept = 0 if sim.store == "disk" else sim.state_format.size * sim.setup.clients
-    return sim.needs(cohort).working(cohort) + kept
+    states = 0 if sim.store == "disk" else sim.state_format.size * sim.setup.clients
+    return sim.needs(cohort).working(cohort) + states
 
 
 def data_bytes(sim: Simulation) -> int:

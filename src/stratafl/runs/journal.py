@@ -16,14 +16,14 @@ from typing import IO, Any
 
 from stratafl.errors import DamagedError, RunError
 from stratafl.files import explained, open_plain
-from stratafl.runs.json_files import LARGEST, parse_json
+from stratafl.runs.json_files import MAX_JSON_BYTES, parse_json
 
 _CHECKSUM = re.compile(rb',"checksum":"([0-9a-f]{8})"}\n\Z')
 _LENGTH = len(',"checksum":"00000000"}\n')
 
 
 @dataclass(frozen=True)
-class Mark:
+class JournalMark:
     """A position in a journal: its offset in bytes, and the checksum of all lines before it."""
 
     size: int
@@ -45,8 +45,8 @@ class Journal:
                 os.close(handle)
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.size, f"{self._checksum:08x}")
+    def mark(self) -> JournalMark:
+        return JournalMark(self.size, f"{self._checksum:08x}")
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         texts, checksum = [], self._checksum
@@ -62,12 +62,12 @@ class Journal:
     def cut(self, size: int) -> None:
         """Drop what was written after `size`: lines of rounds that no checkpoint covers."""
         with explained("write", self.path), self._opened() as file:
-            there = file.seek(0, os.SEEK_END)
-            if there < size:
-                raise DamagedError(f"'{self.path}' was cut: it holds {there} bytes, {size} were committed")
-            if there > size:
+            length = file.seek(0, os.SEEK_END)
+            if length < size:
+                raise DamagedError(f"'{self.path}' was cut: it holds {length} bytes, {size} were committed")
+            if length > size:
                 file.truncate(size)
-            if there:  # an empty file has only its name, which the folder keeps
+            if length:  # an empty file has only its name, which the folder keeps
                 os.fsync(file.fileno())
             self.size, self._checksum = size, _checksum_before(file.fileno(), size)
 
@@ -78,11 +78,11 @@ class Journal:
 
 def _checksum_before(handle: int, size: int) -> int:
     """The checksum of the line that ends at `size`, 0 if there is none."""
-    found = _CHECKSUM.search(os.pread(handle, _LENGTH, max(0, size - _LENGTH)))
-    return int(found[1], 16) if found and size >= _LENGTH else 0
+    match = _CHECKSUM.search(os.pread(handle, _LENGTH, max(0, size - _LENGTH)))
+    return int(match[1], 16) if match and size >= _LENGTH else 0
 
 
-def line_bodies(path: Path, *, summed: bool = False, until: Mark | None = None) -> Iterator[bytes]:
+def line_bodies(path: Path, *, summed: bool = False, until: JournalMark | None = None) -> Iterator[bytes]:
     """The lines of a journal without their checksums, which are verified; a torn last line is left out.
 
     Lines without a checksum may come before the first that has one, as in runs of format 1, unless all are `summed`.
@@ -91,18 +91,18 @@ def line_bodies(path: Path, *, summed: bool = False, until: Mark | None = None) 
     checksum, size, begun = 0, 0, summed
     try:
         with os.fdopen(open_plain(path), "rb") as file:
-            there = os.fstat(file.fileno()).st_size
-            if until is not None and there < until.size:
-                raise DamagedError(f"'{path}' was cut: it holds {there} bytes, {until.size} were committed")
+            length = os.fstat(file.fileno()).st_size
+            if until is not None and length < until.size:
+                raise DamagedError(f"'{path}' was cut: it holds {length} bytes, {until.size} were committed")
             while (until is None or size < until.size) and (line := _whole_line(path, file)):
-                found, size = _CHECKSUM.search(line), size + len(line)
-                if found is None and begun:
+                match, size = _CHECKSUM.search(line), size + len(line)
+                if match is None and begun:
                     raise DamagedError(f"'{path}' was changed: {_shown(line)} has no checksum")
-                if found is not None:
-                    begun, checksum = True, zlib.crc32(line[: found.start()], checksum)
-                    if int(found[1], 16) != checksum:
+                if match is not None:
+                    begun, checksum = True, zlib.crc32(line[: match.start()], checksum)
+                    if int(match[1], 16) != checksum:
                         raise DamagedError(f"'{path}' was changed: {_shown(line)} is not what was written")
-                yield line if found is None else line[: found.start()] + b"}"
+                yield line if match is None else line[: match.start()] + b"}"
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -113,9 +113,9 @@ def line_bodies(path: Path, *, summed: bool = False, until: Mark | None = None) 
 
 def _whole_line(path: Path, file: IO[bytes]) -> bytes:
     """The next line; empty at the end, or if it is torn."""
-    line = file.readline(LARGEST)
-    if len(line) == LARGEST:
-        raise DamagedError(f"'{path}' is damaged: a line has more than {LARGEST:,} bytes")
+    line = file.readline(MAX_JSON_BYTES)
+    if len(line) == MAX_JSON_BYTES:
+        raise DamagedError(f"'{path}' is damaged: a line has more than {MAX_JSON_BYTES:,} bytes")
     return line if line.endswith(b"\n") else b""
 
 
@@ -130,6 +130,6 @@ def parsed_line(path: Path, body: bytes) -> dict[str, Any]:
     return line
 
 
-def read_lines(path: Path, *, summed: bool = False, until: Mark | None = None) -> list[dict[str, Any]]:
+def read_lines(path: Path, *, summed: bool = False, until: JournalMark | None = None) -> list[dict[str, Any]]:
     """The lines of a journal; arguments as `line_bodies`."""
     return [parsed_line(path, body) for body in line_bodies(path, summed=summed, until=until)]

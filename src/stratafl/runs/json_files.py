@@ -10,7 +10,7 @@ from typing import Any, get_args
 from stratafl.errors import DamagedError, RunError, shown
 from stratafl.files import json_value, read_plain, write_atomically
 
-LARGEST = 64 << 20  # bytes of a JSON file, or of a line of a journal
+MAX_JSON_BYTES = 64 << 20  # bytes of a JSON file, or of a line of a journal
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
 _WORDS |= {dict: "a table", NoneType: "nothing"}
 
@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_value(path: Path) -> Any:
     try:
-        return parse_json(path, read_plain(path, LARGEST))
+        return parse_json(path, read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
         raise RunError(f"cannot read '{path}': {error.strerror}") from error
 

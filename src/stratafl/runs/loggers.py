@@ -44,7 +44,7 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
-def check(names: Sequence[str]) -> None:
+def check_loggers(names: Sequence[str]) -> None:
     """Raise if the package of a logger is not installed."""
     for name in names:
         if not _installed(name):
@@ -75,12 +75,12 @@ class Loggers:
 
     def log(self, line: Line) -> None:
         number = int(line["round"])
-        known = {k: float(v) for k, v in line.items() if k != "round" and isinstance(v, int | float) and isfinite(v)}
+        numbers = {k: float(v) for k, v in line.items() if k != "round" and isinstance(v, int | float) and isfinite(v)}
         for name in self._waiting:
             self._attempt(name, number, lambda name=name: self._begin(name, number))
         self._waiting.clear()
         for name, logger in list(self._open.items()):
-            self._attempt(name, number, lambda logger=logger: logger.log(number, known))
+            self._attempt(name, number, lambda logger=logger: logger.log(number, numbers))
 
     def close(self) -> None:
         for name, logger in list(self._open.items()):
@@ -101,9 +101,9 @@ class Loggers:
 
 def grouped(name: str) -> tuple[str, str]:
     """`test.deployed.accuracy` as its place and what is measured there, which may have dots: `sensitivity@0.95`."""
-    found = PLACED.fullmatch(name)
+    match = PLACED.fullmatch(name)
     group, _, last = name.rpartition(".")
-    return (found[1], found[2]) if found else (group, last)
+    return (match[1], match[2]) if match else (group, last)
 
 
 class TensorBoard:
@@ -133,8 +133,8 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         self._metric, self._client = Metric, MlflowClient()
-        found = self._client.get_experiment_by_name("stratafl")
-        experiment = str(found.experiment_id if found else self._client.create_experiment("stratafl"))
+        stored = self._client.get_experiment_by_name("stratafl")
+        experiment = str(stored.experiment_id if stored else self._client.create_experiment("stratafl"))
         runs = self._client.search_runs([experiment], filter_string=f"tags.`stratafl.key` = '{about.key}'")
         self._run = str(runs[0].info.run_id) if runs else self._created(experiment, about)
         history = self._client.get_metric_history(self._run, "round")

@@ -34,10 +34,10 @@ from stratafl.policies import LocalTraining
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
-from stratafl.runs.guard import guarded_round, guarding, guards, local_beside, write_guard
-from stratafl.runs.journal import Mark, read_lines
+from stratafl.runs.guard_files import guarded_round, guarding, guards, local_beside, write_guard
+from stratafl.runs.journal import JournalMark, read_lines
 from stratafl.runs.json_files import read_json, write_json
-from stratafl.runs.predictions import PREDICTIONS, predicted_round, write_predictions
+from stratafl.runs.prediction_file import PREDICTIONS, predicted_round, write_predictions
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
@@ -51,7 +51,7 @@ class _Done:
     """The committed rounds: the state after them, where the journals end, and which of them is selected."""
 
     progress: Progress
-    marks: Mapping[str, Mark]
+    marks: Mapping[str, JournalMark]
     selection: Selection
 
 
@@ -110,14 +110,14 @@ class Run:
         directory.refuse_existing(folder)
         check_lockable()
         experiment = completed(with_absolute_paths(experiment), trust)
-        loggers.check(experiment.log.to)
+        loggers.check_loggers(experiment.log.to)
         sim = simulation_of(experiment, trust=trust)
         experiment = with_metric(experiment, sim.runtime.federation, trust)
         check_stage(experiment.evaluate.stage, sim)
         refuse_disk(process_group, sim)
         tables = to_tables(experiment)
         identity = {"config": tables, **environment.identity(sim)}
-        about = {**environment.describe(sim), "code": environment.code(experiment)}
+        about = {**environment.describe_environment(sim), "code": environment.code(experiment)}
         with directory.new_folder(folder) as partial:
             write_atomically(partial / directory.CONFIG, tomli_w.dumps(with_format(tables)).encode())
             write_json(partial / directory.ENVIRONMENT, {**about, "resumed": [], "identity": identity})
@@ -130,7 +130,7 @@ class Run:
         """A stored run; refused if its configuration, data or model are no longer what they were."""
         then, experiment = directory.environment_of(folder), directory.config_of(folder)
         directory.refuse_guard(folder)
-        loggers.check(experiment.log.to)
+        loggers.check_loggers(experiment.log.to)
         trust = Trust.of(trust).asked_by(folder / directory.CONFIG, then.get("folder"))
         run = cls(folder, experiment, simulation_of_run(folder, then, experiment, trust), process_group, trust)
         try:
@@ -193,10 +193,10 @@ class Run:
         self.save()
         begin = time.monotonic()
         local = local_beside(self.folder)
-        made = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
+        models = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
         self._check_place()
         with uninterrupted():
-            write_guard(self.folder, made, self.trial, self.history, time.monotonic() - begin)
+            write_guard(self.folder, models, self.trial, self.history, time.monotonic() - begin)
 
     def save(self) -> None:
         """Write a checkpoint, unless the last one is of this round."""
@@ -217,19 +217,19 @@ class Run:
         number = None if selection.line is None else int(selection.line["round"])
         missing = self.finished and number is not None and _predicted(self.folder) != number
         if self.process_group.told(missing):
-            found = final_predictions(self.trial, selection, stage)
-            if found and number is not None:
+            predictions = final_predictions(self.trial, selection, stage)
+            if predictions and number is not None:
                 self._check_place()
-                write_predictions(self.folder, found, number, stage, self._lock)
+                write_predictions(self.folder, predictions, number, stage, self._lock)
 
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""
-        mine = os.fstat(self._lock)
+        opened = os.fstat(self._lock)
         try:
-            there = os.stat(self._place)
+            current = os.stat(self._place)
         except OSError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            current = None
+        if current is None or (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino):
             raise RunError(f"'{self.folder}' was moved or replaced during the run: resume it where it is now")
 
     def _due(self) -> bool:
@@ -239,11 +239,11 @@ class Run:
         return not every and self.sim.runtime.now() - self._saved_at >= self._saving / SAVING
 
     def _note_resumption(self, then: dict[str, Any]) -> None:
-        today = {**environment.describe(self.sim), "code": environment.code(self.experiment)}
+        today = {**environment.describe_environment(self.sim), "code": environment.code(self.experiment)}
         changed = environment.differences(then, today)
         if changed:
             self.notes.append(f"not bit-identical with a run that was never interrupted: {'; '.join(changed)}")
-        entry = {"at": environment.now(), "round": self.progress.t, "changed": changed}
+        entry = {"at": environment.utc_now(), "round": self.progress.t, "changed": changed}
         resumed = [*(then.get("resumed") or []), entry]
         write_json(self.folder / directory.ENVIRONMENT, {**then, "resumed": resumed}, folder=self._lock)
 
@@ -291,10 +291,10 @@ def _predicted(folder: Path) -> int | None:
 def _about(folder: Path, experiment: Experiment) -> loggers.About:
     """The run as loggers see it; its key comes from where and when it began, so a resumed run keeps it."""
     then = directory.environment_of(folder)
-    told = f"{then.get('folder')} {then.get('started')} {folder.name} {(then.get('identity') or {})}"
+    origin = f"{then.get('folder')} {then.get('started')} {folder.name} {(then.get('identity') or {})}"
     tables = to_tables(experiment)
     flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-    return loggers.About(folder, hashlib.sha256(told.encode()).hexdigest()[:16], flat)
+    return loggers.About(folder, hashlib.sha256(origin.encode()).hexdigest()[:16], flat)
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:

@@ -13,10 +13,10 @@ from stratafl.execute.disk import StateFile
 from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained
 from stratafl.runs import checkpoint
-from stratafl.runs.checkpoint import Checkpoint, Saved
+from stratafl.runs.checkpoint import Checkpoint, SavedState
 from stratafl.runs.directory import CHECKPOINTS, CLIENT_STATES, JOURNALS, check_journal
 from stratafl.runs.distributed import collected
-from stratafl.runs.journal import Journal, Mark
+from stratafl.runs.journal import Journal, JournalMark
 from stratafl.runs.stored import check_saved
 
 
@@ -32,7 +32,7 @@ class RunFiles:
         self._journals = {name: Journal(folder / f"{name}.jsonl", handle) for name in JOURNALS}
 
     @property
-    def marks(self) -> dict[str, Mark]:
+    def marks(self) -> dict[str, JournalMark]:
         """Where the journals end."""
         return {name: journal.mark for name, journal in self._journals.items()}
 
@@ -40,40 +40,40 @@ class RunFiles:
         for name, lines in (("rounds", [entry.round]), ("clients", entry.clients), ("layers", entry.layers)):
             self._journals[name].append(lines)
 
-    def save(self, progress: Progress, selected: Progress | None, marks: Mapping[str, Mark]) -> None:
+    def save(self, progress: Progress, selected: Progress | None, marks: Mapping[str, JournalMark]) -> None:
         """Write a checkpoint of the state after the rounds up to these marks; what was written since is cut off."""
         for name, journal in self._journals.items():
             journal.cut(marks[name].size)
         states = [progress] if selected is None or selected.t == progress.t else [progress, selected]
         saved = [self._saved(state) for state in states]
-        made = Checkpoint(progress.t, saved[0].tensors, marks, None if selected is None else saved[-1])
-        checkpoint.save(self._folder / CHECKPOINTS, made, self._handle)
+        new = Checkpoint(progress.t, saved[0].tensors, marks, None if selected is None else saved[-1])
+        checkpoint.save(self._folder / CHECKPOINTS, new, self._handle)
         leases = [state.clients.lease() for state in states]
         self._leases = [*self._leases, leases][-checkpoint.GENERATIONS :]
 
-    def _saved(self, progress: Progress) -> Saved:
+    def _saved(self, progress: Progress) -> SavedState:
         whole = collected(self._process_group, self._sim, progress)
         whole.clients.settle()
         tensors = whole.tensors()
         self._form.check_before_saving(tensors)
-        return Saved(progress.t, tensors)
+        return SavedState(progress.t, tensors)
 
     def restored(self) -> tuple[Progress, Progress | None]:
         """The state to continue from, and that after the selected round, if it was kept."""
         folder = self._folder / CHECKPOINTS
-        found = checkpoint.find(folder, lambda saved: check_saved(self._sim, self._form, saved, self._client_file))
-        saved = found.checkpoint
+        search = checkpoint.find(folder, lambda saved: check_saved(self._sim, self._form, saved, self._client_file))
+        saved = search.checkpoint
         for name, journal in self._journals.items():  # before anything is moved or cut
-            check_journal(journal.path, Mark(0) if saved is None else saved.journals[name])
-        checkpoint.tidy(folder, found)
-        self.notes += found.complaints
-        if found.complaints:
+            check_journal(journal.path, JournalMark(0) if saved is None else saved.journals[name])
+        checkpoint.tidy(folder, search)
+        self.notes += search.complaints
+        if search.complaints:
             where = "the beginning" if saved is None else f"the previous checkpoint, after round {saved.round}"
             self.notes.append(f"continuing from {where}")
         elif saved is None and self._journals["rounds"].size:
             self.notes.append("there is no checkpoint: continuing from the beginning")
         if saved is None:
-            self._put_aside(*([self._folder / CLIENT_STATES] if found.complaints else []))
+            self._put_aside(*([self._folder / CLIENT_STATES] if search.complaints else []))
         for name, journal in self._journals.items():
             journal.cut(0 if saved is None else saved.journals[name].size)
         os.fsync(self._handle)  # the names of the journals, too, survive a power cut

@@ -17,7 +17,7 @@ from stratafl.execute.disk import StateFile
 from stratafl.execute.memory import device_or_cpu
 from stratafl.execute.simulation import SavedForm
 from stratafl.runs import checkpoint, directory, environment
-from stratafl.runs.checkpoint import Checkpoint, Saved
+from stratafl.runs.checkpoint import Checkpoint, SavedState
 from stratafl.runs.format import METHOD_DIGEST
 from stratafl.runs.journal import read_lines
 from stratafl.runs.json_files import read_json
@@ -40,11 +40,11 @@ def read_run(
     directory.refuse_guard(folder)
     sim = simulation_of_run(folder, directory.environment_of(folder), directory.config_of(folder), trust, device)
     form, file = SavedForm.of(sim), StateFile(folder / directory.CLIENT_STATES, sim.state_format.size, writable=False)
-    found = checkpoint.find(folder / directory.CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
-    saved = found.checkpoint
+    search = checkpoint.find(folder / directory.CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
+    saved = search.checkpoint
     if saved is None:
-        raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(found.complaints) or 'none was saved yet'}")
-    for complaint in found.complaints:
+        raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(search.complaints) or 'none was saved yet'}")
+    for complaint in search.complaints:
         log.warning("%s: an older checkpoint is read", complaint)
     lines = read_lines(folder / directory.ROUNDS, until=saved.journals["rounds"])
     directory.check_history(folder / directory.ROUNDS, lines, saved.round)
@@ -57,8 +57,8 @@ def selected_line(folder: Path, lines: list[Line]) -> Line | None:
     return Selection.of(lines, directory.config_of(folder).evaluate, None).line
 
 
-def _state(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -> Saved:
-    newest = Saved(saved.round, saved.tensors)
+def _state(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -> SavedState:
+    newest = SavedState(saved.round, saved.tensors)
     if round == "newest":
         return newest
     chosen = selected_line(folder, lines)
@@ -97,9 +97,9 @@ def simulation_of_run(
 
 def _elsewhere(experiment: Experiment, then: dict[str, Any], device: str) -> tuple[Experiment, dict[str, Any] | None]:
     """The experiment on a device of this machine, without what was decided for another kind of device."""
-    there = device_or_cpu(str(then.get("device") or experiment.run.device)) if device == "auto" else device
-    run = replace(experiment.run, device=there, memory_limit=None)  # the limit may be another device's
-    if there.partition(":")[0] == str(then.get("device")).partition(":")[0]:
+    target = device_or_cpu(str(then.get("device") or experiment.run.device)) if device == "auto" else device
+    run = replace(experiment.run, device=target, memory_limit=None)  # the limit may be another device's
+    if target.partition(":")[0] == str(then.get("device")).partition(":")[0]:
         return replace(experiment, run=run), then.get("tuning")
     usual = type(run)()
     run = replace(run, precision=usual.precision, compile=usual.compile, graphs=usual.graphs)

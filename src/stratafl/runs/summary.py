@@ -15,8 +15,8 @@ from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.execute import Progress
 
-CLOSE = 0.005  # "converged": within half a point of the best
-USUAL = EvaluateTable()  # deployed models, over all samples
+CONVERGED_WITHIN = 0.005  # "converged": within half a point of the best
+DEFAULTS = EvaluateTable()  # deployed models, over all samples
 BY_LOSS = EvaluateTable(metric="mse")  # whose key is that of every loss
 VALIDATED = "validation.deployed"
 TYING = ("balanced_accuracy", "macro_f1")  # the same in all rounds in which a model gives one answer
@@ -31,7 +31,7 @@ class Cost:
     bytes: int
 
 
-def measured(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = USUAL) -> tuple[Metric, float] | None:
+def measured_at(line: Line, place: str, prefix: str, evaluate: EvaluateTable) -> tuple[Metric, float] | None:
     """The metric at `test.deployed` or another place of a line, and its value there."""
     for regression in (False, True) if evaluate.metric in (AUTO, PLAIN) else (False,):
         metric = stored_metric(evaluate, regression)
@@ -41,17 +41,17 @@ def measured(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable =
     return None
 
 
-def quality(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = USUAL) -> float:
+def quality(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = DEFAULTS) -> float:
     """How good `test.deployed` or another place is in a line (higher is better): the metric, or minus the metric."""
-    found = measured(line, place, prefix, evaluate)
-    return float("-inf") if found is None else found[0].sign * found[1]
+    measurement = measured_at(line, place, prefix, evaluate)
+    return float("-inf") if measurement is None else measurement[0].sign * measurement[1]
 
 
 def evaluated(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if any(key.startswith(("test.", "validation.")) for key in line)]
 
 
-def selected(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
+def selected(lines: Sequence[Line], evaluate: EvaluateTable = DEFAULTS) -> Line:
     """The round whose deployed models are best on validation data, or without validation the last one.
 
     Of rounds that are equally good it is the first; by a metric that ties, the one with the lowest loss.
@@ -71,8 +71,8 @@ def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | 
     Higher is better. It is what a tuning chooses by.
     """
     place = f"validation.{evaluate.stage}"
-    there = [line for line in lines if f"{place}.loss" in line]
-    return _validated(there, evaluate, place)(counting(there, evaluate)) if there else None
+    judged = [line for line in lines if f"{place}.loss" in line]
+    return _validated(judged, evaluate, place)(counting(judged, evaluate)) if judged else None
 
 
 def _validated(lines: Sequence[Line], evaluate: EvaluateTable, place: str = VALIDATED) -> Callable[[Line], float]:
@@ -89,7 +89,7 @@ def standing(line: Line, evaluate: EvaluateTable) -> float:
     return quality(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
 
 
-def best(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Line:
+def best(lines: Sequence[Line], evaluate: EvaluateTable = DEFAULTS) -> Line:
     """The round that is best on test data: optimistic, but what many papers report."""
     return max(evaluated(lines), key=lambda line: standing(line, evaluate))
 
@@ -101,15 +101,15 @@ def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:
     return selected(lines, evaluate) if evaluate.select == "validation" else last(lines)
 
 
-def score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
+def selected_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
     """The number that a run is ranked by: its metric on test data at the selected round."""
     return scored(counting(lines, evaluate), evaluate)
 
 
 def scored(line: Line, evaluate: EvaluateTable) -> float | None:
     """The metric on test data in a line, of the models and by the average that the settings choose."""
-    found = measured(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
-    return None if found is None else found[1]
+    measurement = measured_at(line, f"test.{evaluate.stage}", prefix_of(evaluate), evaluate)
+    return None if measurement is None else measurement[1]
 
 
 def prefix_of(evaluate: EvaluateTable) -> str:
@@ -128,29 +128,29 @@ def cost(lines: Sequence[Line], line: Line) -> Cost:
     return Cost(line["round"], seconds, sum(each["bytes.down"] + each["bytes.up"] for each in before))
 
 
-def converged(lines: Sequence[Line], evaluate: EvaluateTable = USUAL) -> Cost | None:
+def converged(lines: Sequence[Line], evaluate: EvaluateTable = DEFAULTS) -> Cost | None:
     """The cost of the first round within half a point (0.005) of the run's best on test data."""
     top = standing(best(lines, evaluate), evaluate)
-    return reached(lines, top - CLOSE, evaluate) if isfinite(top) else None
+    return reached(lines, top - CONVERGED_WITHIN, evaluate) if isfinite(top) else None
 
 
-def reached(lines: Sequence[Line], target: float, evaluate: EvaluateTable = USUAL) -> Cost | None:
+def reached(lines: Sequence[Line], target: float, evaluate: EvaluateTable = DEFAULTS) -> Cost | None:
     """The cost of the first round that is this good on test data: the target times the metric's sign."""
-    there = (line for line in evaluated(lines) if standing(line, evaluate) >= target)
-    first = next(there, None)
+    reaching = (line for line in evaluated(lines) if standing(line, evaluate) >= target)
+    first = next(reaching, None)
     return None if first is None else cost(lines, first)
 
 
-def stop_reason(lines: Sequence[Line], stop: StopTable, evaluate: EvaluateTable = USUAL) -> str | None:
+def stop_reason(lines: Sequence[Line], stop: StopTable, evaluate: EvaluateTable = DEFAULTS) -> str | None:
     """Why the run ends here, if it does."""
     if stop.target is None and stop.patience is None:
         return None
-    there = evaluated(lines)
-    good = _validated(there, evaluate)
-    values = [good(line) for line in there]
+    judged = evaluated(lines)
+    good = _validated(judged, evaluate)
+    values = [good(line) for line in judged]
     if not values:
         return None
-    if stop.target is not None and (reason := _at_target(there[-1], stop.target, evaluate)):
+    if stop.target is not None and (reason := _at_target(judged[-1], stop.target, evaluate)):
         return reason
     patience = stop.patience
     if patience is not None and len(values) > patience:
@@ -162,10 +162,12 @@ def stop_reason(lines: Sequence[Line], stop: StopTable, evaluate: EvaluateTable 
 
 def _at_target(line: Line, target: float, evaluate: EvaluateTable) -> str | None:
     old = evaluate.metric in (AUTO, PLAIN)
-    found = measured(line, VALIDATED, "" if old else prefix_of(evaluate), evaluate)
-    if found is None or (old and found[0] is METRICS["mse"]) or found[0].better(target, found[1]):
+    measurement = measured_at(line, VALIDATED, "" if old else prefix_of(evaluate), evaluate)
+    if measurement is None:
         return None
-    metric, value = found
+    metric, value = measurement
+    if (old and metric is METRICS["mse"]) or metric.better(target, value):
+        return None
     written = "{:.1%}" if metric.percent else "{:.4g}"
     return f"validation {metric.title} {written.format(value)} reached the target {written.format(target)}"
 
@@ -185,10 +187,10 @@ class Selection:
     def of(history: Sequence[Line], evaluate: EvaluateTable, progress: Progress | None) -> "Selection":
         """The selection after these rounds; `progress` is the state that was kept, if any."""
         line = counting(history, evaluate) if evaluated(history) else None
-        kept = line is not None and progress is not None and progress.t == line["round"]
-        return Selection(line, progress if kept else None)
+        is_kept = line is not None and progress is not None and progress.t == line["round"]
+        return Selection(line, progress if is_kept else None)
 
-    def after(self, line: Line, progress: Progress, evaluate: EvaluateTable = USUAL) -> "Selection":
+    def after(self, line: Line, progress: Progress, evaluate: EvaluateTable = DEFAULTS) -> "Selection":
         if not evaluated([line]):
             return self
         better = self.line is None or counting([self.line, line], evaluate) is line

@@ -76,7 +76,7 @@ def _broken(law: Callable[[Case], None], cases: Iterable[Case]) -> ContractError
             law(case)
     except ContractError as error:
         return error
-    except Exception as error:  # an algorithm of anybody's may fail in any way
+    except Exception as error:  # a user's algorithm may fail in any way
         return ContractError(_law_name(law), first_line(error, typed=True))
     return None
 

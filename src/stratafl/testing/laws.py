@@ -143,7 +143,7 @@ def record_law(case: Case) -> None:
 
 
 def bytes_counted(case: Case) -> None:
-    """Counted bytes are those of the encoded values and masks; what is sent is read, and what is stored is declared."""
+    """Counted bytes are those of the encoded values and masks; sent fields are read, and stored fields are declared."""
     for progress in case.entries:
         _check_sizes(case, progress)
 
@@ -174,7 +174,7 @@ def _check_sizes(case: Case, progress: Progress) -> None:
 
 def _check_read(case: Case, way: str, parcel: WatchedParcel) -> None:
     for name in sorted(set(parcel) - parcel.read):
-        raise ContractError("bytes", f"nobody reads field '{name}' of the {way}: do not send it ({case})")
+        raise ContractError("bytes", f"no step reads field '{name}' of the {way}: do not send it ({case})")
 
 
 def _check_bytes(case: Case, sim: Simulation, way: str, parcel: Parcel) -> None:
@@ -219,13 +219,13 @@ def left_out(case: Case) -> None:
         return
     without, _ = sim.round(before, Matrix(), everybody[~torch.isin(everybody, bad)])
     _same("left out", case, everything(sim, after), "a round", expected=everything(sim, without))
-    # Noise is added whoever is there, so that then the server's state changes.
+    # Noise is added in every round, so then the server's state changes.
     noise = case.algorithm.requires.noise
     changed_state, unchanged = (
         {name: x for name, x in progress.tensors().items() if not (noise and name.startswith("server/"))}
         for progress in (alone, replace(before, t=alone.t))
     )
-    _same("left out", case, changed_state, "a round in which nobody is left", expected=unchanged)
+    _same("left out", case, changed_state, "a round without any upload", expected=unchanged)
 
 
 def new_clients(case: Case) -> None:

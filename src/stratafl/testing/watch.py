@@ -95,7 +95,7 @@ class Tampered(Watched):
         done = super().work(rnd, client, task)
         upload = done.upload
         for place, number in enumerate(task.ids.tolist()):
-            if number in self.changes:  # what does not fit beside the others' can only be sent alone
+            if number in self.changes:  # an upload that does not fit the others' can only be sent alone
                 changed = self.changes[number](upload.pick(slice(place, place + 1)))
                 parts = [upload.pick(slice(place)), changed, upload.pick(slice(place + 1, None))]
                 upload = changed if len(task) == 1 else join_parcels(parts)

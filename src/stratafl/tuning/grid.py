@@ -10,7 +10,7 @@ from stratafl.core.annotations import Tune
 from stratafl.errors import RecordError
 from stratafl.tuning.space import LR, Dimension
 
-WEIGHT = 3  # the learning rate has about so many times the levels of another setting
+RATE_WEIGHT = 3  # the learning rate has about so many times the levels of another setting
 
 
 def points(dimensions: Sequence[Dimension], trials: int) -> list[Settings]:
@@ -26,17 +26,17 @@ def counts(dimensions: Sequence[Dimension], trials: int) -> list[int]:
 
     Level by level: the next one goes to the setting that has fewest for its weight, as long as the product fits.
     """
-    found = [len(each.values) or 1 for each in dimensions]
+    levels = [len(each.values) or 1 for each in dimensions]
     most = [len(each.values) or _most(each) for each in dimensions]
-    if (given := prod(found)) > trials:
-        raise RecordError(f"the given grids have {given} points, more than --trials {trials}: raise it, or give fewer")
-    weights = [WEIGHT if each.path == LR else 1 for each in dimensions]
+    if (size := prod(levels)) > trials:
+        raise RecordError(f"the given grids have {size} points, more than --trials {trials}: raise it, or give fewer")
+    weights = [RATE_WEIGHT if each.path == LR else 1 for each in dimensions]
     while True:
-        whole = prod(found)
-        able = [i for i, n in enumerate(found) if n < most[i] and whole // n * (n + 1) <= trials]
+        whole = prod(levels)
+        able = [i for i, n in enumerate(levels) if n < most[i] and whole // n * (n + 1) <= trials]
         if not able:
-            return found
-        found[min(able, key=lambda i: found[i] / weights[i])] += 1
+            return levels
+        levels[min(able, key=lambda i: levels[i] / weights[i])] += 1
 
 
 def levels_of(dimension: Dimension, count: int) -> list[Any]:
@@ -87,10 +87,10 @@ def beyond(dimension: Dimension, levels: Sequence[float], value: float) -> float
         return None
     inner = ordered[1] if value == ordered[0] else ordered[-2]
     ratio = dimension.tune is not None and dimension.tune.log and inner > 0 and value > 0
-    found = _rounded(value * value / inner if ratio else 2 * value - inner, dimension.whole)
-    if not isfinite(found) or found == value or not _allowed(dimension, found):
+    further = _rounded(value * value / inner if ratio else 2 * value - inner, dimension.whole)
+    if not isfinite(further) or further == value or not _allowed(dimension, further):
         return None
-    return found
+    return further
 
 
 def _spaced(tune: Tune, count: int, *, ends: bool, whole: bool) -> list[float]:

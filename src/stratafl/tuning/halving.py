@@ -22,13 +22,13 @@ def rungs(trials: int, rounds: int, eta: int = 2, every: int = 1) -> list[Rung]:
     steps = 0
     while eta > 1 and eta ** (steps + 1) < trials:
         steps += 1
-    found: list[Rung] = []
+    schedule: list[Rung] = []
     for k in range(steps + 1):
         end = ceil(rounds / eta ** (steps - k))
         end = min(rounds, ceil(end / every) * every)
-        if not found or end > found[-1].rounds:
-            found.append(Rung(ceil(trials / eta**k), end))
-    return found
+        if not schedule or end > schedule[-1].rounds:
+            schedule.append(Rung(ceil(trials / eta**k), end))
+    return schedule
 
 
 def promoted(scores: Mapping[int, float | None], keep: int) -> list[int]:

@@ -22,7 +22,7 @@ from stratafl.tuning.tuning import Tuning, read_tuned
 # What a choice depends on, apart from seeds and speed.
 MATTERING = re.compile(r"(data|model|train|server)\.(?!seed$).+|run\.(rounds|participation|buffers)|evaluate\.metric")
 SET = re.compile(rf"\b((?:{'|'.join(TABLES)})\.\w+) = ")  # as errors write what a setting is
-MOST = 4  # differences that are named
+MAX_NAMED_DIFFERENCES = 4  # differences that are named
 log = logging.getLogger("stratafl")
 
 
@@ -40,26 +40,27 @@ def reused(
     elif config is None and typed.get("evaluate.metric") not in (None, base.evaluate.metric):
         base = replace(base, evaluate=replace(base.evaluate, average="auto", better="auto"))
     replaced = {path: _replaced(path, methods, chosen) for path in typed}
-    for path, own in replaced.items():
-        if any(value != typed[path] for value in own.values()):
-            there = ", ".join(f"{name.removesuffix(path)[:-1]} {said_value(v)}".strip() for name, v in own.items())
-            log.warning("%s is %s as you typed it, not as tuned: %s", path, said_value(typed[path]), there)
+    for path, tuned_values in replaced.items():
+        if any(value != typed[path] for value in tuned_values.values()):
+            values = [(name.removesuffix(path)[:-1], said_value(value)) for name, value in tuned_values.items()]
+            were = ", ".join(f"{method} {value}".strip() for method, value in values)
+            log.warning("%s is %s as you typed it, not as tuned: %s", path, said_value(typed[path]), were)
     tuned = {path.removeprefix(f"{method}.") for path in chosen for method in methods}
     here = with_absolute_paths(with_values(base, shared_and_own(methods, typed)[0]))
     _log_differences(folder, tuning.base, here, tuned)
-    gone = {name for own in replaced.values() for name in own}
+    gone = {name for tuned_values in replaced.values() for name in tuned_values}
     return base, {**{path: value for path, value in chosen.items() if path not in gone}, **typed}
 
 
 def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:
     """What a tuning chose for these methods, and what it set for single ones, as the settings of a comparison."""
     tuned = read_tuned(folder)
-    own = Tuning.read(folder).own
+    settings_of = Tuning.read(folder).per_method
     for method in methods:
         if "settings" not in tuned.get(method, {}):
             raise RunError(f"'{folder}' has not tuned {shown(method)}, only {', '.join(tuned)}: choose among these")
-    given = [own_settings(method, {**own[method], **tuned[method]["settings"]}) for method in methods]
-    return {path: value for each in given for path, value in each.items()}
+    by_method = [own_settings(method, {**settings_of[method], **tuned[method]["settings"]}) for method in methods]
+    return {path: value for each in by_method for path, value in each.items()}
 
 
 @contextmanager
@@ -85,7 +86,8 @@ def _on_data(base: Experiment, name: str) -> Experiment:
 
 def _replaced(path: str, methods: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of single methods that a typed one takes the place of."""
-    return {own: chosen[own] for own in (path, *(f"{method}.{path}" for method in methods)) if own in chosen}
+    paths = (path, *(f"{method}.{path}" for method in methods))
+    return {name: chosen[name] for name in paths if name in chosen}
 
 
 def _log_differences(folder: Path, before: Experiment, here: Experiment, tuned: set[str]) -> None:
@@ -98,9 +100,9 @@ def _log_differences(folder: Path, before: Experiment, here: Experiment, tuned: 
         left = ", and its settings of data and metric are left out"
     if changed:
         listed = [f"{path} = {said_value(then.get(path))} (here {said_value(now.get(path))})" for path in changed]
-        more = f" and {len(listed) - MOST} more" if len(listed) > MOST else ""
-        said = ", ".join(listed[:MOST]) + more
-        log.warning("'%s' was tuned with %s: other values may be best here%s", folder, said, left)
+        more = f" and {len(listed) - MAX_NAMED_DIFFERENCES} more" if len(listed) > MAX_NAMED_DIFFERENCES else ""
+        named = ", ".join(listed[:MAX_NAMED_DIFFERENCES]) + more
+        log.warning("'%s' was tuned with %s: other values may be best here%s", folder, named, left)
 
 
 def _flat(experiment: Experiment) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stratafl.policies import LocalTraining
 from stratafl.runs.comparison import METHOD_TABLES
 
 LR = "train.lr"
-OWN = "algorithm."  # before the options of a method
+OPTION_PREFIX = "algorithm."  # before the options of a method
 Grids = Mapping[str, Sequence[Any]]  # values by `table.key`, or by `METHOD.option`
 NO_GRIDS: Grids = MappingProxyType({})
 
@@ -55,24 +55,24 @@ def search_space(
     of a grid needs no declared range.
     """
     name = experiment.algorithm.name
-    given = {_path(path, name): tuple(values) for path, values in grids.items()}
+    values_by_path = {_path(path, name): tuple(values) for path, values in grids.items()}
     wanted = {_path(path, name) for path in only}
     tables = to_tables(completed(experiment, trust))
     flat = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
     rate = hyperparameter("lr", typing.get_type_hints(LocalTraining, include_extras=True)["lr"], None)
-    declared = {LR: rate, **{f"{OWN}{each.name}": each for each in hyperparameters(name, trust)}}
-    found = [path for path, each in declared.items() if each.tune is not None or path in given]
-    found += [path for path in given if path not in declared and not _of_another(path)]
-    for path in found:
+    declared = {LR: rate, **{f"{OPTION_PREFIX}{each.name}": each for each in hyperparameters(name, trust)}}
+    paths = [path for path, each in declared.items() if each.tune is not None or path in values_by_path]
+    paths += [path for path in values_by_path if path not in declared and not _of_another(path)]
+    for path in paths:
         if not is_own(path):
             raise RecordError(
                 f"{shown(path)} cannot be tuned, because all trials share it: tune METHOD.option or settings of "
                 + " and ".join(f"[{table}]" for table in METHOD_TABLES)
             )
     return tuple(
-        _dimension(path, flat.get(path), declared.get(path), given.get(path, ()))
-        for path in found
-        if not wanted or path in wanted or path in given
+        _dimension(path, flat.get(path), declared.get(path), values_by_path.get(path, ()))
+        for path in paths
+        if not wanted or path in wanted or path in values_by_path
     )
 
 
@@ -90,24 +90,24 @@ def hyperparameters(name: str, trust: Trust | bool = NO_TRUST) -> list[Hyperpara
 def parse_grids(typed: Sequence[str]) -> dict[str, list[Any]]:
     """Values as a person types them: `train.lr=0.001,0.01,0.1`."""
     grids: dict[str, list[Any]] = {}
-    for each in typed:
-        path, _, texts = each.partition("=")
+    for grid in typed:
+        path, _, texts = grid.partition("=")
         values = [v for text in texts.split(",") if text.strip() for v in parse_settings([f"{path}={text}"]).values()]
         if not values or len({str(value) for value in values}) < len(values):
-            raise RecordError(f"a grid is written table.key=value,value, each once, not '{shown(each)}'")
+            raise RecordError(f"a grid is written table.key=value,value, each once, not '{shown(grid)}'")
         grids[path.strip()] = values
     return grids
 
 
 def own_settings(method: str, settings: Settings) -> dict[str, Any]:
     """The settings of one method as a comparison takes them: `METHOD.option`, `METHOD.train.lr`."""
-    return {f"{method}.{path.removeprefix(OWN)}": value for path, value in settings.items()}
+    return {f"{method}.{path.removeprefix(OPTION_PREFIX)}": value for path, value in settings.items()}
 
 
 def is_own(path: str) -> bool:
     """Whether methods and trials may differ in a setting: all share data, model, rounds, seed and evaluation."""
     table, _, key = path.partition(".")
-    return f"{table}." == OWN and key not in ("", "name") if table not in METHOD_TABLES else key != ""
+    return f"{table}." == OPTION_PREFIX and key not in ("", "name") if table not in METHOD_TABLES else key != ""
 
 
 def _dimension(path: str, default: Any, declared: Hyperparameter | None, values: tuple[Any, ...]) -> Dimension:
@@ -118,8 +118,10 @@ def _dimension(path: str, default: Any, declared: Hyperparameter | None, values:
 
 def _path(path: str, method: str) -> str:
     """`METHOD.option` as the key of the table that it is in."""
-    own = path.removeprefix(f"{method}.")
-    return path if own == path else own if own.partition(".")[0] in METHOD_TABLES else f"{OWN}{own}"
+    option = path.removeprefix(f"{method}.")
+    if option == path:
+        return path
+    return option if option.partition(".")[0] in METHOD_TABLES else f"{OPTION_PREFIX}{option}"
 
 
 def _of_another(path: str) -> bool:

@@ -4,7 +4,7 @@ What is suggested for a trial follows from the results before it and from its nu
 told the same. Results are also told to a study in `optuna.log`, for Optuna's own tools.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf, isfinite, log
 from pathlib import Path
@@ -15,9 +15,9 @@ from stratafl.config.experiment import to_tables
 from stratafl.config.settings import Settings
 from stratafl.errors import RunError
 from stratafl.runs.directory import config_of, is_run
-from stratafl.tuning.claims import waited_for
+from stratafl.tuning.folder_claims import waited_for
 from stratafl.tuning.halving import Rung
-from stratafl.tuning.search import Search, Side, Work
+from stratafl.tuning.search import Search, SearchDecision, Side
 from stratafl.tuning.space import Dimension
 
 STUDY = "optuna.log"
@@ -52,25 +52,25 @@ class TPESearch(Search):
     def schedule(self) -> list[Rung]:
         return [Rung(self.trials, self.rounds)]
 
-    def side(self, path: str, chosen: Any, tried: Any) -> Side:
+    def _side(self, dimension: Dimension, chosen: Settings, tried: Sequence[Any]) -> Side:
         """Where the chosen value lies in the declared range."""
-        tune = next(each.tune for each in self.space if each.path == path)
-        if tune is None or tune.low is None or tune.high is None or chosen is None:
+        tune, value = dimension.tune, chosen[dimension.path]
+        if tune is None or tune.low is None or tune.high is None or value is None:
             return "inside"
-        low, high, value = (log(x) if tune.log else x for x in (tune.low, tune.high, chosen))
+        low, high, value = (log(x) if tune.log else x for x in (tune.low, tune.high, value))
         share = (value - low) / (high - low)
         return "lowest" if share < EDGE else "highest" if share > 1 - EDGE else "inside"
 
-    def _decided(self) -> tuple[list[Work], int | None, dict[int, Settings]]:
-        numbers: dict[int, Settings] = {}
+    def decision(self) -> SearchDecision:
+        """One trial after the other: each waits for those before it."""
+        settings: dict[int, Settings] = {}
         for number in range(self.trials):
-            settings = self._settings(number, numbers)
-            if not self.reached(number, self.rounds):
-                return [self.work_at(number, settings, self.rounds)], None, {**numbers, number: settings}
-            numbers[number] = settings
-        self._tell(numbers)
-        best = self.best(numbers, self.rounds, 1)
-        return [], best[0] if best else None, numbers
+            settings[number] = self._settings(number, {**settings})
+            if pending := self._unfinished([number], settings, self.rounds):
+                return SearchDecision(settings, pending)
+        self._tell(settings)
+        best = self._best(settings, self.rounds, 1)
+        return SearchDecision(settings, best=best[0] if best else None)
 
     def _settings(self, number: int, before: Mapping[int, Settings]) -> Settings:
         """The settings of a trial: those of its run if it has begun, the default of the first, or what TPE suggests."""
@@ -99,21 +99,21 @@ class TPESearch(Search):
 
     def _told(self, optuna: ModuleType, numbers: Mapping[int, Settings]) -> list[Any]:
         """Trials as Optuna knows them; those that failed are worse than the worst."""
-        scores = {number: self.score(number, self.rounds) for number in numbers}
+        scores = {number: self.journals.score(number, self.rounds) for number in numbers}
         finite = [score for score in scores.values() if score is not None and isfinite(score)]
         worst = min(finite, default=0.0) - 1.0
-        found = []
+        trials = []
         for number, settings in numbers.items():
-            given = {each.path: each for each in self.space if settings[each.path] is not None}
+            searched = {each.path: each for each in self.space if settings[each.path] is not None}
             score = scores[number]
-            found.append(
+            trials.append(
                 optuna.trial.create_trial(
-                    params={path: settings[path] for path in given},
-                    distributions={path: _distribution(optuna, each) for path, each in given.items()},
+                    params={path: settings[path] for path in searched},
+                    distributions={path: _distribution(optuna, each) for path, each in searched.items()},
                     value=worst if score in (None, -inf) else score,
                 )
             )
-        return found
+        return trials
 
     def _tell(self, numbers: Mapping[int, Settings]) -> None:
         """Write the trials into Optuna's storage, each once."""
@@ -137,7 +137,7 @@ def _distribution(optuna: ModuleType, dimension: Dimension) -> Any:
     if tune.low is None or tune.high is None:
         others = [] if default is None or default in tune.choices else [default]
         return kinds.CategoricalDistribution((*tune.choices, *others))
-    known = [tune.low, tune.high, *([] if default is None else [default])]
+    ends = [tune.low, tune.high, *([] if default is None else [default])]
     if dimension.whole:
-        return kinds.IntDistribution(round(min(known)), round(max(known)))
-    return kinds.FloatDistribution(min(known), max(known), log=tune.log and min(known) > 0)
+        return kinds.IntDistribution(round(min(ends)), round(max(ends)))
+    return kinds.FloatDistribution(min(ends), max(ends), log=tune.log and min(ends) > 0)

@@ -25,35 +25,45 @@ from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import MAX_INTEGER
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
 from stratafl.files import is_plain, write_atomically
-from stratafl.runs.comparison import SEEDS, Comparison, Member, check_member, folder_name, is_comparison, shared_and_own
+from stratafl.runs.comparison import (
+    SEEDS,
+    Comparison,
+    Member,
+    check_member,
+    folder_name,
+    is_comparison,
+    shared_and_own,
+    without_none,
+)
 from stratafl.runs.directory import TUNING, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
 from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import check_table, check_value, is_list_of
 from stratafl.runs.run import with_absolute_paths
-from stratafl.tuning.claims import waited_for
-from stratafl.tuning.search import Plan, Search, SearchResult, Work, is_open
-from stratafl.tuning.space import OWN, is_own, own_settings, search_space
+from stratafl.tuning.folder_claims import waited_for
+from stratafl.tuning.search import Search, SearchResult, TuningPlan
+from stratafl.tuning.space import OPTION_PREFIX, is_own, own_settings, search_space
 from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
+from stratafl.tuning.trials import PendingRun, is_open
 
 CHOSEN, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
 PLAN = {"trials": int, "eta": int, "only": list, "grids": dict, "sampler": str, "budget": str, "widen": bool}
 
 
 class Tuning:
-    """Methods that are tuned alike, in a directory; `own` are settings of single methods."""
+    """Methods that are tuned alike, in a directory; `per_method` are settings of single methods."""
 
     def __init__(
         self,
         folder: Path,
         base: Experiment,
         methods: Sequence[str],
-        own: Mapping[str, Settings],
-        plan: Plan,
+        per_method: Mapping[str, Settings],
+        plan: TuningPlan,
         seeds: int,
         trust: Trust = NO_TRUST,
     ) -> None:
-        self.folder, self.base, self.methods, self.own = folder, base, tuple(methods), own
+        self.folder, self.base, self.methods, self.per_method = folder, base, tuple(methods), per_method
         self.plan, self.seeds, self.trust = plan, seeds, trust
         self._made: dict[str, Comparison] = {}
 
@@ -64,7 +74,7 @@ class Tuning:
         base: Experiment,
         methods: Sequence[str],
         settings: Settings,
-        plan: Plan,
+        plan: TuningPlan,
         seeds: int = 3,
         trust: Trust = NO_TRUST,
     ) -> "Tuning":
@@ -73,30 +83,30 @@ class Tuning:
         The trials have the seed of `base`, the chosen settings so many seeds after that.
         """
         refuse_existing(folder)
-        common, own = shared_and_own(methods, settings)
+        common, per_method = shared_and_own(methods, settings)
         base = with_absolute_paths(with_values(base, common))
         _check_seeds(seeds, base)
-        made = cls(folder, base, methods, own, plan, seeds, trust)
-        base = replace(base, evaluate=made._check())  # once, because shares of classes differ a little between seeds
-        made = cls(folder, base, methods, own, plan, seeds, trust)
+        tuning = cls(folder, base, methods, per_method, plan, seeds, trust)
+        base = replace(base, evaluate=tuning._check())  # once, because shares of classes differ a little between seeds
+        tuning = cls(folder, base, methods, per_method, plan, seeds, trust)
         with new_folder(folder) as partial:
-            write_atomically(partial / TUNING, tomli_w.dumps(made._tables()).encode())
-        return made
+            write_atomically(partial / TUNING, tomli_w.dumps(tuning._tables()).encode())
+        return tuning
 
     @classmethod
     def open(cls, folder: Path, trust: Trust | bool = NO_TRUST) -> "Tuning":
         """A stored tuning to continue; refused if its trials are not what it says."""
-        made = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
+        tuning = cls.read(folder, Trust.of(trust).asked_by(folder / TUNING))
         with _damaged(folder / TUNING):
-            made._check_values()
-        for search in made.shared() or made.searches if made.plan.sampler == "grid" else ():
+            tuning._check_values()
+        for search in tuning.shared() or tuning.searches if tuning.plan.sampler == "grid" else ():
             for number, settings in enumerate(search.points):
                 if is_run(search.place(number)):
-                    today = completed(search.experiment(settings), made.trust)
+                    today = completed(search.experiment(settings), tuning.trust)
                     check_member(folder / TUNING, search.place(number), today)
         if is_plain(folder / CHOSEN):
-            made._check_chosen()
-        return made
+            tuning._check_chosen()
+        return tuning
 
     @classmethod
     def read(cls, folder: Path, trust: Trust = NO_TRUST) -> "Tuning":
@@ -105,15 +115,15 @@ class Tuning:
         check_format(folder / TUNING, head.get("format") if isinstance(head, dict) else None)
         with _damaged(folder / TUNING):
             check_table(head, {"methods": list, "seeds": int, "settings": dict, "plan": dict})
-            methods, seeds, own, base = head["methods"], head["seeds"], head["settings"], from_stored(tables)
+            methods, seeds, per_method, base = head["methods"], head["seeds"], head["settings"], from_stored(tables)
             if not methods or not is_list_of(str, methods) or len(set(methods)) < len(methods):
                 raise ValueError(f"methods are names, each once, not {shown(methods)}")
             _check_seeds(seeds, base)
-            check_table(own, dict.fromkeys(methods, dict))
-            made = cls(folder, base, methods, own, _plan(head["plan"]), seeds, trust)
+            check_table(per_method, dict.fromkeys(methods, dict))
+            tuning = cls(folder, base, methods, per_method, _plan(head["plan"]), seeds, trust)
             for method in methods:
-                made.experiment_with(method, {})
-        return made
+                tuning.experiment_with(method, {})
+        return tuning
 
     @cached_property
     def searches(self) -> list[Search]:
@@ -124,11 +134,11 @@ class Tuning:
 
     def experiment(self, method: str) -> Experiment:
         """The configuration of a method at its defaults, with the seed of the trials."""
-        return with_values(self.base, {"algorithm.name": method, **self.own[method]})
+        return with_values(self.base, {"algorithm.name": method, **self.per_method[method]})
 
     def experiment_with(self, method: str, settings: Settings) -> Experiment:
         """That with these settings, which a file has; refused if methods cannot differ in them."""
-        for path in (*self.own[method], *settings):
+        for path in (*self.per_method[method], *settings):
             if not is_own(path):
                 raise RecordError(f"{shown(path)} is not a setting of a single method")
         return with_values(self.experiment(method), settings)
@@ -142,7 +152,7 @@ class Tuning:
     def names_code(self) -> bool:
         return any(names_code(self.experiment(method)) for method in self.methods)
 
-    def work(self) -> list[Work]:
+    def work(self) -> list[PendingRun]:
         """What can be done now: trials, and when all methods have a choice, runs on fresh seeds; nothing at the end."""
         if not is_plain(self.folder / CHOSEN):
             if work := self._trials_left():
@@ -152,8 +162,8 @@ class Tuning:
 
     def choices(self) -> dict[str, SearchResult]:
         """What every search came to; those that have not ended are left out."""
-        found = {search.method: search.choice() for search in self.shared()}
-        return {method: choice for method, choice in found.items() if choice is not None}
+        results = {search.method: search.choice() for search in self.shared()}
+        return {method: choice for method, choice in results.items() if choice is not None}
 
     def tuned(self) -> dict[str, dict[str, Any]]:
         """What was chosen for each method, as it was written down."""
@@ -181,9 +191,9 @@ class Tuning:
             entry = _entry(choice)
             for key in ("settings", "is_default"):
                 if tuned[method].get(key) != entry.get(key):
-                    there, chosen = shown(tuned[method].get(key)), shown(entry.get(key))
+                    stored, chosen = shown(tuned[method].get(key)), shown(entry.get(key))
                     raise DamagedError(
-                        f"'{self.folder / CHOSEN}' is damaged: {key} of {method} is {there}, by its trials it is "
+                        f"'{self.folder / CHOSEN}' is damaged: {key} of {method} is {stored}, by its trials it is "
                         f"{chosen}: remove it, and write it again with 'strata resume'"
                     )
 
@@ -198,26 +208,27 @@ class Tuning:
     def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
         folder = self.folder / name
         if name not in self._made:
-            own = {method: {**self.own[method], **each} for method, each in settings.items()}
+            per_method = {method: {**self.per_method[method], **each} for method, each in settings.items()}
             with waited_for(folder):
                 if not is_comparison(folder):
-                    given = {path: v for method in own for path, v in own_settings(method, own[method]).items()}
-                    Comparison.create(folder, self.fresh, list(settings), self.seeds, given, self.trust, checked=False)
-            made = Comparison.open(folder, self.trust)
+                    typed = {path: v for m in per_method for path, v in own_settings(m, per_method[m]).items()}
+                    Comparison.create(folder, self.fresh, list(settings), self.seeds, typed, self.trust, checked=False)
+            comparison = Comparison.open(folder, self.trust)
             seeds = tuple(self.fresh.run.seed + i for i in range(self.seeds))
-            if made.own != {method: _known(each) for method, each in own.items()} or made.seeds != seeds:
+            settled = {method: without_none(options) for method, options in per_method.items()}
+            if comparison.per_method != settled or comparison.seeds != seeds:
                 raise DamagedError(
                     f"'{folder}' is damaged: its settings or seeds are not those of '{self.folder / CHOSEN}' and "
                     f"{TUNING}: remove the folder '{folder}', and run it again with 'strata resume'"
                 )
-            self._made[name] = made
+            self._made[name] = comparison
         return self._made[name]
 
-    def _trials_left(self) -> list[Work]:
+    def _trials_left(self) -> list[PendingRun]:
         if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
             return first
-        found = [work for search in self.shared() for work in search.work()]
-        return sorted(found, key=lambda work: (work.rounds, work.folder.name))
+        pending = [work for search in self.shared() for work in search.work()]
+        return sorted(pending, key=lambda work: (work.rounds, work.folder.name))
 
     def shared(self) -> list[Search]:
         """The searches with as many trials as the budget gives each of them; equally many while steps are unknown."""
@@ -241,19 +252,26 @@ class Tuning:
         tables = {"tuned": {**head, "methods": {method: _entry(choice) for method, choice in choices.items()}}}
         write_atomically(self.folder / CHOSEN, tomli_w.dumps(tables).encode())
 
-    def _runs_left(self) -> list[Work]:
+    def _runs_left(self) -> list[PendingRun]:
         totals = {search.method: search.rounds for search in self.searches}
         work = [
-            Work(each.method, f"{each.method}, seed {each.seed}", each.experiment, each.folder, total, self.trust)
-            for each in self._members()
-            for total in [totals[each.method]]
+            PendingRun(
+                member.method,
+                f"{member.method}, seed {member.seed}",
+                member.experiment,
+                member.folder,
+                total,
+                self.trust,
+            )
+            for member in self._members()
+            for total in [totals[member.method]]
         ]
-        return [each for each in work if is_open(each)]
+        return [member for member in work if is_open(member)]
 
     def _members(self) -> list[Member]:
         """The runs on fresh seeds, seed by seed."""
-        found = [member for comparison in self.comparisons() for member in comparison.members()]
-        return sorted(found, key=lambda member: member.seed)
+        members = [member for comparison in self.comparisons() for member in comparison.members()]
+        return sorted(members, key=lambda member: member.seed)
 
     def _check(self) -> EvaluateTable:
         """How runs are evaluated on this data.
@@ -278,21 +296,22 @@ class Tuning:
 
     def _check_values(self) -> None:
         """Refuse settings to tune that no method has, values that they cannot have, and too many of them."""
-        known = set[str]()
+        tunable = set[str]()
         for method, search in zip(self.methods, self.searches, strict=True):
             every = search_space(search.base, grids=self.plan.grids, trust=self.trust)
-            known |= {each.path.replace(OWN, f"{method}.") for each in every}
+            tunable |= {each.path.replace(OPTION_PREFIX, f"{method}.") for each in every}
             search.check()
             _ = search.points  # refused if they are too many
         for name in (*self.plan.only, *self.plan.grids):
-            if name not in known:
-                raise unknown("setting to tune", name, sorted(known))
+            if name not in tunable:
+                raise unknown("setting to tune", name, sorted(tunable))
 
     def _tables(self) -> dict[str, Any]:
-        own = {method: {k: v for k, v in settings.items() if v is not None} for method, settings in self.own.items()}
+        settings = {method: without_none(options) for method, options in self.per_method.items()}
         grids = {path: list(values) for path, values in self.plan.grids.items()}
         plan = {**vars(self.plan), "only": list(self.plan.only), "grids": grids}
-        head = {"format": FORMAT, "methods": list(self.methods), "seeds": self.seeds, "settings": own, "plan": plan}
+        head: dict[str, Any] = {"format": FORMAT, "methods": list(self.methods), "seeds": self.seeds}
+        head |= {"settings": settings, "plan": plan}
         return {"tune": head, **to_tables(self.base)}
 
 
@@ -311,7 +330,7 @@ def _check_seeds(seeds: int, base: Experiment) -> None:
         raise RecordError(f"--seeds must be from 1 to {most:,}, not {shown(seeds)}")
 
 
-def _plan(table: dict[str, Any]) -> Plan:
+def _plan(table: dict[str, Any]) -> TuningPlan:
     """The plan in a file; ValueError says what is wrong with it."""
     for key in check_table(table, PLAN, optional=PLAN):
         if key not in PLAN:
@@ -323,7 +342,7 @@ def _plan(table: dict[str, Any]) -> Plan:
         check_value(path, values, list)
         if not values or len({str(value) for value in values}) < len(values):
             raise ValueError(f"the grid of {shown(path)} has values, each once, not {shown(values)}")
-    return Plan(**{**table, "only": tuple(only)})
+    return TuningPlan(**{**table, "only": tuple(only)})
 
 
 def is_tuning(folder: Path) -> bool:
@@ -340,12 +359,8 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
 def _entry(choice: SearchResult) -> dict[str, Any]:
     """A choice as a table of TOML, which has no none."""
     failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
-    entry: dict[str, Any] = {} if choice.settings is None else {"settings": _known(choice.settings)}
+    entry: dict[str, Any] = {} if choice.settings is None else {"settings": without_none(choice.settings)}
     entry |= {} if choice.score is None else {"validation": choice.score}
-    entry |= {"is_default": choice.is_default, "default": _known(choice.default), "trials": len(choice.trials)}
+    entry |= {"is_default": choice.is_default, "default": without_none(choice.default), "trials": len(choice.trials)}
     entry |= {"rounds": choice.rounds, "steps": choice.steps, "sides": dict(choice.sides), "widened": choice.widened}
     return entry | {"left_at_default": list(choice.left), "failed": failed}
-
-
-def _known(settings: Settings) -> dict[str, Any]:
-    return {path: value for path, value in settings.items() if value is not None}

@@ -17,20 +17,20 @@ from stratafl.evaluation.measure import Line
 from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
 from stratafl.runs.joined import JoinedRuns
-from stratafl.tuning.claims import claimed
-from stratafl.tuning.search import Work, is_open
+from stratafl.tuning.folder_claims import claimed
+from stratafl.tuning.trials import PendingRun, is_open
 
-POLL = 0.5  # seconds until a process that has nothing to do looks again
+POLL_SECONDS = 0.5  # seconds until a process that has nothing to do looks again
 # How PyTorch names what a device lacks; a tensor that is on the wrong one names it in small letters.
 DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|CUSOLVER|NCCL|NVIDIA|DefaultCPUAllocator|\bMPS\b|\bHIP")
-Watch = Callable[[Work, int, Sequence[Line]], None]  # rounds done, and their lines
-Notes = Callable[[Work, str], None]
+Watch = Callable[[PendingRun, int, Sequence[Line]], None]  # rounds done, and their lines
+Notes = Callable[[PendingRun, str], None]
 
 
-class Source(Protocol):
+class WorkSource(Protocol):
     """What knows the work that can be done now: a tuning, or the searches of a reproduction."""
 
-    def work(self) -> list[Work]: ...
+    def work(self) -> Sequence[PendingRun]: ...
 
 
 def never() -> bool:
@@ -43,13 +43,13 @@ def silent(*_: object) -> None:
 
 
 def advance(
-    source: Source,
+    source: WorkSource,
     watch: Watch = silent,
     note: Notes = silent,
     interrupted: Callable[[], bool] = never,
     jobs: int = 1,
 ) -> bool:
-    """Work until nothing is left; False if interrupted.
+    """PendingRun until nothing is left; False if interrupted.
 
     Runs that can be done now are joined, as many as memory allows. Other processes may work on the same, `jobs` in all.
     """
@@ -59,7 +59,7 @@ def advance(
         if interrupted():
             return False
         if not taken:  # other processes work on all of it
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
     return True
 
 
@@ -72,28 +72,28 @@ class Reports:
     interrupted: Callable[[], bool] = never
 
 
-def _take_together(work: Sequence[Work], reports: Reports, jobs: int) -> bool:
+def _take_together(work: Sequence[PendingRun], reports: Reports, jobs: int) -> bool:
     """Do the work that no other process does; whether any was done here."""
     joined, taken = JoinedRuns(len(work), jobs, work[0].experiment.run.precision), list[bool]()
 
-    def take(each: Work) -> None:
+    def take(pending: PendingRun) -> None:
         if not reports.interrupted():
-            taken.append(_take(each, reports, joined))
+            taken.append(_take(pending, reports, joined))
 
-    joined.drive(partial(take, each) for each in work)
+    joined.drive(partial(take, pending) for pending in work)
     return any(taken)
 
 
-def _take(work: Work, reports: Reports, joined: JoinedRuns) -> bool:
+def _take(work: PendingRun, reports: Reports, joined: JoinedRuns) -> bool:
     """Do a piece of work unless another process does; whether it was done here."""
-    with claimed(work.folder) as mine:
-        mine = mine and is_open(work)  # or else another process has done it
-        if mine:
+    with claimed(work.folder) as is_ours:
+        is_ours = is_ours and is_open(work)  # or else another process has done it
+        if is_ours:
             perform(work, reports, joined)
-        return mine
+        return is_ours
 
 
-def perform(work: Work, reports: Reports, joined: JoinedRuns) -> None:
+def perform(work: PendingRun, reports: Reports, joined: JoinedRuns) -> None:
     """Advance a run as far as it is to go; a trial that fails is written down and counts as the worst."""
     try:
         with joined.opened(partial(_run, work)) as run, joined.declared(work.folder, run.sim):
@@ -103,7 +103,7 @@ def perform(work: Work, reports: Reports, joined: JoinedRuns) -> None:
             f"{work.title}: the GPU ran out of memory: use fewer processes or a smaller run.memory_limit, and continue"
         ) from error
     except BusyError:
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     except (DataError, RunError, TrustError, MemoryLimitError, MemoryError, OSError):
         raise  # what the data, the machine or the folder lacks says nothing about the settings
     except Exception as error:
@@ -119,9 +119,9 @@ def perform(work: Work, reports: Reports, joined: JoinedRuns) -> None:
         reports.note(work, f"this trial failed and counts as the worst: {why}")
 
 
-def _to_its_end(run: Run, work: Work, reports: Reports) -> None:
-    for said in run.notes:
-        reports.note(work, said)
+def _to_its_end(run: Run, work: PendingRun, reports: Reports) -> None:
+    for note in run.notes:
+        reports.note(work, note)
     reports.watch(work, run.progress.t, run.history)
     if run.progress.t >= work.rounds:
         return
@@ -141,7 +141,7 @@ def _of_the_device(error: BaseException | None) -> bool:
     return plain and DEVICE.search(str(error)) is not None
 
 
-def _run(work: Work) -> Run:
+def _run(work: PendingRun) -> Run:
     if is_run(work.folder):
         return Run.open(work.folder, trust=work.trust)
     return Run.create(work.experiment, work.folder, trust=work.trust)

@@ -9,7 +9,7 @@ from pathlib import Path
 from stratafl.errors import BusyError
 from stratafl.files import lock
 
-POLL = 0.1  # seconds until a process that waits looks again
+POLL_SECONDS = 0.1  # seconds until a process that waits looks again
 
 
 @contextmanager
@@ -32,8 +32,8 @@ def claimed(folder: Path) -> Iterator[bool]:
 def waited_for(folder: Path) -> Iterator[None]:
     """Hold the claim on a folder as soon as no other process does."""
     while True:
-        with claimed(folder) as mine:
-            if mine:
+        with claimed(folder) as is_held:
+            if is_held:
                 yield
                 return
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)

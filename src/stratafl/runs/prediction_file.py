@@ -23,16 +23,17 @@ from stratafl.files import explained, open_plain, read_plain, write_atomically
 from stratafl.runs.class_counts import stored_class_counts
 
 PREDICTIONS = "predictions.safetensors"
-LARGEST, LARGEST_HEAD = 16 << 30, 1 << 20  # bytes that are read
-NEAR = 0.01  # how far from 1 the sum of rounded probabilities may be
+MAX_FILE_BYTES, MAX_HEADER_BYTES = 16 << 30, 1 << 20  # bytes that are read
+SUM_TOLERANCE = 0.01  # how far from 1 the sum of rounded probabilities may be
 PARTS = ("client", "y", "scores")
 
 
 def write_predictions(
-    folder: Path, found: Mapping[str, Predictions], round: int, stage: str, handle: int | None = None
+    folder: Path, by_split: Mapping[str, Predictions], round: int, stage: str, handle: int | None = None
 ) -> None:
     """Write the predictions of each split; `handle` is that of the folder."""
-    tensors = {f"{split}.{part}": getattr(each, part).contiguous() for split, each in found.items() for part in PARTS}
+    parts = [(split, part) for split in by_split for part in PARTS]
+    tensors = {f"{split}.{part}": getattr(by_split[split], part).contiguous() for split, part in parts}
     about = {"round": round, "stage": stage, "sha256": _digest(tensors)}
     # One entry, because safetensors writes several in any order, and equal runs have equal files.
     write_atomically(folder / PREDICTIONS, save(tensors, {"stratafl": json.dumps(about)}), folder=handle)
@@ -48,42 +49,42 @@ def read_predictions(folder: Path, split: str = "test") -> Predictions | None:
         return None
     try:
         client, y, scores = (tensors[f"{split}.{part}"] for part in PARTS)
-        found = Predictions(client, y, scores)
-        _check(found)
-        _check_samples(found, split, stored_class_counts(folder))
+        predictions = Predictions(client, y, scores)
+        _check(predictions)
+        _check_samples(predictions, split, stored_class_counts(folder))
     except KeyError as error:
         raise _damaged(path, f"{error} is missing") from error
     except (TypeError, ValueError, DataError) as error:  # a tensor without dimensions has no length
         raise _damaged(path, str(error)) from error
-    return found
+    return predictions
 
 
-def _check(found: Predictions) -> None:
+def _check(predictions: Predictions) -> None:
     """Raise ValueError unless types, shapes and values are those of predictions; a model that diverged gives NaN."""
-    client, y, scores = found.client, found.y, found.scores
+    client, y, scores = predictions.client, predictions.y, predictions.scores
     if (client.dtype, client.ndim, y.ndim, scores.dtype) != (torch.int64, 1, 1, torch.float32):
         raise ValueError("clients are whole numbers [n], targets are [n], scores are float32 [n, K]")
     if y.dtype not in (torch.int64, torch.int32, torch.float32, torch.float64) or not scores.shape[1]:
         raise ValueError("targets are whole numbers or numbers, and there are scores")
-    if not found.labelled and (scores.shape[1] != 1 or not bool(y.isfinite().all())):
+    if not predictions.labelled and (scores.shape[1] != 1 or not bool(y.isfinite().all())):
         raise ValueError("of numbers, targets are finite and scores are [n, 1]")
-    if found.labelled and bool(((y < 0) | (y >= scores.shape[1])).any()):
+    if predictions.labelled and bool(((y < 0) | (y >= scores.shape[1])).any()):
         raise ValueError(f"labels are from 0 to {scores.shape[1] - 1}")
-    if found.labelled and bool(((scores < 0) | ((scores.sum(1, keepdim=True) - 1).abs() > NEAR)).any()):
+    if predictions.labelled and bool(((scores < 0) | ((scores.sum(1, keepdim=True) - 1).abs() > SUM_TOLERANCE)).any()):
         raise ValueError("scores of classes are probabilities, which sum to 1")
 
 
-def _check_samples(found: Predictions, split: str, counts: dict[str, Any] | None) -> None:
+def _check_samples(predictions: Predictions, split: str, counts: dict[str, Any] | None) -> None:
     """Raise ValueError unless each client that is there has as many samples as the run recorded."""
-    held = [sum(row) for row in (counts or {"counts": {}})["counts"].get(split, ())]
-    if counts is None or not held:
+    expected = [sum(row) for row in (counts or {"counts": {}})["counts"].get(split, ())]
+    if counts is None or not expected:
         return
-    clients, samples = (each.tolist() for each in found.client.unique(return_counts=True))
+    clients, samples = (each.tolist() for each in predictions.client.unique(return_counts=True))
     for client, count in zip(clients, samples, strict=True):
-        if not 0 <= client < len(held):
+        if not 0 <= client < len(expected):
             raise ValueError(f"the run has no client {client}")
-        if held[client] != count:
-            raise ValueError(f"client {client} has {held[client]} {split} samples, not {count}")
+        if expected[client] != count:
+            raise ValueError(f"client {client} has {expected[client]} {split} samples, not {count}")
 
 
 def predicted_round(folder: Path) -> int | None:
@@ -95,7 +96,7 @@ def predicted_round(folder: Path) -> int | None:
     if not os.path.lexists(path):
         return None
     with explained("read", path), os.fdopen(open_plain(path), "rb") as file:
-        head = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEAD))
+        head = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES))
         size = os.fstat(file.fileno()).st_size
     about, length = _header(path, head)
     if size != 8 + len(head) + length:
@@ -105,7 +106,7 @@ def predicted_round(folder: Path) -> int | None:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with explained("read", path):
-        data = read_plain(path, LARGEST)
+        data = read_plain(path, MAX_FILE_BYTES)
     try:
         tensors = load(data)
     except SafetensorError as error:
@@ -135,8 +136,8 @@ def _damaged(path: Path, why: str = "") -> DamagedError:
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(f"{name} {list(tensors[name].shape)} {tensors[name].dtype}".encode())
-        found.update(bytes_of(tensors[name]).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {list(tensors[name].shape)} {tensors[name].dtype}".encode())
+        digest.update(bytes_of(tensors[name]).numpy().tobytes())
+    return digest.hexdigest()

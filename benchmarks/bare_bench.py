@@ -1,11 +1,14 @@
-"""`python -m stratafl.bench`: the bench with nothing but torch and numpy; one line per row."""
+"""`strata bench` for a machine that has torch and numpy alone: the same options, one line per row.
+
+python benchmarks/bare_bench.py --models mlp --methods fedavg,fedper --json speed.json
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from stratafl.bench.measurement import ResultFile, describe_machine, describe_row, machine, rows
+from stratafl.bench.measurement import ResultFile, bench_rows, describe_machine, describe_row, machine_facts
 from stratafl.bench.options import BenchOptions, command_line
 from stratafl.bench.request import request_of
 from stratafl.errors import StrataError
@@ -19,24 +22,24 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = _Parser(prog="python -m stratafl.bench", description="Compare the engine with plain PyTorch loops.")
+    parser = _Parser(description="Compare the engine with plain PyTorch loops.")
     for option in command_line():
         flag = option.kind is bool
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if flag else {"type": option.kind}
-        made.add_argument(f"--{option.name}", default=option.default, help=option.help, **how)
-    return made
+        parser.add_argument(f"--{option.name}", default=option.default, help=option.help, **how)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; the exit code."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        request = request_of(BenchOptions(**vars(given)))
-        check_new([given.json])
-        found = machine(request)
-        print(describe_machine(found), flush=True)
-        file = ResultFile(given.json, found)
-        for row in rows(request):
+        request = request_of(BenchOptions(**vars(options)))
+        check_new([options.json])
+        facts = machine_facts(request)
+        print(describe_machine(facts), flush=True)
+        file = ResultFile(options.json, facts)
+        for row in bench_rows(request):
             file.add(row)
             print(describe_row(row), flush=True)
     except StrataError as error:

@@ -27,10 +27,8 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError, shown
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.diagnostics import LayerDiagnostics
-from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.guard import SAFE, Choice, Gain
 from stratafl.evaluation.measure import Line, client_lines, score_line
-from stratafl.evaluation.predictions import StagePredictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
@@ -41,7 +39,7 @@ from stratafl.runs import checkpoint, directory
 from stratafl.runs.class_counts import CLASS_COUNTS, stored_class_counts
 from stratafl.runs.journal import Journal, read_lines
 from stratafl.runs.json_files import check_table, is_count, read_json, write_json
-from stratafl.runs.predictions import predicted_round, write_predictions
+from stratafl.runs.prediction_file import predicted_round, write_predictions
 from stratafl.runs.stored import check_saved
 from stratafl.runs.summary import Selection, stop_reason
 
@@ -49,7 +47,7 @@ T = TypeVar("T")
 MODELS = "models.safetensors"
 COPIED = (directory.CONFIG, directory.ENVIRONMENT, directory.PREPROCESSING, CLASS_COUNTS)
 SCORES = ("test.", "validation.", "new.")
-LARGEST = 64 << 30  # bytes of models that are read
+MAX_MODEL_BYTES = 64 << 30  # bytes of models that are read
 
 
 @short_repr
@@ -65,10 +63,10 @@ class GuardRecord:
     @property
     def taken(self) -> dict[str, list[int]]:
         """The clients that take each candidate, the most frequent candidate first."""
-        found: dict[str, list[int]] = {}
+        clients_by_candidate: dict[str, list[int]] = {}
         for client, choice in self.choices.items():
-            found.setdefault(choice.candidate, []).append(client)
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+            clients_by_candidate.setdefault(choice.candidate, []).append(client)
+        return dict(sorted(clients_by_candidate.items(), key=lambda item: -len(item[1])))
 
 
 def guards(experiment: Experiment) -> bool:
@@ -85,8 +83,8 @@ def guarded_round(folder: Path) -> int | None:
     """The round whose guard is in the run directory; its models and predictions are there, and may be damaged."""
     guard = folder / directory.GUARD
     try:
-        found = read_guard(folder).round if guard.exists() else None
-        return found if predicted_round(guard) == found and is_plain(guard / MODELS) else None
+        number = read_guard(folder).round if guard.exists() else None
+        return number if predicted_round(guard) == number and is_plain(guard / MODELS) else None
     except StrataError:
         return None
 
@@ -182,8 +180,8 @@ def _train_of(folder: Path | None, experiment: Experiment) -> LocalTraining | No
         stored = directory.config_of(folder)
     except StrataError:
         return None
-    theirs, mine = to_tables(stored), to_tables(experiment)
-    same = all(theirs[name] == mine[name] for name in mine if name not in ("algorithm", "train", "server"))
+    theirs, ours = to_tables(stored), to_tables(experiment)
+    same = all(theirs[name] == ours[name] for name in ours if name not in ("algorithm", "train", "server"))
     return stored.train if same and stored.algorithm.name == SAFE else None
 
 
@@ -192,31 +190,28 @@ def by_validation(evaluate: EvaluateTable) -> EvaluateTable:
     return replace(evaluate, select="validation", stage="deployed")
 
 
-def write_guard(folder: Path, made: GuardedModels, trial: Trial, history: list[Line], seconds: float) -> None:
+def write_guard(folder: Path, models: GuardedModels, trial: Trial, history: list[Line], seconds: float) -> None:
     """Write the folder `guard` of a run directory, in place of one that is there."""
-    target, stage = folder / directory.GUARD, made.candidates.stage
+    target, stage = folder / directory.GUARD, models.candidates.stage
     if target.exists():
         with explained("replace", target):
             shutil.rmtree(target)
-    selected, classes = made.candidates.progress.t, trial.sim.setup.classes
-    given = {split: made.predictions(split) for split in trial.splits}
-    found = {f"{split}.{each}": given[split] for split in given for each in _places(stage)}
-    scores, values = trial.summed(trial.ids, found) if trial.predicts else (_summed(found, trial.ids), {})
+    selected, classes = models.candidates.progress.t, trial.sim.setup.classes
+    predictions = {split: models.predictions(split) for split in trial.splits}
+    by_place = {f"{split}.{each}": predictions[split] for split in predictions for each in _places(stage)}
+    summed = {place: each.summed(trial.ids) for place, each in by_place.items()}
+    scores, values = trial.summed(trial.ids, by_place) if trial.predicts else (summed, {})
     line = score_line(scores, classes, values=values)
     with directory.new_folder(target) as partial:
         for name in COPIED:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, partial / name)
-        write_json(partial / directory.CHOICES, _table(made))
-        write_atomically(partial / MODELS, save(_local_models(made)))
-        write_predictions(partial, given, selected, stage)
+        write_json(partial / directory.CHOICES, _table(models))
+        write_atomically(partial / MODELS, save(_local_models(models)))
+        write_predictions(partial, predictions, selected, stage)
         Journal(partial / directory.ROUNDS).append(_lines(history, selected, line, seconds))
         clients = client_lines(trial.ids, scores, classes, values)
         Journal(partial / "clients.jsonl").append({"round": selected, **each} for each in clients)
-
-
-def _summed(found: StagePredictions, ids: Tensor) -> StageScores:
-    return {place: each.summed(ids) for place, each in found.items()}
 
 
 def _places(stage: str) -> tuple[str, ...]:
@@ -231,11 +226,11 @@ def _lines(history: list[Line], selected: int, scores: Line, seconds: float) -> 
     return [*lines[:-1], {**lines[-1], "seconds.train": lines[-1]["seconds.train"] + seconds}]
 
 
-def _local_models(made: GuardedModels) -> dict[str, Tensor]:
-    clients = made.clients(SAFE)
+def _local_models(models: GuardedModels) -> dict[str, Tensor]:
+    clients = models.clients(SAFE)
     if not clients:
         return {}
-    rows = made.candidates.rows(SAFE, torch.tensor(clients))
+    rows = models.candidates.rows(SAFE, torch.tensor(clients))
     return {
         f"{client}/{name}": block[place].cpu().clone()
         for name, block in rows.items()
@@ -247,20 +242,20 @@ def local_model(folder: Path, client: int) -> dict[str, Tensor]:
     """The local model of a client that takes it, from the run directory."""
     path = folder / directory.GUARD / MODELS
     with explained("read", path):
-        data = read_plain(path, LARGEST)
+        data = read_plain(path, MAX_MODEL_BYTES)
     try:
         tensors = load(data)
     except SafetensorError as error:
         raise DamagedError(f"'{path}' is damaged: remove its folder, then 'strata resume' writes it again") from error
-    mine = {name.partition("/")[2]: x for name, x in tensors.items() if name.partition("/")[0] == str(client)}
-    if not mine:
+    weights = {name.partition("/")[2]: x for name, x in tensors.items() if name.partition("/")[0] == str(client)}
+    if not weights:
         raise DamagedError(f"'{path}' is damaged: it has no model of client {client}")
-    return mine
+    return weights
 
 
-def _table(made: GuardedModels) -> dict[str, Any]:
+def _table(models: GuardedModels) -> dict[str, Any]:
     """What `read_guard` reads, with the numbers of what each client takes once more beside its choice."""
-    candidates = made.candidates
+    candidates = models.candidates
     clients = [
         {
             "client": choice.client,
@@ -270,7 +265,7 @@ def _table(made: GuardedModels) -> dict[str, Any]:
             "validation_samples": choice.samples,
             "gains": {name: asdict(gain) for name, gain in choice.gains.items()},
         }
-        for choice in made.choices.values()
+        for choice in models.choices.values()
     ]
     alone = candidates.alone_progress
     about = {
@@ -309,7 +304,7 @@ def _choice(entry: Any) -> Choice:
     kinds = {"client": int, "choice": str, "validation_samples": int, "gains": dict}
     client, name, samples, gains = (check_table(entry, kinds)[key] for key in kinds)
     parts = {each.name: float | None for each in fields(Gain)}
-    found = {key: Gain(**{part: check_table(gain, parts)[part] for part in parts}) for key, gain in gains.items()}
-    if not (is_count(client) and is_count(samples) and name in (SAFE, *found)):
+    all_gains = {key: Gain(**{part: check_table(gain, parts)[part] for part in parts}) for key, gain in gains.items()}
+    if not (is_count(client) and is_count(samples) and name in (SAFE, *all_gains)):
         raise ValueError(f"client {client} with {samples} samples cannot take '{shown(name)}'")
-    return Choice(client, name, samples, found)
+    return Choice(client, name, samples, all_gains)

@@ -19,7 +19,7 @@ from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
 from stratafl.tuning.search import Search, SearchResult, shown_settings
-from stratafl.tuning.space import OWN
+from stratafl.tuning.space import OPTION_PREFIX
 from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
 HEAD = ("method", "chosen", "validation", "test, tuned", "test, untuned")
@@ -31,41 +31,41 @@ def results(tuning: Tuning) -> list[TunedMethod]:
     for comparison in tuning.comparisons():
         for member in comparison.members():
             outcome = read_outcome(member.folder) if is_run(member.folder) else None
-            found = outcome.numbers().get("score") if outcome is not None and evaluated(outcome.lines) else None
-            if found is not None:
-                scores[comparison.folder.name].setdefault(member.method, {})[str(member.seed)] = found
-    made = []
+            score_of_run = outcome.numbers().get("score") if outcome is not None and evaluated(outcome.lines) else None
+            if score_of_run is not None:
+                scores[comparison.folder.name].setdefault(member.method, {})[str(member.seed)] = score_of_run
+    methods = []
     for search in tuning.shared():
         choice, method = search.choice(), search.method
         if choice is not None:
             tuned = scores[WINNERS].get(method, {})
             untuned = tuned if choice.is_default else scores[UNTUNED].get(method, {})
-            made.append(_method(search, choice, tuned, untuned))
-    return made
+            methods.append(_method(search, choice, tuned, untuned))
+    return methods
 
 
 def write_results(tuning: Tuning) -> list[TunedMethod]:
     """Write the result into the directory of the tuning, and return it."""
-    found = results(tuning)
+    methods = results(tuning)
     run = tuning.base.run
     about = {"seed": run.seed, "rounds": run.rounds, "seeds": [run.seed + 1 + i for i in range(tuning.seeds)]}
-    write_json(tuning.folder / TUNING_RESULT, to_tuning_table(found, {**about, "budget": tuning.plan.budget}))
-    write_atomically(tuning.folder / "tuned.csv", _methods_csv(found).encode())
-    write_atomically(tuning.folder / "trials.csv", _trials_csv(found).encode())
-    return found
+    write_json(tuning.folder / TUNING_RESULT, to_tuning_table(methods, {**about, "budget": tuning.plan.budget}))
+    write_atomically(tuning.folder / "tuned.csv", _methods_csv(methods).encode())
+    write_atomically(tuning.folder / "trials.csv", _trials_csv(methods).encode())
+    return methods
 
 
-def rows(found: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
+def result_rows(methods: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
     """The table as texts, the best tuned test score first."""
     return [
         (
-            each.method,
-            NO_VALUE if each.settings is None else shown_settings(_tuned_only(each, each.settings)),
-            score_text(each.validation, not each.percent),
-            spread(each.spread("tuned"), not each.percent),
-            spread(each.spread("untuned"), not each.percent),
+            method.method,
+            NO_VALUE if method.settings is None else shown_settings(_tuned_only(method, method.settings)),
+            score_text(method.validation, not method.percent),
+            spread(method.spread("tuned"), not method.percent),
+            spread(method.spread("untuned"), not method.percent),
         )
-        for each in ranked(found)
+        for method in ranked(methods)
     ]
 
 
@@ -78,32 +78,24 @@ def caption(tuning: Tuning) -> str:
     return f"{name}{average}; test: {over}; untuned: with the default settings on the same seeds"
 
 
-def remarks(found: Sequence[TunedMethod]) -> list[str]:
+def remarks(methods: Sequence[TunedMethod]) -> list[str]:
     """What should be known of each method's choice, and why trials failed."""
-    said = [f"{each.method}: {remark}" for each in found if (remark := each.remark())]
-    return said + [f"{each.method}, trial {trial.number}: {trial.failed}" for each in found for trial in each.failed]
+    sentences = [f"{each.method}: {remark}" for each in methods if (remark := each.remark())]
+    failed = [(each.method, trial) for each in methods for trial in each.failed]
+    return sentences + [f"{method}, trial {trial.number}: {trial.failed}" for method, trial in failed]
 
 
-def ranked(found: Sequence[TunedMethod]) -> list[TunedMethod]:
-    def place(each: TunedMethod) -> float:
-        mean = each.spread("tuned")
-        return float("inf") if mean is None else (-1 if each.larger else 1) * mean.mean
+def ranked(methods: Sequence[TunedMethod]) -> list[TunedMethod]:
+    def place(method: TunedMethod) -> float:
+        mean = method.spread("tuned")
+        return float("inf") if mean is None else (-1 if method.larger else 1) * mean.mean
 
-    return sorted(found, key=place)
+    return sorted(methods, key=place)
 
 
-def _tuned_only(each: TunedMethod, settings: Settings) -> Settings:
+def _tuned_only(method: TunedMethod, settings: Settings) -> Settings:
     """The settings that several values were tried of."""
-    return {path: value for path, value in settings.items() if path not in each.left}
-
-
-def text_table(tuning: Tuning) -> str:
-    """The result as plain text, for a machine without a terminal."""
-    found = results(tuning)
-    lines = [HEAD, *rows(found)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    cells = [[f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join([*("  ".join(line).rstrip() for line in cells), caption(tuning), *remarks(found)])
+    return {path: value for path, value in settings.items() if path not in method.left}
 
 
 def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
@@ -133,26 +125,26 @@ def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untun
     )
 
 
-def _methods_csv(found: Sequence[TunedMethod]) -> str:
+def _methods_csv(methods: Sequence[TunedMethod]) -> str:
     head = ["method", "chosen", "default", "validation", "tuned_mean", "tuned_std", "untuned_mean", "untuned_std"]
     head += ["trials", "failed", "rounds", "steps", "widened", "remark"]
     lines: list[list[Any]] = []
-    for each in ranked(found):
-        spreads = [each.spread(which) for which in ("tuned", "untuned")]
-        numbers = [x for given in spreads for x in ((given.mean, given.std) if given else (None, None))]
-        chosen = "" if each.settings is None else shown_settings(each.settings)
-        spent = [len(each.trials), len(each.failed), each.rounds, each.steps, each.widened, each.remark()]
-        lines.append([each.method, chosen, shown_settings(each.default), each.validation, *numbers, *spent])
+    for method in ranked(methods):
+        spreads = [method.spread(which) for which in ("tuned", "untuned")]
+        numbers = [x for spread in spreads for x in ((spread.mean, spread.std) if spread else (None, None))]
+        chosen = "" if method.settings is None else shown_settings(method.settings)
+        spent = [len(method.trials), len(method.failed), method.rounds, method.steps, method.widened, method.remark()]
+        lines.append([method.method, chosen, shown_settings(method.default), method.validation, *numbers, *spent])
     return as_csv(head, lines)
 
 
-def _trials_csv(found: Sequence[TunedMethod]) -> str:
-    paths = list(dict.fromkeys(path for each in found for trial in each.trials for path in trial.settings))
-    head = ["method", "trial", *(path.removeprefix(OWN) for path in paths), "rounds", "steps"]
+def _trials_csv(methods: Sequence[TunedMethod]) -> str:
+    paths = list(dict.fromkeys(path for method in methods for trial in method.trials for path in trial.settings))
+    head = ["method", "trial", *(path.removeprefix(OPTION_PREFIX) for path in paths), "rounds", "steps"]
     lines: list[list[Any]] = []
-    for each in found:
-        for t in each.trials:
+    for method in methods:
+        for t in method.trials:
             values = [t.settings.get(path) for path in paths]
-            scores = [t.first, t.score, t.settings == each.settings, t.failed]
-            lines.append([each.method, t.number, *values, t.rounds, t.steps, *scores])
+            scores = [t.first, t.score, t.settings == method.settings, t.failed]
+            lines.append([method.method, t.number, *values, t.rounds, t.steps, *scores])
     return as_csv([*head, "validation_first_rung", "validation", "chosen", "failed"], lines)

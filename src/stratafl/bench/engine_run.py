@@ -32,7 +32,7 @@ PATIENT = 15.0  # seconds to wait for a first trace, which comes late where step
 SERVER = ("download", "fold", "absorb")
 
 
-def method(name: str, batch: int, clients: int) -> Algorithm:
+def bench_method(name: str, batch: int, clients: int) -> Algorithm:
     """The method without shuffling, its warm-up phases as short as possible."""
     groups = min(4, clients)
     short = {"fedlag": {"warmup": 0}, "fedalp": {"warmup": 1, "groups": groups}, "fedavg30local": {"warmup": 1}}
@@ -73,10 +73,10 @@ class EngineRun:
     ) -> None:
         begin = time.perf_counter()
         self.device = torch.device(device)
-        made, module = method(name, workload.batch, workload.clients), partial(BenchModel.module, model)
+        algorithm, module = bench_method(name, workload.batch, workload.clients), partial(BenchModel.module, model)
         share, limit = workload.cohort / workload.clients, device_memory(self.device) // 2
         where: dict[str, Any] = {"device": device, "engine": engine, "speed": speed, "memory_limit": limit}
-        self.sim = simulation(made, federation, module, rounds=ROUNDS, participation=share, **where)
+        self.sim = simulation(algorithm, federation, module, rounds=ROUNDS, participation=share, **where)
         self.cohort = self.sim.ordered(self.sim.setup.sampled(0))
         self._everybody = torch.arange(workload.clients)
         self._progress = self.sim.start()
