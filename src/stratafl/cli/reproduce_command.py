@@ -65,8 +65,8 @@ def _reproduce(
     reproductions: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]
 ) -> int:
     lacking = [why for each in reproductions if (why := each.lacks())]  # also raises if a setting is wrong
-    ran = any(outcome for each in reproductions for _, outcome in each.outcomes())
-    if len(lacking) == len(reproductions) and not ran:
+    outcomes = (outcome for reproduction in reproductions for _, outcome in reproduction.outcomes())
+    if len(lacking) == len(reproductions) and not any(outcomes):  # runs may have been copied from another machine
         raise RunError(lacking[0])
     for reproduction in reproductions:
         reproduction.begin()
