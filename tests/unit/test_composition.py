@@ -270,6 +270,7 @@ def test_a_comparison_holds_compositions(tmp_path):
     assert [dict(member.experiment.algorithm.options) for member in made.members()] == [{}, {"least": 0.5}]
 
 
+@pytest.mark.budget(1.5, "the first use of the command's tables")
 def test_the_catalogue_shows_a_composition(capsys):
     print_catalogue("scaffold+lag", as_json=True, settings={})
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
