@@ -38,6 +38,7 @@ VAGUE_CONSTANTS = {
     ),
     *("CLOSE", "NEAR", "SMALL", "LONG", "ALONE", "USUAL", "WORST", "NEEDED", "NAMED", "SHOWN", "NOTHING", "WHOLE"),
 }
+OPTION_NAMES = {"own"}  # options of methods, which configurations store
 ENTRY_POINTS = {"main"}  # of modules that are run, not imported
 _SENTENCE = re.compile(r"(?:\b[A-Za-z][a-z']*,? ){4,}[a-z']+\b")  # five words in a row
 
@@ -73,8 +74,11 @@ def vague_names(source: list[Module]) -> Iterator[str]:
     """Variables and constants are named after their role; `each` may stand in a comprehension of one line."""
     for path, tree, _ in source:
         short = {id(part) for node in ast.walk(tree) if _is_short_comprehension(node) for part in ast.walk(node)}
+        stored = {id(part) for node in ast.walk(tree) for part in _stored_names(node)}
         for node in ast.walk(tree):
             name, is_new = _new_name(node)
+            if id(node) in stored:
+                continue
             if is_new and name in VAGUE_NAMES and not (name == "each" and id(node) in short):
                 yield f"{place(path, node.lineno)}: the variable '{name}' does not say its role"
             elif is_new and name.lstrip("_") in VAGUE_CONSTANTS:
@@ -84,6 +88,15 @@ def vague_names(source: list[Module]) -> Iterator[str]:
 def _is_short_comprehension(node: ast.AST) -> bool:
     kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
     return isinstance(node, kinds) and node.lineno == node.end_lineno
+
+
+def _stored_names(node: ast.AST) -> list[ast.AST]:
+    """Fields of records and options of methods: files have these names."""
+    if isinstance(node, ast.ClassDef):
+        return [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
+    if isinstance(node, ast.FunctionDef):
+        return [argument for argument in node.args.kwonlyargs if argument.arg in OPTION_NAMES]
+    return []
 
 
 def _new_name(node: ast.AST) -> tuple[str, bool]:

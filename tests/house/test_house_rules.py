@@ -41,6 +41,8 @@ def test_a_name_stands_for_one_class_one_module_and_one_public_function() -> Non
         ("MOST = 3", 1),
         ("_MOST = 3", 1),
         ("uploads = 1\nMAX_BYTES = 2", 0),
+        ("class A:\n    own: float", 0),
+        ("def f(*, own, given): ...", 1),
     ],
 )
 def test_vague_names_are_found_where_they_are_given(text: str, count: int) -> None:

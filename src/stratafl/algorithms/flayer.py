@@ -86,7 +86,7 @@ def flayer(
     if not guide:
         return method
     head = select(f"last:{s}")
-    steps, A = measured(method.train, accuracy, accuracy_of)
+    steps, A = training_with_accuracy(method.train, accuracy, accuracy_of)
     # Eq. 2
     return replace(method, mix=(Guide(head), Remember()), train=steps, client={"theta": Start(head), "accuracy": A})
 
@@ -105,7 +105,7 @@ def check_measured(accuracy: str | float, accuracy_of: str) -> None:
         raise RecordError(f"accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
 
 
-def measured(
+def training_with_accuracy(
     train: tuple[Train, ...], accuracy: str | float, accuracy_of: str, row: str = "theta"
 ) -> tuple[tuple[Train, ...], Number]:
     """Training that measures A_k on a split, after it or before it, and the A_k of the first round; or a fixed A."""

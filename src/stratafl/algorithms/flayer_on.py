@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange, check_measured, measured
+from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange, check_measured, training_with_accuracy
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import FieldSpec, Filled, Start, Together
@@ -113,7 +113,7 @@ def with_guide(
     if isinstance(host.mix[at], Adopt):
         # A client that is met for the first time starts from what it receives, whatever A is.
         mix = (*host.mix[: at + 1], guide, *host.mix[at + 1 :])
-    train, A = measured(host.train, accuracy, accuracy_of, row)
+    train, A = training_with_accuracy(host.train, accuracy, accuracy_of, row)
     client = {**host.client, row: keeping(host.client.get(row), head), "accuracy": A}
     return replace(host, mix=mix, train=train, client=client)
 

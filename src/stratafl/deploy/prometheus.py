@@ -41,10 +41,10 @@ class Family:
 
 
 def _labels(labels: Labels) -> str:
-    return ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+    return ",".join(f'{name}="{escaped_label(value)}"' for name, value in labels.items())
 
 
-def escaped(value: str) -> str:
+def escaped_label(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

@@ -41,11 +41,11 @@ def meeting_taps(top, left, H, W, rows, cols, KH: tl.constexpr, KW: tl.constexpr
 @jit
 def tap_bit(tap, TAPS: tl.constexpr):
     """The bit of a tap."""
-    one = tap * 0 + 1
+    unit = tap * 0 + 1
     if TAPS > 31:
-        return one.to(tl.int64) << tap.to(tl.int64)
+        return unit.to(tl.int64) << tap.to(tl.int64)
     else:
-        return one << tap
+        return unit << tap
 
 
 @jit

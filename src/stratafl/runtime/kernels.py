@@ -64,8 +64,8 @@ class Geometry:
             return self.outputs, places, self.inputs * taps
         if kind == "weight":
             return self.outputs, self.inputs * taps, places
-        own = prod(ceil(k / s) for k, s in zip(self.kernel, self.stride, strict=True))
-        return self.inputs, self.batch * prod(self.image), self.outputs * own
+        own_taps = prod(ceil(k / s) for k, s in zip(self.kernel, self.stride, strict=True))
+        return self.inputs, self.batch * prod(self.image), self.outputs * own_taps
 
     @property
     def numbers(self) -> list[int]:
@@ -177,11 +177,11 @@ class Convolution(torch.autograd.Function):
             "image": (("weight", gradient, b), ("output", gradient, a)),
             "weight": (("image", gradient, b), ("output", a, gradient)),
         }
-        found = [
+        gradients = [
             Convolution.apply(left, right, name, multiply) if needed else None  # type: ignore[no-untyped-call]
             for needed, (name, left, right) in zip(ctx.needs_input_grad[:2], derivatives[kind], strict=True)
         ]
-        return found[0], found[1], None, None
+        return gradients[0], gradients[1], None, None
 
     @staticmethod
     def vmap(
@@ -280,18 +280,18 @@ def tiles_for(kind: Kind, geometry: Geometry, processors: int) -> Tiles:
 
 def candidates(kind: Kind, geometry: Geometry, processors: int) -> list[Tiles]:
     """All tiles that suit, with sums in one part or in so many that every multiprocessor has work."""
-    found = []
+    suitable = []
     for tiles in TILES:
         whole = geometry.clients * programs(kind, geometry, tiles)
         steps = ceil(geometry.product(kind)[2] / tiles.k)
         most = max(1, min(steps // LEAST_STEPS, WAVES * processors // whole))
-        found += [
+        suitable += [
             replace(tiles, parts=parts, tapwise=tapwise)
             for parts in sorted({1, most})
             for tapwise in (False, True)
             if not tapwise or _channels(kind, geometry) % tiles.k == 0
         ]
-    return found
+    return suitable
 
 
 def _channels(kind: Kind, geometry: Geometry) -> int:
@@ -312,8 +312,8 @@ def _clocks(kind: Kind, geometry: Geometry, tiles: Tiles, processors: int) -> fl
         moved += (tiles.parts + 1) * geometry.clients * rows * columns
     if tiles.tapwise and prod(geometry.kernel) > 1:
         moved += 2 * prod(geometry.shape("weight"))
-    each = STARTING + steps * tiles.k * max(multiplied, loaded, gathered)
-    return waves * each + moved / (processors * LOADS_PER_CLOCK)
+    clocks = STARTING + steps * tiles.k * max(multiplied, loaded, gathered)
+    return waves * clocks + moved / (processors * LOADS_PER_CLOCK)
 
 
 @cache
