@@ -18,7 +18,7 @@ from stratafl.policies import LocalTraining
 from tiers import slow_except
 
 # test_oracle_traced.py traces
-pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.7, "three rounds beside a plain loop")]
+pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.0, "three rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9, weight_decay=0.01)
 BASE = ("conv1", "bn1", "conv2", "bn2", "drop")

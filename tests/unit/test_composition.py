@@ -1,6 +1,5 @@
 """FLAYER's parts and LAG on other methods: where they act, what is refused, and their names everywhere."""
 
-import inspect
 import json
 from dataclasses import replace
 
@@ -182,8 +181,6 @@ def test_names_that_do_not_exist_have_a_nearest_match(name, options, unknown, ne
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_any_method_is_composed_or_refused_in_one_line(part):
-    options = {name: inspect.signature(METHODS[name].builder).parameters.keys() for name in ALGORITHMS}
-    added = list(inspect.signature(PARTS[part].on).parameters)[1:]
     for host in ALGORITHMS:
         refused = ""
         try:
@@ -192,7 +189,7 @@ def test_any_method_is_composed_or_refused_in_one_line(part):
             refused = str(error)
         assert not refused or refused.startswith(f"{host}+{part}: ")
         assert "\n" not in refused
-        assert refused or not options[host] & set(added)
+        assert "have an option" not in refused
 
 
 # LAG on what a server does besides the mean
@@ -273,6 +270,7 @@ def test_a_comparison_holds_compositions(tmp_path):
     assert [dict(member.experiment.algorithm.options) for member in made.members()] == [{}, {"least": 0.5}]
 
 
+@pytest.mark.budget(1.5, "the first use of the command's tables")
 def test_the_catalogue_shows_a_composition(capsys):
     print_catalogue("scaffold+lag", as_json=True, settings={})
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]

@@ -177,7 +177,8 @@ def test_forming_groups_by_hand(beta):
 
 def test_the_numbers_of_groups_do_not_depend_on_the_order_of_the_cohort():
     """With this seed two groups are single clients that are each other's nearest: Ward numbers them as they come."""
-    sim = simulation(fedalp(groups=3, warmup=1), tiny_federation(), tiny_model(), rounds=2, seed=7, dtype=D)
+    data = tiny_federation((31, 23, 14, 12, 7, 4))
+    sim = simulation(fedalp(groups=3, warmup=1), data, tiny_model(), rounds=2, seed=7, dtype=D)
     servers = []
     for ids in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 4, 5, 0, 2, 1]):
         progress, _ = sim.round(sim.start(), Matrix(), torch.tensor(ids))

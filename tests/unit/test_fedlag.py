@@ -1,8 +1,11 @@
 """FedLAG as in its paper: every equation by hand or by a plain loop; and its control, FedAvg and then nothing."""
 
+from dataclasses import replace
+
+import plain_clients
 import pytest
 import torch
-from plain_clients import UNITS, assert_same, clients, state
+from plain_clients import UNITS, Clients, assert_same, state
 from plain_fedlag import PlainFedLAG
 from torch import Tensor, nn
 
@@ -26,6 +29,11 @@ from tiers import slow_except
 
 D = torch.float64
 IDS = torch.arange(6)
+SIZES = (31, 23, 14, 12, 7, 4)  # with which the personal layers change from round to round
+
+
+def clients(participation: float = 1.0) -> Clients:
+    return replace(plain_clients.clients(participation), federation=tiny_federation(SIZES))
 
 
 def T(*values):
@@ -175,12 +183,12 @@ def test_no_normalisation_is_scored_whether_or_not_it_follows_a_layer():
     assert personal_layers(layout, everywhere, k=3) == ["conv", "fc1", "group", "fc"]
     assert personal_layers(layout, everywhere, k=3, bn="averaged") == ["conv", "fc1", "fc"]
     with pytest.raises(RecordError, match=r"0 to 3, .*not 4"):
-        simulation(fedlag(k=4), tiny_federation(), Normed, rounds=1)
+        simulation(fedlag(k=4), tiny_federation(SIZES), Normed, rounds=1)
 
 
 def test_in_a_run_normalisations_without_a_layer_stay_averaged():
     sim = simulation(
-        fedlag(k=3, xi=0.0, warmup=0, train=LocalTraining(lr=0.3)), tiny_federation(), Normed, rounds=3, dtype=D
+        fedlag(k=3, xi=0.0, warmup=0, train=LocalTraining(lr=0.3)), tiny_federation(SIZES), Normed, rounds=3, dtype=D
     )
     progress = sim.run(Matrix())
     chosen = {sim.setup.layout.names[i] for i in progress.server["personal"].nonzero()[:, 0].tolist()}
@@ -272,7 +280,9 @@ def test_everybody_against_a_plain_loop():
 def test_the_server_knows_what_a_client_started_from(warmup, buffers):
     """Bit for bit, in every round, for clients that were away as well: it never needs to be told."""
     method = fedlag(k=2, xi=0.0, warmup=warmup, train=LocalTraining(lr=0.2))
-    sim = simulation(method, tiny_federation(), tiny_model(), rounds=5, participation=0.5, buffers=buffers, dtype=D)
+    sim = simulation(
+        method, tiny_federation(SIZES), tiny_model(), rounds=5, participation=0.5, buffers=buffers, dtype=D
+    )
     progress, seen = sim.start(), 0
     for _ in range(5):
         server = progress.server
@@ -289,7 +299,7 @@ def test_the_server_knows_what_a_client_started_from(warmup, buffers):
 
 def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones():
     sim = simulation(
-        fedlag(k=2, xi=0.0, warmup=0, train=LocalTraining(lr=0.2)), tiny_federation(), tiny_model(), rounds=2
+        fedlag(k=2, xi=0.0, warmup=0, train=LocalTraining(lr=0.2)), tiny_federation(SIZES), tiny_model(), rounds=2
     )
     names, layout = sim.setup.layout.names, sim.setup.layout
     progress, _ = sim.round(sim.start(), Matrix(), ids=torch.arange(5))
@@ -307,7 +317,7 @@ def test_who_was_not_sampled_keeps_its_layers_and_takes_the_newest_shared_ones()
 
 def test_new_clients_are_sent_the_mean_of_all_layers_also_of_personal_ones():
     method = fedlag(k=2, xi=0.0, warmup=0, train=LocalTraining(lr=0.2))
-    sim = simulation(method, tiny_federation(), tiny_model(), rounds=3, new_clients=1, dtype=D)
+    sim = simulation(method, tiny_federation(SIZES), tiny_model(), rounds=3, new_clients=1, dtype=D)
     progress = sim.run(Matrix())
     assert bool(progress.server["personal"].any())
     given = method.download(sim.at(3), progress.server, torch.tensor([5]), new=True)["theta"]
@@ -321,7 +331,7 @@ def test_new_clients_are_sent_the_mean_of_all_layers_also_of_personal_ones():
 
 
 def test_a_model_goes_up_and_what_is_shared_comes_down():
-    sim = simulation(fedlag(k=1, xi=0.0, warmup=1), tiny_federation(), tiny_model(batchnorm=False), rounds=4)
+    sim = simulation(fedlag(k=1, xi=0.0, warmup=1), tiny_federation(SIZES), tiny_model(batchnorm=False), rounds=4)
     layout, progress, personal = sim.setup.layout, sim.start(), []
     sizes = [sum(spec.size for spec in layout.specs.values() if spec.layer == i) for i in range(len(layout.layers))]
     for _ in range(4):
@@ -358,7 +368,7 @@ def test_a_warm_up_is_fedavg():
 def test_where_it_acts_clients_differ_from_each_other_and_from_fedavg():
     models = []
     for method in (fedlag(k=1, xi=0.0, warmup=1, train=LocalTraining(lr=0.2)), fedavg(train=LocalTraining(lr=0.2))):
-        sim = simulation(method, tiny_federation(), tiny_model(), rounds=4, dtype=D)
+        sim = simulation(method, tiny_federation(SIZES), tiny_model(), rounds=4, dtype=D)
         progress = sim.run(Matrix())
         models.append(received_models(sim, progress, IDS))
         if method != fedavg(train=LocalTraining(lr=0.2)):
@@ -415,5 +425,5 @@ def test_the_control_reaches_everybody_once_and_sends_nothing_after_its_warm_up(
 def test_more_layers_than_there_are_is_refused():
     for batchnorm, most in ((True, 3), (False, 2)):
         with pytest.raises(RecordError, match=f"0 to {most}, .*not 4"):
-            simulation(fedlag(k=4), tiny_federation(), tiny_model(batchnorm), rounds=1)
-        simulation(fedlag(k=most, warmup=0), tiny_federation(), tiny_model(batchnorm), rounds=1)
+            simulation(fedlag(k=4), tiny_federation(SIZES), tiny_model(batchnorm), rounds=1)
+        simulation(fedlag(k=most, warmup=0), tiny_federation(SIZES), tiny_model(batchnorm), rounds=1)

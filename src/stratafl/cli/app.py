@@ -112,9 +112,7 @@ def tune(
     return start_tuning(options, algorithms, plan, seeds, jobs)
 
 
-@app.command(
-    "advise", epilog="Example: [bold]strata advise table.csv --set data.label=outcome --set data.client=hospital[/]"
-)
+@app.command("advise", epilog="Example: [bold]strata advise table.csv --set data.label=outcome --budget 0.2[/]")
 def advise_(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
@@ -187,9 +185,7 @@ def reproduce(
     return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
 
 
-@app.command(
-    "check", epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_package.my_module:my_method[/]"
-)
+@app.command("check", epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_module:my_method[/]")
 def check_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
     settings: Annotated[list[str] | None, option("--set -s OPTION=VALUE", "An option of the method.")] = None,

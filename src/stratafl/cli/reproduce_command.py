@@ -64,12 +64,9 @@ def reproduce_tables(
 def _reproduce(
     reproductions: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]
 ) -> int:
-    lacking = [
-        why for reproduction in reproductions if (why := reproduction.lacks())
-    ]  # also raises if a setting is wrong
-    if len(lacking) == len(reproductions) and not any(
-        outcome for reproduction in reproductions for _, outcome in reproduction.outcomes()
-    ):
+    lacking = [why for each in reproductions if (why := each.lacks())]  # also raises if a setting is wrong
+    outcomes = (outcome for reproduction in reproductions for _, outcome in reproduction.outcomes())
+    if len(lacking) == len(reproductions) and not any(outcomes):  # runs may have been copied from another machine
         raise RunError(lacking[0])
     for reproduction in reproductions:
         reproduction.begin()
@@ -89,9 +86,7 @@ def _reproduce(
         raise DataError(refused[0])
     if lacking:
         raise RunError(lacking[0])
-    failed = [
-        f"{' in '.join(cell)}: {why}" for reproduction in reproductions for cell, why in reproduction.failed.items()
-    ]
+    failed = [f"{' in '.join(cell)}: {why}" for each in reproductions for cell, why in each.failed.items()]
     if failed:
         raise RunError(f"{counted(len(failed), 'row')} could not be run; the first: {failed[0]}")
     return 0

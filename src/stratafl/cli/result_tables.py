@@ -100,10 +100,7 @@ def _method_width(ranks: Sequence[Rank]) -> int:
 
 def _title(outcomes: Sequence[Outcome]) -> str:
     first = outcomes[0].config
-    tables = [
-        (outcome.config["data"], outcome.config["model"], outcome.config["run"], outcome.clients)
-        for outcome in outcomes
-    ]
+    tables = [(each.config["data"], each.config["model"], each.config["run"], each.clients) for each in outcomes]
     if len({(data["name"], model["name"], run["rounds"], clients) for data, model, run, clients in tables}) > 1:
         return counted(len(outcomes), "run")
     data, model = Path(first["data"]["name"]).stem, first["model"]["name"]

@@ -23,9 +23,9 @@ def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
     left_out, far = dict[str, Flagged](), dict[str, Flagged]()
     for run in _alive(outcomes):
         for flag in flags(run.lines):
-            for count, flagged in ((flag.left_out, left_out), (flag.far, far)):
+            for count, by_client in ((flag.left_out, left_out), (flag.far, far)):
                 if count:
-                    flagged.setdefault(flag.name, []).append((run, flag))
+                    by_client.setdefault(flag.name, []).append((run, flag))
     dropped, outlying = list[str](), list[str]()
     for client, flagged in left_out.items():
         reasons = "; ".join(dict.fromkeys(shown(flag.reason) for _, flag in flagged))

@@ -76,7 +76,8 @@ def sample_values(
 def _places_by_client(client: Tensor) -> tuple[Tensor, ...]:
     """The places of each client's samples, in their order."""
     order = torch.argsort(client, stable=True)
-    return order.split(client.unique(return_counts=True)[1].tolist())
+    places: tuple[Tensor, ...] = order.split(client.unique(return_counts=True)[1].tolist())
+    return places
 
 
 def _holds_a_class(part: Tensor, y: Tensor) -> Tensor:

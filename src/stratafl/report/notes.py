@@ -112,10 +112,10 @@ def _few_validation_samples(study: Study) -> Findings:
     counts = [count for run in selected if (count := _validation_samples(study.records[run.folder]))]
     if not counts or min(counts) >= FEW_SAMPLES:
         return []
-    count = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+    span = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
     share = min(float(run.config["data"]["validation"]) for run in selected)
     more = [finding(say.MORE_VALIDATION, share=f"{ADVISED_VALIDATION:g}")] if share < ADVISED_VALIDATION else []
-    return [finding(say.FEW_VALIDATION_SAMPLES, count=count), *more]
+    return [finding(say.FEW_VALIDATION_SAMPLES, count=span), *more]
 
 
 def _is_selected_by_validation(run: Outcome) -> bool:

@@ -141,7 +141,6 @@ FIRST_WORSE = "It is worse than {pairs}."
 FIRST_UNCLEAR = "There is no clear winner: the difference is not significant from {pairs}."
 FIRST_APART = "It has no seed in common with {methods}."
 FIRST_ONE_SEED = "With one seed, these are differences between clients; other seeds may differ."
-FIRST_THESE_CLIENTS = "The comparisons are about these clients."
 
 # Doubts
 

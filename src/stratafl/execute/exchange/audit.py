@@ -127,9 +127,7 @@ class AuditLog:
         digest = _digest(body)
         data = body + f',"digest":"{digest}"}}\n'.encode()
         if len(data) > MAX_LINE_BYTES:
-            raise RunError(
-                f"a line of '{self.path}' would have {len(data):,} bytes, and {MAX_LINE_BYTES:,} are allowed"
-            )
+            raise RunError(f"a line of '{self.path}' has {len(data):,} bytes; at most {MAX_LINE_BYTES:,} are allowed")
         self._write(data)
         self.mark, self._size = LogMark(self.mark.lines + 1, digest), self._size + len(data)
 

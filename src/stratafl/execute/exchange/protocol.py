@@ -176,9 +176,8 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
     elif body and message_type is not UploadMessage:
         raise _not_a_message(f"{len(body):,} bytes follow its header")
     address = Address(*(header[f.name] for f in fields(Address)))
-    return message_type(
-        address, **values, **({"body": body} if message_type in (DownloadMessage, Commit, UploadMessage) else {})
-    )
+    bodies = {"body": body} if message_type in (DownloadMessage, Commit, UploadMessage) else {}
+    return message_type(address, **values, **bodies)
 
 
 def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
@@ -248,10 +247,8 @@ def _is_piece(value: Any) -> bool:
 
 
 def _is_have(value: Any) -> bool:
-    listed = (
-        isinstance(value, list) and len(value) <= MAX_OFFERED_BLOCKS and all(_is_text(_BLOCK, each) for each in value)
-    )
-    return listed and len(set(value)) == len(value)
+    listed = isinstance(value, list) and len(value) <= MAX_OFFERED_BLOCKS
+    return listed and all(_is_text(_BLOCK, each) for each in value) and len(set(value)) == len(value)
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
