@@ -24,16 +24,17 @@ from stratafl.algorithms import (
 from stratafl.algorithms.special_cases import SPECIAL_CASES
 from stratafl.evaluation.evaluate import received_models
 from stratafl.execute import Matrix, Messages, simulation
+from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SETTINGS, Case, check_algorithm, check_special_case, difference, tiny_federation
 
 # Methods whose mechanism needs some rounds, or a shorter warm-up, before it does anything.
 ACTING = {
     "fedalp": fedalp(groups=2, warmup=1),
     "fedavg30local": fedavg30local(warmup=2),
-    "fedlag": fedlag(k=2, xi=0.0, warmup=0),
+    "fedlag": fedlag(k=2, xi=0.0, warmup=0, train=LocalTraining(lr=0.5)),
     "flayer": flayer(s=1),
     "flayer official": flayer(preset="official"),
-    "heurpfedla": heurpfedla(k=2, hyper_lr=50.0, initial="uniform"),
+    "heurpfedla": heurpfedla(k=2, hyper_lr=400.0, initial="uniform"),
     "pfedla": pfedla(hyper_lr=50.0, initial="uniform"),
     "simmix": simmix(),
 }

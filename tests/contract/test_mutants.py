@@ -48,7 +48,9 @@ TWO_ROUNDS = (laws.resume_law, laws.messages, laws.purity)  # what is remembered
 
 @pytest.mark.budget(3, "tracing imports torch._dynamo")
 @pytest.mark.parametrize(
-    ("build", "law"), [each[1:] for each in CAUGHT], ids=[f"{fault}: {law.__name__}" for fault, _, law in CAUGHT]
+    ("build", "law"),
+    [each[1:] for each in CAUGHT],
+    ids=[f"{fault}: {law.__name__.removesuffix('_law')}" for fault, _, law in CAUGHT],
 )
 def test_mutant_is_caught_by_its_law(build, law):
     with pytest.raises(ContractError) as caught:

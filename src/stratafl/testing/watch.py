@@ -16,7 +16,7 @@ from stratafl.core.fields import FieldSpec
 from stratafl.core.form import Form
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
-from stratafl.core.parcel import Field, Parcel, join_parcels
+from stratafl.core.parcel import ColumnMask, Field, Parcel, join_parcels
 from stratafl.core.phased import Phased
 from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import State, Value, clone, flatten, pick
@@ -108,10 +108,14 @@ def not_finite(value: float = torch.nan) -> Change:
     def change(parcel: Parcel) -> Parcel:
         for name, field in reversed(list(parcel.items())):
             blocks = {"": field.value} if isinstance(field.value, Tensor) else dict(field.value)
-            last = next((key for key, x in reversed(blocks.items()) if x.is_floating_point() and x.numel()), None)
+            sent = field.mask.sent if isinstance(field.mask, ColumnMask) else {}
+            places = {key: sent.get(key, torch.ones_like(x)).reshape(-1).nonzero() for key, x in blocks.items()}
+            last = next(
+                (key for key, x in reversed(blocks.items()) if x.is_floating_point() and len(places[key])), None
+            )
             if last is not None:
                 blocks[last] = blocks[last].clone()
-                blocks[last].reshape(-1)[-1] = value
+                blocks[last].reshape(-1)[places[last][-1]] = value
                 spoilt = blocks[""] if isinstance(field.value, Tensor) else blocks
                 return Parcel({**parcel, name: replace(field, value=spoilt)})
         return parcel
