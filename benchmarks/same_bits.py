@@ -4,7 +4,8 @@
     python benchmarks/same_bits.py OUT --only fedper,executor-debug
 
 Run it at two commits on the same machine and compare: `diff -r OUT_OLD OUT_NEW`. `hashes.json` has for each run a hash
-of its final state, its journals (without times) and its predictions, and must be equal. The texts are what a
+of its final state, its journals (without times) and its predictions, and must be equal, as must be the identity by
+which one version resumes runs of another. The texts are what a
 comparison prints and what its report says, times removed. They may differ in wording. It takes about three minutes.
 """
 
@@ -96,7 +97,9 @@ def hashes_of_run(folder: Path) -> dict[str, str]:
     newest = max((folder / "checkpoint").iterdir())
     arrays = [*sorted(newest.glob("*.safetensors")), *sorted(folder.glob("*.safetensors"))]
     hashes = {path.name: hash_of_arrays(path) for path in arrays}
-    return hashes | {path.name: hash_of_journal(path) for path in sorted(folder.glob("*.jsonl"))}
+    hashes |= {path.name: hash_of_journal(path) for path in sorted(folder.glob("*.jsonl"))}
+    identity = json.loads((folder / "environment.json").read_text())["identity"]
+    return hashes | {"identity": json.dumps(identity, sort_keys=True)}  # by which a run of another version is resumed
 
 
 def hash_of_executor(name: str) -> dict[str, str]:

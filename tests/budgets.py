@@ -94,8 +94,6 @@ class Ledger:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        path = os.environ.get("STRATAFL_DURATIONS")
-        self._file = open(path, "a", encoding="utf-8") if path else None  # noqa: SIM115
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         row = dict(report.user_properties)
@@ -103,9 +101,9 @@ class Ledger:
             return
         row["test"] = report.nodeid
         self.rows.append(row)
-        if self._file:
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
+        if path := os.environ.get("STRATAFL_DURATIONS"):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
     def over(self) -> list[tuple[str, float, float]]:
         """What is over its budget: its name, its CPU seconds and its budget, both on the reference machine."""
