@@ -86,7 +86,7 @@ def test_the_snapshot_has_sentences_and_no_docstrings() -> None:
 
 def ledger(*rows: dict[str, Any]) -> budgets.Ledger:
     kept = budgets.Ledger()
-    usual = {"tier": "fast", "budget": budgets.TEST_SECONDS, "reference": budgets.REFERENCE_SECONDS}
+    usual = {"tier": "fast", "budget": budgets.TEST_SECONDS, "reference": budgets.REFERENCE_SECONDS, "first_use": False}
     kept.rows = [usual | {"test": f"tests/unit/test_a.py::test_{number}"} | row for number, row in enumerate(rows)]
     return kept
 
@@ -101,6 +101,7 @@ def test_a_test_over_its_budget_is_reported_and_one_far_over_it_fails_the_run() 
         assert (len(kept.over()), session.exitstatus) == (over, code)
     assert not ledger({"cpu": 1.1, "budget": 2.0}).over()
     assert not ledger({"cpu": 1.1, "tier": "slow"}).over()
+    assert not ledger({"cpu": 1.1, "first_use": True}).over()
 
 
 def test_budgets_follow_the_speed_of_the_machine_and_never_shrink() -> None:

@@ -23,6 +23,8 @@ Model = dict[str, Tensor]
 UNITS = ("conv1", "conv2", "fc")  # what convnorm has beside its BatchNorms, bn1 and bn2
 LAYERS = ("conv1", "bn1", "conv2", "bn2", "fc")
 
+SIZES = (31, 23, 14, 12, 7, 4)  # clients go far enough apart for FedExP to step further
+
 
 def convnorm() -> nn.Module:
     """Convolutions and BatchNorm, no dropout."""
@@ -99,7 +101,7 @@ class Clients:
 
 def clients(participation: float = 1.0, train: LocalTraining | None = None) -> Clients:
     """The contract's six ragged clients with convolutions and BatchNorm."""
-    return Clients(tiny_federation(), convnorm(), train or LocalTraining(lr=0.1), participation)
+    return Clients(tiny_federation(SIZES), convnorm(), train or LocalTraining(lr=0.1), participation)
 
 
 def assert_same(sim: Simulation, progress: Progress, models: Iterable[Model], tolerance: float = 1e-10) -> None:

@@ -296,7 +296,7 @@ class Dense(Serve):
 
 
 @record
-class TakeEverything(Mix):
+class TakeWhatIsUnsent(Mix):
     """Reads the head, which was not sent."""
 
     reads = ("down.theta",)
@@ -307,7 +307,7 @@ class TakeEverything(Mix):
 
 
 def test_debug_notices_what_is_read_although_it_was_not_sent():
-    method = replace(fedper(), serve=(Dense(),), mix=(TakeEverything(),), server=fedavg().server)
+    method = replace(fedper(), serve=(Dense(),), mix=(TakeWhatIsUnsent(),), server=fedavg().server)
     sim = tiny(replace(method, client={"theta": Start()}))
     assert sim.run(Matrix()).t > 0
     with pytest.raises(StageError, match=r"'receive'.*'fc'"):

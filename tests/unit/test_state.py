@@ -9,7 +9,7 @@ from stratafl.core.state import (
     combine,
     expand,
     flatten,
-    join,
+    join_states,
     pick,
     rows_of,
     stacked,
@@ -89,12 +89,12 @@ def test_pick_takes_rows_of_every_field(index, weight, count):
 
 def test_join_puts_rows_below_each_other():
     parts = [pick(state(), slice(0, 1)), pick(state(), slice(1, 3))]
-    assert plain(join(parts)) == plain(state())
-    assert plain(join(list(reversed(parts)))["count"]) == [20, 30, 10]
+    assert plain(join_states(parts)) == plain(state())
+    assert plain(join_states(list(reversed(parts)))["count"]) == [20, 30, 10]
 
 
 def test_a_single_row_comes_back_as_it_was():
-    assert plain(join([pick(state(), slice(i, i + 1)) for i in range(3)])) == plain(state())
+    assert plain(join_states([pick(state(), slice(i, i + 1)) for i in range(3)])) == plain(state())
     assert plain(stacked([pick(state(), i) for i in range(3)])) == plain(state())
 
 

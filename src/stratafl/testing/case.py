@@ -19,14 +19,8 @@ from stratafl.execute import Executor, Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.runtime.build import EngineName
 
-SIZES = (
-    21,
-    13,
-    12,
-    10,
-    7,
-    4,
-)  # training samples: up to three batches of ten, short last ones, two clients below
+# Training samples: up to three batches of ten, short last batches, two clients below one batch.
+SIZES = (21, 13, 12, 10, 7, 4)
 NEW_SIZES = (9, 5)  # of clients that never take part
 SHAPE, CLASSES = (1, 6, 6), 3
 
