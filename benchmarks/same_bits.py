@@ -51,7 +51,7 @@ WAYS = [
     ("engine-loop", "fedrep", ["--set", "run.engine=loop"]),
     ("engine-stacked", "fedala", ["--set", "run.engine=stacked"]),
     ("graphs", "fedper", ["--set", "run.graphs=on"]),
-    ("store-disk", "fedper", ["--set", "run.store=disk"]),
+    ("store-disk", "fedper", ["--set", "run.store=disk", "--set", "run.checkpoint=1"]),
     ("new-clients", "fedper", ["--set", "data.new_clients=2", "--lab", "1"]),
     ("guard", "fedavg", ["--guard"]),
 ]
