@@ -21,9 +21,9 @@ import pytest
 
 TEST_SECONDS = 0.5
 DIRECTORY_SECONDS: dict[str, float] = {
-    "unit": 150,
+    "unit": 180,
     "contract": 60,
-    "equivalence": 45,
+    "equivalence": 50,
     "deploy": 30,
     "runs": 35,
     "oracle": 42,
@@ -34,6 +34,7 @@ DIRECTORY_SECONDS: dict[str, float] = {
     "exchange": 8,
     "mutants": 2,
     "house": 2,
+    "gpu": 1,
 }
 REFERENCE_SECONDS = 0.150  # of `reference_seconds` on the machine on which the budgets were chosen
 FAILS_BEYOND = 2.0

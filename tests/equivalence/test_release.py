@@ -37,7 +37,7 @@ def fitted(speed):
     )
 
 
-@pytest.mark.budget(1.5, "looks at all objects")
+@pytest.mark.budget(4, "looks at all objects")
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_a_run_that_is_dropped_leaves_nothing(graphs):
