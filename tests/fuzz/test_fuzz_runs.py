@@ -87,7 +87,7 @@ def _quick(monkeypatch):
         monkeypatch.setattr(module, "simulation_of", simulation_of)
     monkeypatch.setattr(SavedForm, "of", lambda sim: forms.setdefault(id(sim), form_of(sim)))
     monkeypatch.setattr(environment, "identity", lambda sim: kept.setdefault(id(sim), identity(sim)))
-    monkeypatch.setattr(environment, "describe", lambda sim: kept.setdefault("about", describe(sim)))
+    monkeypatch.setattr(environment, "describe_environment", lambda sim: kept.setdefault("about", describe(sim)))
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
