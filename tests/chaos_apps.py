@@ -26,8 +26,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import stratafl.cli.host_command
-import stratafl.cli.site_command
-from stratafl.deploy import client_app, member
+from stratafl.deploy import client_app, member, site_processes
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.server_app import GridCourier, host_folder
 from stratafl.execute.exchange import ServerExchange, SiteStore
@@ -153,5 +152,5 @@ def _clock() -> float:
 
 if __name__ == "__main__":
     stratafl.cli.host_command.SERVER_APP = "chaos_apps:server"
-    stratafl.cli.host_command.CLIENT_APP = stratafl.cli.site_command.CLIENT_APP = "chaos_apps:client"
+    stratafl.cli.host_command.CLIENT_APP = site_processes.CLIENT_APP = "chaos_apps:client"
     sys.exit(stratafl.cli.command())
