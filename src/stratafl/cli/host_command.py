@@ -15,11 +15,11 @@ from stratafl.cli.console import note_console, print_note, result_console, title
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.deploy.folders import HostAddress, HostFolder, prepare_host, prepare_site
-from stratafl.deploy.host import Host
-from stratafl.deploy.host_log import checked_log, forget_site
+from stratafl.deploy.folders import HostFolder, prepare_host, prepare_site
+from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
+from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError, counted, unknown
@@ -80,7 +80,7 @@ def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterat
     for name, samples in divided(prepared.file, prepared.path).items():
         folder = prepare_site(prepared.path / "sites" / name, invitation, name)
         flower.register(name, folder.key.public)
-        yield SiteProcesses.of(folder, {"data": str(samples.absolute())})
+        yield SiteProcesses(folder, {"data": str(samples.absolute())})
 
 
 class _Watch:
@@ -181,7 +181,7 @@ class _Watch:
             self._console.print(f"round {self._round} of {_rounds(self._prepared, status)}")
 
     def _ended(self, status: dict[str, Any]) -> str | None:
-        state = self._flower.run_state(self._run)
+        state = self._flower.control.run_state(self._run)
         if not state.finished:
             return None
         status = read_status(self._prepared.path) or {}
@@ -213,7 +213,7 @@ def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:
     done = f"round {status.get('round', 0)} of {_rounds(prepared, status)}, {status.get('state', 'starting')}"
     title = f"{prepared.file.deploy.name}: {done}"
     table, counts, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), flower.counts(), time.time()
-    for name in prepared.sites:
+    for name in prepared.file.deploy.all_sites:
         site = status.get("sites", {}).get(name, {})
         passed, seen = counts.get(name, {}), site.get("seen")
         table.add_row(

@@ -46,7 +46,7 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
     delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
     with (
-        SiteProcesses.of(prepared, {"data": str(place), "trust": trust}) as running,
+        SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
     ):
         while not interrupt.asked:

@@ -1,4 +1,4 @@
-"""Settings as a person types them, `table.key=value`, and as they are documented.
+"""Settings as a person types them, `table.key=value`.
 
 Typed settings are parsed once, here; everywhere else settings are mappings of `table.key` to values.
 """
@@ -6,11 +6,10 @@ Typed settings are parsed once, here; everywhere else settings are mappings of `
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING
 from typing import Any, Literal
 
 from stratafl.config.setting_tables import TABLES
-from stratafl.core.annotations import Named, Range, parts, union
+from stratafl.core.annotations import parts, union
 from stratafl.core.records import keys_of
 from stratafl.errors import RecordError, shown
 
@@ -44,32 +43,3 @@ def _value(text: str, is_text: bool) -> Any:
         return text
     plain = len(parsed) > 1 or (is_text and not isinstance(parsed["value"], str))  # a second line is no second key
     return text if plain else parsed["value"]
-
-
-def documented(tables: Mapping[str, type[Any]]) -> str:
-    """All keys of all tables with their defaults, limits and meaning, as Markdown."""
-    lines = []
-    for name, cls in tables.items():
-        lines += [f"## [{name}]", "", "| key | default | meaning |", "|---|---|---|"]
-        for key, setting in keys_of(cls).items():
-            lines.append(f"| `{key}` | {_default(setting.default)} | {setting.meaning}{_allowed(setting.hint)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _default(value: Any) -> str:
-    if value is MISSING:
-        return "required"
-    if isinstance(value, tuple):
-        value = list(value)
-    return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _allowed(hint: Any) -> str:
-    hint, markers = parts(hint)
-    words = [str(marker) for marker in markers if isinstance(marker, Range | Named)]
-    if typing.get_origin(hint) is Literal:
-        words.append("one of " + ", ".join(f"`{name}`" for name in typing.get_args(hint)))
-    if typing.get_origin(hint) is tuple:
-        words += [str(marker).replace("one", "any", 1) for marker in parts(typing.get_args(hint)[0])[1]]
-    return f" ({', '.join(filter(None, words))})" if any(words) else ""
