@@ -21,7 +21,7 @@ import torch
 
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables, with_values
-from stratafl.config.settings import Settings, parse_settings
+from stratafl.config.setting_tables import Settings, parse_settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.memory import device_of

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
+from stratafl.config.migrations import check_format
 from stratafl.errors import DamagedError, RunError
 from stratafl.evaluation.measure import Line
 from stratafl.files import atomically, explained, is_plain, sync_folder
 from stratafl.runs import checkpoint, environment
-from stratafl.runs.format import check_format
 from stratafl.runs.journal import JournalMark, line_bodies
 from stratafl.runs.json_files import read_json
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.migrations import METHOD_DIGEST
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import Federation
 from stratafl.data.preprocessing import preprocessing_from
@@ -18,7 +19,6 @@ from stratafl.execute.memory import device_or_cpu
 from stratafl.execute.simulation import SavedForm
 from stratafl.runs import checkpoint, directory, environment
 from stratafl.runs.checkpoint import Checkpoint, SavedState
-from stratafl.runs.format import METHOD_DIGEST
 from stratafl.runs.journal import read_lines
 from stratafl.runs.json_files import read_json
 from stratafl.runs.summary import Selection
