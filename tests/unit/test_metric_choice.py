@@ -25,7 +25,7 @@ from stratafl.report.outcome import measure, read_outcome, what_counts
 from stratafl.report.ranking import ranking
 from stratafl.runs import Run, read_run
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import counting, reached, scored, selected, stop_reason
 from wording import mentions

@@ -23,7 +23,7 @@ from stratafl.recipes.verdicts import verdicts
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE
 from stratafl.runs import Run
-from stratafl.runs.journal import Journal, read_lines
+from stratafl.runs.json_files import Journal, read_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = """

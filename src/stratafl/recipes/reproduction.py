@@ -33,7 +33,7 @@ from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.verdict import Verdict
 from stratafl.runs.comparison import SEEDS
 from stratafl.runs.directory import is_run
-from stratafl.runs.journal import line_bodies
+from stratafl.runs.json_files import line_bodies
 from stratafl.runs.run import Run
 from stratafl.tuning.search import Search, SearchResult, TuningPlan, shown_settings
 from stratafl.tuning.space import LR

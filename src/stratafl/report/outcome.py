@@ -23,7 +23,7 @@ from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, scored, selected_score, stop_reason
 
