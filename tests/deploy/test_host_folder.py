@@ -18,7 +18,7 @@ from stratafl.deploy.round_journal import ROUNDS, site_score_line
 from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 
 pytestmark = pytest.mark.budget(1.3, "the first test makes the federation that all read")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from stratafl.config.experiment import Experiment, to_tables, with_settings, with_values
-from stratafl.config.settings import parse_settings
+from stratafl.config.setting_tables import parse_settings
 from stratafl.core.annotations import Named, Range
 from stratafl.core.records import Written, from_settings, record, to_settings
 from stratafl.errors import RecordError, StrataError, UnknownNameError

@@ -11,6 +11,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
+from stratafl.cli.command_options import HostOptions
 from stratafl.cli.console import note_console, print_note, result_console, titled_table
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
@@ -33,38 +34,29 @@ AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
-def host_federation(
-    config: Path,
-    out: Path | None,
-    address: str,
-    register: Sequence[Path],
-    local: int | None,
-    forget: Sequence[str],
-    unregister: Sequence[str],
-    metrics: Path | None,
-    trust: bool,
-) -> int:
+def host_federation(config: Path, options: HostOptions) -> int:
     """Host a federation until it is finished; exit code 0, or the reason in one line."""
+    local, trust = options.local, options.trust
     file = rehearsed(read_toml(config), local) if local else read_federation(config)
-    folder = out or Path("federations") / file.deploy.name
-    place = HostAddress.parse("127.0.0.1:0" if local else address)
+    folder = options.out or Path("federations") / file.deploy.name
+    place = HostAddress.parse("127.0.0.1:0" if local else options.address)
     check_loggers(file.experiment.log.to)
-    measured = MetricsFile(metrics, folder, file.deploy.name) if metrics else None
+    measured = MetricsFile(options.metrics, folder, file.deploy.name) if options.metrics else None
     console = note_console()
     with ExitStack() as stack:
         stack.enter_context(private_folder(folder))  # before anything in it is changed
         prepared = prepare_host(folder, file, place)
-        for site in forget:
+        for site in options.forget or ():
             forget_site(folder, site, trust=trust)
             print_note(f"site '{site}' is forgotten: it starts over, without its personal layers", console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
         place = HostAddress(place.host, flower.address.port)
         invitation = prepared.invite(place)
-        for name in unregister:
+        for name in options.unregister or ():
             flower.unregister(name)
             print_note(f"the key of site '{name}' is no longer registered", console)
-        for path in register:
+        for path in options.register or ():
             flower.register(path.stem, path)
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invitation)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")

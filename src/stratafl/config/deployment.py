@@ -18,6 +18,7 @@ from stratafl.config.assemble import (
     reading_of,
     samples_of,
     seeds_of,
+    split_plan,
 )
 from stratafl.config.experiment import Experiment, from_tables, read_as, to_tables
 from stratafl.config.migrations import migrate
@@ -155,17 +156,9 @@ def site_federation_of(
     experiment: Experiment, agreed: SampleFormat, place: str, client: int, *, trains: bool = True
 ) -> Federation:
     """The samples of one site, read from its own file or folder as the experiment says, split as a simulation does."""
-    data, seed = dataclasses.replace(experiment.data, name=place), seeds_of(experiment).partition
-    return site_federation(
-        samples_of(data, seed, reading_limit(experiment.run)),
-        agreed,
-        client=client,
-        validation=data.validation,
-        test=data.test,
-        seed=seed,
-        split=data.split,
-        trains=trains,
-    )
+    data, plan = dataclasses.replace(experiment.data, name=place), split_plan(experiment)
+    samples = samples_of(data, plan.seed, reading_limit(experiment.run))
+    return site_federation(samples, agreed, plan, client=client, trains=trains)
 
 
 def new_samples_of(experiment: Experiment, agreed: SampleFormat, place: Path) -> NewSamples:
