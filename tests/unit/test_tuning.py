@@ -20,7 +20,6 @@ from stratafl.runs.summary import selected, validation_score
 from stratafl.tuning import Rung, Search, TuningPlan, promoted, rungs, search_space, tpe, worker
 from stratafl.tuning.folder_claims import claimed
 from stratafl.tuning.grid import beyond, counts, levels_of, points
-from stratafl.tuning.halving import rounds_in_all
 from stratafl.tuning.search import side
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
 from stratafl.tuning.tpe import TPESearch
@@ -55,10 +54,6 @@ def rate(default=0.05, *values):
 )
 def test_the_schedule_of_halving(trials, rounds, eta, every, schedule):
     assert rungs(trials, rounds, eta, every) == [Rung(*each) for each in schedule]
-
-
-def test_the_rounds_of_all_trials():
-    assert rounds_in_all(rungs(12, 90, 3)) == 12 * 10 + 4 * 20 + 2 * 60
 
 
 def test_the_best_go_on_and_of_equal_ones_the_first():

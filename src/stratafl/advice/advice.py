@@ -14,10 +14,8 @@ from torch import Tensor
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate, comparable, short_list
 from stratafl.advice.forecast import BY_ANSWERS, SURE_ERRORS, above_chance, score_difference
 from stratafl.advice.look import Facts, look
-from stratafl.advice.problem import Problem, configured, held_out
-from stratafl.advice.results import Result, Tryout
-from stratafl.advice.trainings import Training
-from stratafl.advice.tryout import Watch, least_budget, try_out
+from stratafl.advice.problem import Problem, Result, Tryout, configured, held_out
+from stratafl.advice.tryout import Training, Watch, least_budget, try_out
 from stratafl.config.assemble import federation_of, model_of
 from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import AUTO, metric_for, with_metric

@@ -120,8 +120,7 @@ class _Choice:
 
     def against(self, other: Rank) -> Paired | None:
         """The method to use compared with another one; None if that is unknown."""
-        pair = pair_of(self.study.pairs, self.use.label, other.label)
-        return pair if pair is not None and pair.seeds else None
+        return pair_of(self.study.pairs, self.use.label, other.label)
 
 
 def _choose(rivals: Sequence[Rank], study: Study) -> _Choice:
@@ -304,7 +303,7 @@ def ranking_lead(study: Study) -> Findings:
 
 
 def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
-    metric, values = first.members[0].metric, list(first.by_seed("score").values())
+    metric, values = first.members[0].metric, first.scores
     tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
     sentence = say.ALONE_REACHES if is_alone else say.SHARED_FIRST if tied else say.FIRST
     title = "loss" if metric.key == "loss" else metric.title
@@ -384,7 +383,7 @@ def _means_trace(
 
 
 def _seeds_trace(shown: Sequence[tuple[str, Rank]]) -> dict[str, Any]:
-    points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.by_seed("score").values()]
+    points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.scores]
     x, y = [value for value, _ in points], [label for _, label in points]
     # Longer than the mark of the mean, so that none is hidden behind it.
     marker = {"color": COLOURS[6], "size": 10, "symbol": "line-ns-open", "line": {"width": 2}, "opacity": 0.8}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.metric_choice import stored_metric
@@ -19,7 +19,7 @@ from stratafl.evaluation.measure import Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import is_plain
-from stratafl.report.client_journal import lines_of_round
+from stratafl.report.run_journals import LayerJournal, lines_of_round, read_layer_journal
 from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.format import CHECKSUMS
@@ -32,6 +32,15 @@ SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
 NEEDED_KEYS = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
+
+
+@short_repr
+class ClassCounts(NamedTuple):
+    """Samples by split, client and class, and the names of clients and classes, if there are any."""
+
+    counts: Mapping[str, Sequence[Sequence[int]]]
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
 
 
 @short_repr
@@ -137,6 +146,25 @@ class Outcome:
         return lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
 
     @cached_property
+    def layers(self) -> LayerJournal:
+        directory.check_committed(self.folder, "layers")
+        return read_layer_journal(self.folder / "layers.jsonl", summed=self.checked)
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        return directory.environment_of(self.folder)
+
+    @cached_property
+    def split_counts(self) -> ClassCounts:
+        """The class counts, or else the number of samples of its evaluated clients as a single class."""
+        if self.class_counts is not None:
+            names = (self.class_counts.get(key, ()) for key in ("client_names", "class_names"))
+            return ClassCounts(self.class_counts["counts"], *names)
+        lines = [line for line in self.client_lines if "test.samples" in line]
+        splits = [split for split in ("validation", "test") if any(f"{split}.samples" in line for line in lines)]
+        return ClassCounts({split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits})
+
+    @cached_property
     def _participants(self) -> list[Line]:
         return [line for line in self.client_lines if not line.get("new")]
 
@@ -211,7 +239,7 @@ def measured_by(run: Outcome, metric: Metric) -> Outcome:
     if metric.name == run.metric.name:
         return run
     stored = run.predictions
-    if stored is None or not len(stored):
+    if not stored:
         raise RunError(
             f"'{run.folder}' has no stored predictions to measure {metric.title} of: "
             f"finish it with 'strata resume', or compare again with --metric {metric.name}"
@@ -225,12 +253,6 @@ def measured_by(run: Outcome, metric: Metric) -> Outcome:
 def is_imported(metric: Metric) -> bool:
     """Whether it is code of your own, which no report runs."""
     return ":" in metric.name
-
-
-def stored_predictions(outcomes: Iterable[Outcome]) -> dict[Path, Predictions]:
-    """The predictions of those runs that have stored some, by their folders."""
-    stored = ((outcome.folder, outcome.predictions) for outcome in outcomes)
-    return {folder: predictions for folder, predictions in stored if predictions is not None and len(predictions)}
 
 
 def read_outcome(folder: Path) -> Outcome:
@@ -265,14 +287,9 @@ def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
 SQUARED = METRICS["mse"].title  # the score of a regression, whatever it is trained with
 
 
-def measure(metric: Metric | bool) -> str:
+def measure(metric: Metric) -> str:
     """The score of runs in words."""
-    metric = _as_metric(metric)
     return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
-
-
-def _as_metric(kind: Metric | bool) -> Metric:
-    return kind if isinstance(kind, Metric) else METRICS["mse" if kind else "accuracy"]
 
 
 _MODELS = {"received": "models as received", "trained": "models right after training"}

@@ -20,6 +20,7 @@ from stratafl.config.settings import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
+from stratafl.report.tuned import TunedTrial
 from stratafl.tuning.grid import beyond, points
 from stratafl.tuning.halving import Rung, promoted, rungs
 from stratafl.tuning.space import LR, NO_GRIDS, OPTION_PREFIX, Dimension, Grids, search_space
@@ -63,26 +64,13 @@ class SearchDecision:
 
 
 @dataclass(frozen=True)
-class TrialResult:
-    """What became of a trial: its validation score after `rounds` rounds, and after the first rung (`first`)."""
-
-    number: int
-    settings: Settings
-    rounds: int
-    steps: int
-    first: float | None = None
-    score: float | None = None  # higher is better
-    failed: str | None = None  # why it counts as the worst
-
-
-@dataclass(frozen=True)
 class SearchResult:
-    """What the search of a method came to; without settings if every trial failed."""
+    """What the search of a method came to; without settings if every trial failed. Of all scores higher is better."""
 
     settings: Settings | None
     default: Settings
     score: float | None
-    trials: tuple[TrialResult, ...]
+    trials: tuple[TunedTrial, ...]
     sides: Mapping[str, Side] = field(default_factory=dict)  # where the chosen value lies among those tried
     widened: bool = False
     left: tuple[str, ...] = ()  # settings with a range that were left at their defaults
@@ -231,12 +219,12 @@ class Search:
             left=tuple(path for path, values in tried.items() if len({*map(str, values)}) == 1),
         )
 
-    def _trial_result(self, number: int, settings: Settings) -> TrialResult:
+    def _trial_result(self, number: int, settings: Settings) -> TunedTrial:
         lines = self.journals.lines(number)
         rounds = lines[-1]["round"] if lines else 0
         first, score = (_finite(self.journals.score(number, end)) for end in (self.schedule[0].rounds, rounds))
         failed = self.journals.failed(number, rounds)
-        return TrialResult(number, settings, rounds, self.journals.steps(number), first, score, failed)
+        return TunedTrial(number, settings, rounds, self.journals.steps(number), first, score, failed)
 
     def _side(self, dimension: Dimension, chosen: Settings, tried: Sequence[Any]) -> Side:
         """Where the chosen value of a setting lies among those tried."""

@@ -6,6 +6,7 @@ trials.csv      a line per trial
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from stratafl.config.metric_choice import stored_metric
@@ -14,7 +15,7 @@ from stratafl.files import write_atomically
 from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.outcome import measure, read_outcome
 from stratafl.report.report_tables import as_csv
-from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_tuning_table
+from stratafl.report.tuned import TUNING_RESULT, TunedMethod, to_tuning_table
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
@@ -28,7 +29,7 @@ HEAD = ("method", "chosen", "validation", "test, tuned", "test, untuned")
 def results(tuning: Tuning) -> list[TunedMethod]:
     """Every method, in the order of the tuning, with the test scores that there are."""
     scores: dict[str, dict[str, dict[str, float]]] = {WINNERS: {}, UNTUNED: {}}
-    for comparison in tuning.comparisons():
+    for comparison in tuning.comparisons:
         for member in comparison.members():
             outcome = read_outcome(member.folder) if is_run(member.folder) else None
             score_of_run = outcome.numbers().get("score") if outcome is not None and evaluated(outcome.lines) else None
@@ -61,9 +62,9 @@ def result_rows(methods: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
         (
             method.method,
             NO_VALUE if method.settings is None else shown_settings(_tuned_only(method, method.settings)),
-            score_text(method.validation, not method.percent),
-            spread(method.spread("tuned"), not method.percent),
-            spread(method.spread("untuned"), not method.percent),
+            score_text(method.validation, method.like),
+            spread(method.spread("tuned"), method.like),
+            spread(method.spread("untuned"), method.like),
         )
         for method in ranked(methods)
     ]
@@ -104,10 +105,7 @@ def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untun
     def natural(value: float | None) -> float | None:
         return None if value is None else metric.sign * value
 
-    trials = [
-        TunedTrial(t.number, dict(t.settings), t.rounds, t.steps, natural(t.first), natural(t.score), t.failed)
-        for t in choice.trials
-    ]
+    trials = [replace(trial, first=natural(trial.first), score=natural(trial.score)) for trial in choice.trials]
     return TunedMethod(
         search.method,
         None if choice.settings is None else dict(choice.settings),
