@@ -226,7 +226,7 @@ def test_promotions_follow_the_journals(tmp_path):
     assert {t.number: t.rounds for t in chosen.trials} == {0: 2, 1: 4, 2: 8, 3: 8, 4: 2, 5: 2}
     assert [t.failed for t in chosen.trials] == [None] * 4 + ["diverged", None]
     assert chosen.settings == {LR: 0.04}
-    assert chosen.score == pytest.approx(0.88)
+    assert chosen.validation == pytest.approx(0.88)
     assert (chosen.trials[2].first, chosen.trials[2].score) == pytest.approx((0.52, 0.88))
     assert (chosen.steps, chosen.rounds) == (10 * 26, 26)
     assert chosen.sides == {LR: "inside"}

@@ -30,9 +30,7 @@ from stratafl.report.jackknife import Difference, sample_values
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
-EQUAL_SCORES = (
-    0.005  # methods whose scores differ by less, and by less than a standard error, are as good as each other
-)
+EQUAL_SCORES = 0.005  # methods that differ by less, and by less than a standard error, are equally good
 SAME_BYTES = 1.05  # a factor within which methods send as much as each other
 
 

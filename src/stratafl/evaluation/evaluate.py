@@ -57,11 +57,10 @@ class ClientModels:
         results: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                twins = [
-                    s for s in models if s != stage and f"{split}.{s}" in results and same_tensors(models[s], rows)
-                ]
-                here = (self.sim, self.rnd, rows, self.ids, split)
-                results[f"{split}.{stage}"] = results[f"{split}.{twins[0]}"] if twins else compute(*here)
+                first = next(each for each in models if same_tensors(models[each], rows))
+                is_new = first == stage  # or else an earlier stage has the same tensors
+                computed = compute(self.sim, self.rnd, rows, self.ids, split) if is_new else results[f"{split}.{first}"]
+                results[f"{split}.{stage}"] = computed
         return results
 
 
@@ -75,15 +74,10 @@ def global_field(sim: Simulation, server: State) -> str | None:
         return algorithm.global_model
     row, specs, trained = algorithm.row, sim.setup.layout.specs, sim.setup.layout.trainable()
     server_model, client_model = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0])).get(row, {})
-    if (
-        not isinstance(server_model, dict)
-        or not isinstance(client_model, dict)
-        or any(name in client_model for name in trained)
-    ):
+    if not isinstance(server_model, dict) or not isinstance(client_model, dict):
         return None
-    return (
-        row if all(name in server_model and server_model[name].shape == specs[name].shape for name in trained) else None
-    )
+    is_whole = all(name in server_model and server_model[name].shape == specs[name].shape for name in trained)
+    return row if is_whole and not any(name in client_model for name in trained) else None
 
 
 def received_models(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:

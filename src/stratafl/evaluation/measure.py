@@ -79,9 +79,8 @@ def score_line(
     Deviation and worst clients are those of the run's metric, where `values` holds one.
     """
     line: Line = {}
-    statistics = {
-        id(scores): score_statistics(scores, classes) for scores in stage_scores.values()
-    }  # stages may share scores
+    # Stages may share scores.
+    statistics = {id(scores): score_statistics(scores, classes) for scores in stage_scores.values()}
     for place, scores in stage_scores.items():
         numbers = dict(statistics[id(scores)])
         if numbers and place in values:

@@ -117,12 +117,8 @@ class Predictions:
         place = self.client.unique(return_inverse=True)[1]
 
         def several(values: Tensor) -> list[bool]:
-            least, most = (
-                torch.zeros(len(self.clients), dtype=values.dtype).scatter_reduce(
-                    0, place, values, how, include_self=False
-                )
-                for how in ("amin", "amax")
-            )
+            every = torch.zeros(len(self.clients), dtype=values.dtype)
+            least, most = (every.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
             differs: list[bool] = (least != most).tolist()
             return differs
 

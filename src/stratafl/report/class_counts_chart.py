@@ -91,10 +91,8 @@ def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequ
     traces = [charts.scatter("markers", x, y, name="samples", customdata=counts, marker=marker, hovertemplate=hover)]
     traces[0]["showlegend"] = False
     for count in sorted({max(1, largest // part) for part in (16, 4, 1)}):  # the legend
-        marker = {
-            **look,
-            "size": max(MIN_BUBBLE_PIXELS, MAX_BUBBLE_PIXELS * sqrt(count / largest)),
-        }  # its area is the count
+        pixels = MAX_BUBBLE_PIXELS * sqrt(count / largest)  # its area is the count
+        marker = {**look, "size": max(MIN_BUBBLE_PIXELS, pixels)}
         shown = {"name": counted(count, "sample"), "hoverinfo": "skip", "showlegend": True}
         traces.append(charts.scatter("markers", [None], [None], marker=marker, **shown))
     return {"data": traces, "layout": {"xaxis": _axis("class", classes), "yaxis": _axis("client", clients, down=True)}}

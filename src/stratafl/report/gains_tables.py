@@ -39,11 +39,8 @@ def gains_table(study: Study) -> ReportTable | None:
     rows = []
     for gains in all_gains:
         open_ = 1 - gains.surely_better - gains.surely_worse
-        cells = [
-            text(gains.label),
-            text(len(gains.clients)),
-            Cell(signed(gains.mean, gains.metric), gains.mean, "strong"),
-        ]
+        cells = [text(gains.label), text(len(gains.clients))]
+        cells += [Cell(signed(gains.mean, gains.metric), gains.mean, "strong")]
         cells += [Cell(signed(gains.median, gains.metric), gains.median)]
         cells += [Cell(share_text(gains.better, gains.surely_better, gains), gains.better)]
         cells += [Cell(share_text(gains.worse, gains.surely_worse, gains), gains.worse)]
@@ -87,11 +84,8 @@ def losers_table(study: Study) -> ReportTable | None:
 def _loser(gains: Gains, client: ClientGain) -> tuple[Cell, ...]:
     metric = gains.metric
     look = {"gains": "holds", "loses": "fails"}.get(client.verdict, "unrun")
-    cells = [
-        text(gains.label),
-        text(gains.client_label(client)),
-        Cell(with_ends(client, metric), client.difference, "strong"),
-    ]
+    cells = [text(gains.label), text(gains.client_label(client))]
+    cells += [Cell(with_ends(client, metric), client.difference, "strong")]
     cells += [Cell(VERDICT_TEXTS[client.verdict], client.verdict, look)]
     cells += [Cell(score_text(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NO_VALUE, client.test_samples)]
@@ -148,13 +142,8 @@ def clients_csv(ranks: Sequence[Rank], all_gains: Sequence[Gains]) -> str:
             facts = ClientFacts(outcome.class_counts)
             for client, value in outcome.by_client().items():
                 pair = pairs.get((outcome.seeds, client))
-                about = [
-                    rank.label,
-                    gains.alone if pair and gains else None,
-                    outcome.metric.name,
-                    *outcome.seeds,
-                    client,
-                ]
+                against = gains.alone if pair and gains else None
+                about = [rank.label, against, outcome.metric.name, *outcome.seeds, client]
                 cells = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None]
                 cells += [pair[1].score if pair else value, *(_pair_cells(*pair) if pair else [None] * 9)]
                 lines.append([*about, *map(_written, cells)])

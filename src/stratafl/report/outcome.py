@@ -31,6 +31,7 @@ OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see o
 SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
+CONVERGED = ("round", "seconds", "bytes")  # at which a run has converged
 NEEDED_KEYS = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
 
 
@@ -64,12 +65,8 @@ class Outcome:
     @cached_property
     def seeds(self) -> Seeds:
         """With those of its parts, which tell one run of a configuration from another."""
-        tables = (
-            self.config["data"].get("seed"),
-            self.config["model"].get("seed"),
-            self.config["run"].get("batch_seed"),
-        )
-        return Seeds.of(self.seed, *tables)
+        parts = (path.split(".") for path in SEEDS_OF_PARTS)
+        return Seeds.of(self.seed, *(self.config[table].get(key) for table, key in parts))
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -213,10 +210,7 @@ class Outcome:
             "best": scored(best(self.lines, evaluate), evaluate),
             "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
-            **{
-                f"converged_{kind}": convergence and getattr(convergence, kind)
-                for kind in ("round", "seconds", "bytes")
-            },
+            **{f"converged_{kind}": convergence and getattr(convergence, kind) for kind in CONVERGED},
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
         if self.values is not None:
@@ -317,18 +311,12 @@ def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
 
 def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:
     """The seeds of runs of a configuration, with those of their parts that differ where `run.seed` is the same."""
-    seeds = [run_seeds.seeds for run_seeds in outcomes]
-    parts = range(len(SEEDS_OF_PARTS))
-    varied = [
-        at
-        for at in parts
-        if len({(run_seeds.run, run_seeds.parts[at]) for run_seeds in seeds})
-        > len({run_seeds.run for run_seeds in seeds})
-    ]
-    return [
-        ", ".join([str(run_seeds.run), *(f"{SEEDS_OF_PARTS[at]} {run_seeds.parts[at]}" for at in varied)])
-        for run_seeds in seeds
-    ]
+    seeds = [run.seeds for run in outcomes]
+    runs, labels = {each.run for each in seeds}, [str(each.run) for each in seeds]
+    for at, name in enumerate(SEEDS_OF_PARTS):
+        if len({(each.run, each.parts[at]) for each in seeds}) > len(runs):
+            labels = [f"{label}, {name} {each.parts[at]}" for label, each in zip(labels, seeds, strict=True)]
+    return labels
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

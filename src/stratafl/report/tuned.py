@@ -56,6 +56,15 @@ class TunedMethod:
         return METRICS["accuracy" if self.percent else "mse"]
 
     @property
+    def sign(self) -> int:
+        """1 or −1: times this, larger values of the metric are better."""
+        return 1 if self.larger else -1
+
+    @property
+    def is_default(self) -> bool:
+        return self.settings == self.default
+
+    @property
     def steps(self) -> int:
         return sum(trial.steps for trial in self.trials)
 
@@ -88,7 +97,7 @@ class TunedMethod:
         return [(rate, float(best[rate].score or 0.0), best[rate].rounds) for rate in sorted(best)]
 
     def _good(self, trial: TunedTrial) -> float:
-        return (1 if self.larger else -1) * float(trial.score or 0.0)
+        return self.sign * float(trial.score or 0.0)
 
     def remark(self) -> str:
         """What a reader should know of the choice: values at the end of what was tried, and trials that failed."""

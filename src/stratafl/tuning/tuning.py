@@ -25,6 +25,7 @@ from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import MAX_INTEGER
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
 from stratafl.files import is_plain, write_atomically
+from stratafl.report.tuned import TunedMethod
 from stratafl.runs.comparison import (
     SEEDS,
     Comparison,
@@ -40,7 +41,7 @@ from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import check_table, check_value, is_list_of
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.folder_claims import waited_for
-from stratafl.tuning.search import Search, SearchResult, TuningPlan
+from stratafl.tuning.search import Search, TuningPlan
 from stratafl.tuning.space import OPTION_PREFIX, is_own, own_settings, search_space
 from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
 from stratafl.tuning.trials import PendingRun, is_open
@@ -154,7 +155,7 @@ class Tuning:
             self._fix()
         return self._runs_left()
 
-    def choices(self) -> dict[str, SearchResult]:
+    def choices(self) -> dict[str, TunedMethod]:
         """What every search came to; those that have not ended are left out."""
         results = {search.method: search.choice() for search in self.shared()}
         return {method: choice for method, choice in results.items() if choice is not None}
@@ -338,11 +339,11 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
     return Tuning.read(folder).tuned()
 
 
-def _entry(choice: SearchResult) -> dict[str, Any]:
+def _entry(choice: TunedMethod) -> dict[str, Any]:
     """A choice as a table of TOML, which has no none."""
     failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
     entry: dict[str, Any] = {} if choice.settings is None else {"settings": without_none(choice.settings)}
-    entry |= {} if choice.score is None else {"validation": choice.score}
+    entry |= {} if choice.validation is None else {"validation": choice.sign * choice.validation}  # higher is better
     entry |= {"is_default": choice.is_default, "default": without_none(choice.default), "trials": len(choice.trials)}
     entry |= {"rounds": choice.rounds, "steps": choice.steps, "sides": dict(choice.sides), "widened": choice.widened}
     return entry | {"left_at_default": list(choice.left), "failed": failed}

@@ -19,7 +19,7 @@ from stratafl.report.tuned import TUNING_RESULT, TunedMethod, to_tuning_table
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
-from stratafl.tuning.search import Search, SearchResult, shown_settings
+from stratafl.tuning.search import shown_settings
 from stratafl.tuning.space import OPTION_PREFIX
 from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
@@ -41,7 +41,7 @@ def results(tuning: Tuning) -> list[TunedMethod]:
         if choice is not None:
             tuned = scores[WINNERS].get(method, {})
             untuned = tuned if choice.is_default else scores[UNTUNED].get(method, {})
-            methods.append(_method(search, choice, tuned, untuned))
+            methods.append(replace(choice, tuned=tuned, untuned=untuned))
     return methods
 
 
@@ -89,7 +89,7 @@ def remarks(methods: Sequence[TunedMethod]) -> list[str]:
 def ranked(methods: Sequence[TunedMethod]) -> list[TunedMethod]:
     def place(method: TunedMethod) -> float:
         mean = method.spread("tuned")
-        return float("inf") if mean is None else (-1 if method.larger else 1) * mean.mean
+        return float("inf") if mean is None else -method.sign * mean.mean
 
     return sorted(methods, key=place)
 
@@ -97,30 +97,6 @@ def ranked(methods: Sequence[TunedMethod]) -> list[TunedMethod]:
 def _tuned_only(method: TunedMethod, settings: Settings) -> Settings:
     """The settings that several values were tried of."""
     return {path: value for path, value in settings.items() if path not in method.left}
-
-
-def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
-    metric = stored_metric(search.base.evaluate, regression=False)  # definite since the tuning was made
-
-    def natural(value: float | None) -> float | None:
-        return None if value is None else metric.sign * value
-
-    trials = [replace(trial, first=natural(trial.first), score=natural(trial.score)) for trial in choice.trials]
-    return TunedMethod(
-        search.method,
-        None if choice.settings is None else dict(choice.settings),
-        dict(choice.default),
-        natural(choice.score),
-        dict(choice.sides),
-        choice.widened,
-        list(choice.left),
-        trials,
-        tuned,
-        untuned,
-        metric.name,
-        metric.larger_is_better,
-        metric.percent,
-    )
 
 
 def _methods_csv(methods: Sequence[TunedMethod]) -> str:
