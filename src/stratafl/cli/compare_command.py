@@ -36,7 +36,7 @@ from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existin
 from stratafl.runs.directory import ROUNDS, TUNING
 from stratafl.runs.guard_files import local_beside
 from stratafl.runs.joined import JoinedRuns, usual_jobs
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.tuning.reuse import reused, untyped_named
 from stratafl.tuning.tuning import is_tuning, read_tuned
 

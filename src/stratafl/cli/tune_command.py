@@ -23,7 +23,7 @@ from stratafl.runs import refuse_existing
 from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.joined import usual_jobs
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.tuning import PendingRun, Tuning, TuningPlan, advance
 from stratafl.tuning.halving import Rung
 from stratafl.tuning.tuning import UNTUNED, WINNERS

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.records import to_table
 from stratafl.data.cache import cache_folder
-from stratafl.data.partitions.base import Assignment, Indices, Partition
+from stratafl.data.partitions.base import Assignment, Partition
 from stratafl.errors import RecordError
 from stratafl.files import atomically
 
@@ -30,14 +30,15 @@ def draw_partition(
     *,
     tests: NDArray[np.bool_] | None = None,
     owner: NDArray[Any] | None = None,
-) -> list[Indices] | Assignment:
+) -> Assignment:
     """What the partition draws, from the cache if it has been drawn before."""
     entry = _entry(partition, [labels, tests, owner], clients, seed)
     cached = None if entry is None else _read(entry)
     if cached is not None:
         return cached
     started = time.perf_counter()
-    assignment = partition(labels, clients, seed, tests=tests, owner=owner)
+    drawn = partition(labels, clients, seed, tests=tests, owner=owner)
+    assignment = drawn if isinstance(drawn, Assignment) else Assignment(drawn)
     if entry is not None and time.perf_counter() - started > WORTH_KEEPING:
         _write(entry, assignment)
     return assignment
@@ -59,31 +60,23 @@ def _entry(partition: Partition, arrays: list[NDArray[Any] | None], clients: int
     return cache_folder() / "partitions" / f"{total.hexdigest()}.npz"
 
 
-def _read(entry: Path) -> list[Indices] | Assignment | None:
+def _read(entry: Path) -> Assignment | None:
     """The stored draw, or None if there is no file or its checksums do not match."""
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         train = np.split(arrays["train"], arrays["train_cuts"])
-        if "overlap" not in arrays:
-            return train
         test = np.split(arrays["test"], arrays["test_cuts"]) if "test" in arrays else None
-        return Assignment(train, test, bool(arrays["overlap"]))
+        return Assignment(train, test, bool(arrays.get("overlap")))  # early versions did not write it for most
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
         return None
 
 
-def _write(entry: Path, assignment: list[Indices] | Assignment) -> None:
-    whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, indices in (("train", whole.train), ("test", whole.test)):
+def _write(entry: Path, assignment: Assignment) -> None:
+    arrays: dict[str, NDArray[Any]] = {"overlap": np.array(assignment.overlap)}
+    for name, indices in (("train", assignment.train), ("test", assignment.test)):
         if indices is not None:
-            arrays |= {
-                name: np.concatenate(indices),
-                f"{name}_cuts": np.cumsum([len(client_indices) for client_indices in indices])[:-1],
-            }
-    if isinstance(assignment, Assignment):
-        arrays["overlap"] = np.array(assignment.overlap)
+            arrays |= {name: np.concatenate(indices), f"{name}_cuts": np.cumsum([*map(len, indices)])[:-1]}
     with suppress(OSError):  # if it cannot be written, it is drawn again next time
         entry.parent.mkdir(parents=True, exist_ok=True)
         with atomically(entry) as partial, partial.open("wb") as file:

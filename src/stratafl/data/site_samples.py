@@ -15,21 +15,12 @@ from stratafl.data.federation import Federation
 from stratafl.data.partitions import Assignment
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
-from stratafl.data.splitting import Splitter
+from stratafl.data.splitting import SplitPlan, Splitter
 from stratafl.errors import DataError, shown
 
 
 def site_federation(
-    samples: Samples,
-    agreed: SampleFormat,
-    *,
-    client: int,
-    validation: float,
-    test: float,
-    seed: int,
-    minimum_test: int = 1,
-    split: str = "stratified",
-    trains: bool = True,
+    samples: Samples, agreed: SampleFormat, plan: SplitPlan, *, client: int, trains: bool = True
 ) -> Federation:
     """The federation of one client; a site that does not train tests on all of its samples."""
     samples = _numbered(_ordered(samples, agreed), agreed)
@@ -39,13 +30,10 @@ def site_federation(
     everything = np.arange(len(samples.x))
     if not trains:
         return agreed.client({"test": (samples.x, samples.y)}, samples.name)
-    splitter = Splitter(
-        *(samples.y, samples.group, validation, test, minimum_test, seed, (samples.name,), split), first=client
-    )
-    tests = samples.tests
-    assignment = Assignment([everything] if tests is None else [everything[~tests]])
+    splitter, tests = Splitter(samples.y, plan, samples.group, (samples.name,), first=client), samples.tests
+    assignment = Assignment([everything])
     if tests is not None:
-        assignment = replace(assignment, test=[everything[tests]])
+        assignment = Assignment([everything[~tests]], [everything[tests]])
     parts = splitter.split_assignment(assignment)
     return agreed.client(
         {name: (samples.x[indices], samples.y[indices]) for name, (indices,) in parts.items()}, samples.name

@@ -9,7 +9,7 @@ from typing import Any
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError
 from stratafl.evaluation.measure import Line
-from stratafl.runs.journal import line_bodies, parsed_line
+from stratafl.runs.json_files import line_bodies, parsed_line
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
 Matrix = list[list[float | None]]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stratafl.data import Assignment, digits, draw_partition
+from stratafl.data import digits, draw_partition
 from stratafl.data import partition_cache as cache
 from stratafl.data.partitions import ClientDirichlet, Dirichlet, Partition, PFLlibDirichlet
 
@@ -35,7 +35,7 @@ def counted(monkeypatch):
 
 
 def flat(division):
-    lists = [division.train, division.test or []] if isinstance(division, Assignment) else [division]
+    lists = [division.train, division.test or []]
     return [[mine.tolist() for mine in each] for each in lists]
 
 
@@ -52,13 +52,10 @@ def test_what_was_kept_is_what_was_drawn(folder, monkeypatch, partition):
     calls = counted(monkeypatch)
     first, again = (draw_partition(partition, LABELS, 6, 1, tests=TESTS) for _ in range(2))
     assert len(calls) == len(files(folder)) == 1
-    assert type(first) is type(again)
     assert flat(first) == flat(again)
-    if isinstance(first, Assignment):
-        assert isinstance(again, Assignment)
-        assert again.overlap is first.overlap is True
-        assert (again.test is None) == (first.test is None)
-    assert all(a.dtype == np.int64 for a in (again.train if isinstance(again, Assignment) else again))
+    assert again.overlap is first.overlap is (partition is not PARTITION)
+    assert (again.test is None) == (first.test is None)
+    assert all(a.dtype == np.int64 for a in again.train)
 
 
 def test_everything_that_a_draw_depends_on_makes_another_entry(folder):
@@ -142,7 +139,7 @@ def test_a_partition_that_is_no_record_is_drawn_each_time(folder):
         def draw(self, pool, clients, rng):
             return np.array_split(np.arange(len(pool.labels)), clients)
 
-    assert len(draw_partition(Mine(), LABELS, 6, 1)) == 6
+    assert len(draw_partition(Mine(), LABELS, 6, 1).train) == 6
     assert not files(folder)
 
 
