@@ -22,8 +22,8 @@ from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
 from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
+from stratafl.data.loading import shared_federation
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.shared import shared_federation
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
