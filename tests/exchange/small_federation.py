@@ -26,7 +26,7 @@ from stratafl.execute.exchange import (
     open_site,
     state_form,
 )
-from stratafl.execute.exchange.audit import lines
+from stratafl.execute.exchange.audit import Line, verify
 from stratafl.execute.exchange.site_store import PENDING
 from stratafl.execute.exchange.state_file import read_state
 
@@ -106,6 +106,13 @@ class ArithmeticSite:
 
 
 Bits = dict[str, tuple[str, bytes]]
+
+
+def lines(path: Path) -> list[Line]:
+    """All lines of an audit log that is what was written."""
+    checked: list[Line] = []
+    verify(path, look=checked.append)
+    return checked
 
 
 def bits(state: State) -> Bits:

@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange, check_measured, training_with_accuracy
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed, Range, Tune
-from stratafl.core.fields import FieldSpec, Filled, Start, Together
+from stratafl.core.fields import FieldSpec, Start, Together, holds_model
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.phased import Phased
+from stratafl.core.phased import records_of
 from stratafl.core.records import validated
 from stratafl.core.steps import Mix, Serve, Train
 from stratafl.errors import RecordError
@@ -80,8 +80,7 @@ def acting(host: Algorithm) -> dict[str, str | None]:
 
 def sending(host: Algorithm) -> Layerwise:
     """The record of a method without phases in which clients send something."""
-    records = host.records if isinstance(host, Phased) else (host,)
-    if not any(isinstance(each, Layerwise) and each.send for each in records):
+    if not any(record.send for record in records_of(host)):
         raise RecordError("nothing is sent: choose a method whose clients send what they trained")
     if not isinstance(host, Layerwise):
         raise RecordError("it has phases of its own: choose a method of one phase")
@@ -185,7 +184,8 @@ def _with_rate(step: Train) -> Train:
 
 def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "zero"] = "held") -> Layerwise:
     """Of every row that is uploaded for a mean, what changed most since training began."""
-    means = {step.field for step in host.merge if isinstance(step, Mean) and _is_rows(host.server_fields[step.field])}
+    fields = [step.field for step in host.merge if isinstance(step, Mean)]
+    means = {field for field in fields if holds_model(host.server_fields[field])}
     means &= {step.field for step in host.send if isinstance(step, Upload) and step.columns == "all"}
     if not means:
         raise RecordError("mask: no plain upload of whole layers is averaged")
@@ -205,10 +205,6 @@ def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "z
         ),
         merge=tuple(replace(m, unsent=unsent) if isinstance(m, Mean) and m.field in means else m for m in host.merge),
     )
-
-
-def _is_rows(spec: FieldSpec) -> bool:
-    return isinstance(spec, Start | Filled | Together)
 
 
 def _anchored(mix: tuple[Mix, ...], fields: set[str]) -> tuple[tuple[Mix, ...], dict[str, str]]:

@@ -12,7 +12,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, apply, expand, rows_of, tensor_of
-from stratafl.core.steps import Batching, Mix, Names, Train
+from stratafl.core.steps import Batching, Mix, Names, Train, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
@@ -23,10 +23,7 @@ class Take(Mix):
 
     field: str = "theta"
     into: str | None = None  # None: the field of the same name
-
-    @property
-    def reads(self) -> Names:
-        return (f"down.{self.field}",)
+    reads = field_names("down.{field}")
 
     @property
     def writes(self) -> Names:
@@ -102,14 +99,8 @@ class Remember(Mix):
 
     field: str = "theta"
     name: str = "anchor"
-
-    @property
-    def reads(self) -> Names:
-        return (self.field,)
-
-    @property
-    def writes(self) -> Names:
-        return (self.name,)
+    reads = field_names("{field}")
+    writes = field_names("{name}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         return {self.name: client[self.field]}
@@ -121,10 +112,7 @@ class Fresh(Mix):
 
     field: str
     spec: FieldSpec
-
-    @property
-    def writes(self) -> Names:
-        return (self.field,)
+    writes = field_names("{field}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         value = self.spec.create(rnd.setup, task.ids, "client")
