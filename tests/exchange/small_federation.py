@@ -115,6 +115,12 @@ def lines(path: Path) -> list[Line]:
     return checked
 
 
+def delivered(store: SiteStore) -> bytes | None:
+    """The last parcel of the server; None before the commit."""
+    stored = store._delivered()
+    return None if stored is None else stored[1]["parcel"].numpy().tobytes()
+
+
 def bits(state: State) -> Bits:
     return {name: (str(x.dtype), x.numpy().tobytes()) for name, x in flatten(state).items()}
 
@@ -213,7 +219,7 @@ class Federation:
         sites = {}
         for name in SITES:
             with self.site(name) as store:
-                current, parcel = store.current(), store.delivered()
+                current, parcel = store.current(), delivered(store)
                 assert parcel is not None
                 sites[name] = ({} if current is None else bits(current.state)) | {"delivered": ("bytes", parcel)}
         with self.server() as server:

@@ -9,7 +9,7 @@ every descent, the mask on what is uploaded to be averaged. A part without a pla
 out by `with_flayer` unless it was asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -51,31 +51,36 @@ def with_flayer(
         "rates": with_rates,
         "mask": lambda each: with_mask(each, least=least, unsent=unsent),
     }
-    record, reasons = sending(host), dict[str, str]()
-    if any(isinstance(step, Guide | TopChange) for step in record.steps):
+    if any(isinstance(step, Guide | TopChange) for step in sending(host).steps):
         raise RecordError("it has FLAYER's parts already: leave out +flayer")
-    for name, part in parts.items():
-        try:
-            record = part(record) if wanted[name] is not False else record
-        except RecordError as error:
-            if wanted[name]:
-                raise RecordError(f"{error}: leave out {name}=True") from error
-            reasons[name] = str(error)
+    asked = {name: part for name, part in parts.items() if wanted[name] is not False}
+    record, reasons = _with_parts(sending(host), asked)
+    for name, reason in reasons.items():
+        if wanted[name]:
+            raise RecordError(f"{reason}: leave out {name}=True")
     if len(reasons) == len(parts):
         raise RecordError(", and ".join(reasons.values()) + ": choose another method")
     return record
 
 
-def acting(host: Algorithm) -> dict[str, str | None]:
-    """FLAYER's parts: None for one that acts on this method, or else why it does not."""
-    reasons: dict[str, str | None] = {}
-    for name, part in {"guide": with_guide, "rates": with_rates, "mask": with_mask}.items():
+def _with_parts(
+    record: Layerwise, parts: Mapping[str, Callable[[Layerwise], Layerwise]]
+) -> tuple[Layerwise, dict[str, str]]:
+    """The record with the parts that it has a place for, and why it has none for the others."""
+    reasons = dict[str, str]()
+    for name, part in parts.items():
         try:
-            part(sending(host))
-            reasons[name] = None
+            record = part(record)
         except RecordError as error:
             reasons[name] = str(error)
-    return reasons
+    return record, reasons
+
+
+def acting(host: Algorithm) -> dict[str, str | None]:
+    """FLAYER's parts: None for one that acts on this method, or else why it does not."""
+    parts = {"guide": with_guide, "rates": with_rates, "mask": with_mask}
+    _, reasons = _with_parts(sending(host), parts)
+    return {name: reasons.get(name) for name in parts}
 
 
 def sending(host: Algorithm) -> Layerwise:

@@ -7,7 +7,6 @@ method whose server sends one model to all clients and averages what comes back.
 shared layers; of L_p the server keeps the plain mean.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -20,18 +19,18 @@ from stratafl.algorithms.flayer_on import keeping, sending
 from stratafl.algorithms.scaffold import Correct
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range, Tune
-from stratafl.core.fields import FieldSpec, Number, Start
-from stratafl.core.footprint import Footprint
+from stratafl.core.fields import Number, Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, validated
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import Broadcast, LocalTraining, Mean, ServerOptimizer, Take, Upload
+from stratafl.policies.mix import Wrapping
 
 THETA = "theta"  # the model that is sent to all clients and averaged
 
@@ -117,25 +116,14 @@ def _corrects(host: Layerwise) -> bool:
 
 
 @record
-class MoveShared(MergeSums):
+class MoveShared(Wrapping, MergeSums):
     """A server's step on the layers that are averaged; of L_p it keeps the plain mean."""
 
     step: ServerOptimizer
 
     @property
     def reads(self) -> Names:
-        return (*self.step.reads, "personal")
-
-    @property
-    def writes(self) -> Names:
-        return self.step.writes
-
-    @property
-    def keeps(self) -> Mapping[str, FieldSpec]:
-        return self.step.keeps
-
-    def footprint(self, setup: Setup) -> Footprint:
-        return self.step.footprint(setup)
+        return (*super().reads, "personal")
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         return self.step.fold(rnd, server, sums, up, ids)

@@ -265,10 +265,5 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:
         return (without,)
-    paper_method = METHODS[paper]
-    return (
-        without,
-        SpecialCase(
-            f"'{name}' is {paper_method.label}", build(**PARTS[part].soon), paper_method.builder(**PARTS[part].soon)
-        ),
-    )
+    method, options = METHODS[paper], PARTS[part].soon
+    return without, SpecialCase(f"'{name}' is {method.label}", build(**options), method.builder(**options))

@@ -76,6 +76,4 @@ class _Participation:
         return self._most[t]
 
 
-@lru_cache(maxsize=16)
-def _participation(seed: int, clients: int, cohort: int) -> _Participation:
-    return _Participation(seed, clients, cohort)
+_participation = lru_cache(maxsize=16)(_Participation)

@@ -12,7 +12,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, apply, expand, rows_of, tensor_of
-from stratafl.core.steps import Batching, Mix, Names, Train, field_names
+from stratafl.core.steps import Batching, Mix, Names, Step, Train, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
@@ -119,11 +119,10 @@ class Fresh(Mix):
         return {self.field: apply(lambda x: x.to(task.ids.device), value)}
 
 
-@record
-class Prepare(Mix):
-    """A step of training that is part of mixing: clients are evaluated with what it gives."""
+class Wrapping(Step):
+    """A step around another one, of which it declares the same."""
 
-    step: Train
+    step: Step
 
     @property
     def reads(self) -> Names:
@@ -154,6 +153,13 @@ class Prepare(Mix):
 
     def footprint(self, setup: Setup) -> Footprint:
         return self.step.footprint(setup)
+
+
+@record
+class Prepare(Wrapping, Mix):
+    """A step of training that is part of mixing: clients are evaluated with what it gives."""
+
+    step: Train
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         return self.step(rnd, client, task)

@@ -158,11 +158,6 @@ class SiteStore:
         about = {"round": round, "attempt": attempt, "absorbed": absorbed}
         self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
-    def delivered(self) -> bytes | None:
-        """The last parcel of the server; None before the commit."""
-        stored = self._delivered()
-        return None if stored is None else bytes_of(stored[1][_PARCEL]).numpy().tobytes()
-
     def final(self) -> Final | None:
         """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
         stored = self._delivered()  # first: a commit makes the state current before it is delivered
