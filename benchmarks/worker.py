@@ -74,7 +74,7 @@ def have_joined_runs() -> bool:
 def members_of(given: argparse.Namespace, folder: Path) -> list["Member"]:
     """Methods × seeds, or one method with each value of one setting."""
     from stratafl.config.experiment import Experiment, with_values
-    from stratafl.config.settings import parse_settings
+    from stratafl.config.setting_tables import parse_settings
     from stratafl.runs import Comparison, Member
 
     settings, methods = parse_settings(given.set), given.methods.split(",")

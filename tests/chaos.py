@@ -15,7 +15,8 @@ import tomli_w
 import stratafl
 from chaos_apps import PLACES
 from hosted import deployed, largest, replayed, simulated, with_tables, write_samples
-from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
+from stratafl.deploy.folders import prepare_host, prepare_site
+from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.processes import free_port
 from stratafl.deploy.status import read_status

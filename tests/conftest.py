@@ -1,7 +1,7 @@
 """Nothing that a test draws is kept in anybody's home, and a failure is printed when it happens."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ["STRATAFL_CACHE"]
     if before is not None:
         os.environ["STRATAFL_CACHE"] = before
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads torch uses, for this test only."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites
+from stratafl.deploy.replies import MessageRound, nodes_of_sites
 
 server, client = ServerApp(), ClientApp()
 
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
             time.sleep(0.5)
         messages = [Message(content(values, number), node, "train") for node in sites.values()]
         tell(given["log"], event="round", number=number, sites=sorted(sites))
-        done = exchange(grid, messages, float(given["deadline"]), int(given["enough"]))
+        done = MessageRound(grid, float(given["deadline"])).run(messages)
         names = {node: site for site, node in sites.items()}
         answers = {names[node]: reply.content["told"] for node, reply in done.replies.items()}
         if done.replies:
@@ -39,10 +39,9 @@ def main(grid: Grid, context: Context) -> None:
             given["log"],
             event="done",
             number=number,
-            seconds=done.seconds,
             value=float(values[0]),
             sites={site: dict(answer) for site, answer in sorted(answers.items())},
-            failed=dict(failed_sites(done, sites)),
+            failed={names[node]: reason for node, reason in done.failures.items()},
         )
     tell(given["log"], event="end")
 

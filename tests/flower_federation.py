@@ -11,7 +11,8 @@ from typing import Any
 
 from stratafl.deploy.certificates import Pair, create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.control import RunState
-from stratafl.deploy.host import Host, ListenAddress
+from stratafl.deploy.folders import SiteFolder
+from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.site_processes import SiteProcesses
 from stratafl.errors import DeployError
 
@@ -41,7 +42,7 @@ class Federation:
         self.host.end()
 
     def start_host(self) -> Host:
-        return Host(self.folder / "host", ListenAddress("127.0.0.1", 0), self.certificate, self.authority.public)
+        return Host(self.folder / "host", HostAddress("127.0.0.1", 0), self.certificate, self.authority.public)
 
     @property
     def address(self) -> str:
@@ -53,21 +54,15 @@ class Federation:
         key = key or create_site_key(self.folder, name)
         if register:
             self.host.register(name, key.public)
-        site = SiteProcesses(
-            self.folder / name,
-            name,
-            server=self.address,
-            key=key.key,
-            authority=authority or self.authority.public,
-            client_app=CLIENT_APP,
-        )
+        folder = SiteFolder(self.folder / name, None, name, self.address, key, authority or self.authority.public)
+        site = SiteProcesses(folder, {}, CLIENT_APP)
         self.sites[name] = site
         return site
 
     def run(self, name: str, **settings: str | int | float | bool) -> "Run":
         log = self.folder / f"{name}.jsonl"
         log.touch()
-        given = {"log": str(log), "size": 100, "rounds": 2, "sites": len(self.sites), "enough": 1, "deadline": PATIENCE}
+        given = {"log": str(log), "size": 100, "rounds": 2, "sites": len(self.sites), "deadline": PATIENCE}
         return Run(self, log, self.host.start_run(SERVER_APP, CLIENT_APP, {**given, **settings}))
 
     def tend(self) -> None:
@@ -103,7 +98,7 @@ class Run:
         return [event for event in lines(self.log) if event["event"] == kind]
 
     def state(self) -> RunState:
-        return self.federation.host.run_state(self.number)
+        return self.federation.host.control.run_state(self.number)
 
     def finish(self) -> RunState:
         """Until it ends; how it ended."""

@@ -1,22 +1,29 @@
 """Pages of the documentation that are made from the source: `python docs/tools/pages.py` writes them.
 
     docs/algorithms/README.md           the index of methods, from what each declares of itself
+    docs/settings.md                    its tables of settings, from their records
     docs/what_the_server_learns.md      its tables of fields, from the forms of uploads and downloads
 
 A test fails if a page is not what this would write.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
+from typing import Any, Literal
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.field_meanings import Direction, Meaning
 from stratafl.algorithms.methods import KINDS, METHODS, Method
 from stratafl.algorithms.sent_fields import Sent, SentField, SentStage
 from stratafl.algorithms.what_leaves import MASKS
-from stratafl.config.deployment import sent_of
+from stratafl.config.deployment import DEPLOY, DeployTable, sent_of
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.setting_tables import TABLES
+from stratafl.core.annotations import Named, Range, parts
+from stratafl.core.records import keys_of
 
 DOCS = Path(__file__).parents[1]
 TABLES_BEGIN, TABLES_END = "### Methods\n", "\n## References"
@@ -166,11 +173,46 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([first, "|---" * len(head) + "|", *rest])
 
 
+# Settings
+
+
+def settings_tables(tables: Mapping[str, type[Any]]) -> str:
+    """All keys of all tables with their defaults, limits and meaning, as Markdown."""
+    lines = []
+    for name, cls in tables.items():
+        lines += [f"## [{name}]", "", "| key | default | meaning |", "|---|---|---|"]
+        for key, setting in keys_of(cls).items():
+            lines.append(f"| `{key}` | {_default(setting.default)} | {setting.meaning}{_allowed(setting.hint)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _default(value: Any) -> str:
+    if value is MISSING:
+        return "required"
+    if isinstance(value, tuple):
+        value = list(value)
+    return "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _allowed(hint: Any) -> str:
+    hint, markers = parts(hint)
+    words = [str(marker) for marker in markers if isinstance(marker, Range | Named)]
+    if typing.get_origin(hint) is Literal:
+        words.append("one of " + ", ".join(f"`{name}`" for name in typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        words += [str(marker).replace("one", "any", 1) for marker in parts(typing.get_args(hint)[0])[1]]
+    return f" ({', '.join(filter(None, words))})" if any(words) else ""
+
+
 def main() -> None:
-    """Write both pages."""
+    """Write all pages."""
     folder, learns = DOCS / "algorithms", DOCS / "what_the_server_learns.md"
     (folder / "README.md").write_text(index_page(folder), encoding="utf-8")
     before, _, rest = learns.read_text(encoding="utf-8").partition(TABLES_BEGIN)
+    settings = DOCS / "settings.md"
+    head, _, _ = settings.read_text(encoding="utf-8").partition("## ")
+    settings.write_text(head + settings_tables({**TABLES, DEPLOY: DeployTable}), encoding="utf-8")
     learns.write_text(before + sent_tables() + rest[rest.index(TABLES_END) :], encoding="utf-8")
 
 

@@ -41,9 +41,8 @@ from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model
-from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of
+from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of, read_run, selected_line
 from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
-from stratafl.runs.stored import read_run, selected_line
 from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
 
 log = logging.getLogger("stratafl")

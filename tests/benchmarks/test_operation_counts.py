@@ -5,13 +5,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import worker
@@ -47,12 +46,9 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread(torch_threads: Callable[[int], None]) -> None:
     """Lanes are threads, which are counted only while there is none."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    torch_threads(1)
 
 
 def operations(work: Callable[[], object]) -> int:

@@ -38,7 +38,7 @@ from stratafl.models import MODELS
 from stratafl.recipes import recipe_names
 from stratafl.report import INCOMPARABLE
 from stratafl.runs import Run
-from stratafl.runs.journal import Journal, read_lines
+from stratafl.runs.json_files import Journal, read_lines
 from stratafl.testing import laws
 
 COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")

@@ -23,7 +23,7 @@ class FakeHost:
     registered = ()
 
     def __init__(self, folder, *looks):
-        self.folder, self.looks, self.runs = folder, list(looks), 0
+        self.folder, self.looks, self.runs, self.control = folder, list(looks), 0, self
 
     def start_run(self, server_app, client_app, settings):
         self.runs += 1
@@ -42,17 +42,14 @@ class FakeHost:
     def tend(self):
         return []
 
-    def sites(self):
-        return []
-
     def counts(self):
         return {}
 
 
 def watch(folder, host, metrics=None):
     experiment = SimpleNamespace(run=SimpleNamespace(rounds=7))
-    file = SimpleNamespace(deploy=SimpleNamespace(name="test"), experiment=experiment)
-    prepared = SimpleNamespace(path=folder, file=file, sites=("a",), waiting_keys=lambda known: {})
+    file = SimpleNamespace(deploy=SimpleNamespace(name="test", all_sites=("a",)), experiment=experiment)
+    prepared = SimpleNamespace(path=folder, file=file, waiting_keys=lambda known: {})
     return command._Watch(prepared, host, [], trust=False, metrics=metrics)
 
 

@@ -11,7 +11,7 @@ from cli_helpers import SMALL, lines
 from stratafl.algorithms import fedavg
 from stratafl.api import fit
 from stratafl.models import build
-from stratafl.runs.journal import Journal
+from stratafl.runs.json_files import Journal
 
 NAMES = ("east", "west", "south", "centre")
 BROKEN = "zone\x1b[31m-3"  # a name that would turn the terminal red

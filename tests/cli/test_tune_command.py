@@ -8,7 +8,7 @@ import tomli_w
 from cli_helpers import SMALL
 
 from stratafl.config.experiment import Experiment
-from stratafl.runs.format import FORMAT
+from stratafl.config.migrations import FORMAT
 from stratafl.tuning import Tuning, TuningPlan
 
 TUNE = ("tune", "-a", "local", "--grid", "train.lr=0.01,0.3,3", "-t", 3, "-r", 2, *SMALL, "--seeds", 1)

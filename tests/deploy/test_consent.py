@@ -14,7 +14,8 @@ from stratafl.algorithms.methods import METHODS
 from stratafl.cli import main as strata
 from stratafl.data.scaling import Scaling
 from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_consent, what_leaves_site
-from stratafl.deploy.folders import HostAddress, prepare_host
+from stratafl.deploy.folders import prepare_host
+from stratafl.deploy.host import HostAddress
 from stratafl.deploy.member import SiteMember
 from stratafl.errors import DataError, WireError
 
@@ -22,9 +23,8 @@ from stratafl.errors import DataError, WireError
 class Joined:
     """A site that is left at once, as by Ctrl-C."""
 
-    @classmethod
-    def of(cls, *_):
-        return cls()
+    def __init__(self, *_):
+        pass
 
     def __enter__(self):
         return self

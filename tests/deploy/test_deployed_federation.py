@@ -17,8 +17,9 @@ import httpx
 from test_guardian import is_gone, soon
 
 from flower_federation import CLIENT_APP, PATIENCE, SERVER_APP, Federation, kill, lines
-from stratafl.deploy.certificates import create_authority, create_site_key
+from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.processes import flower_command, flower_environment, free_port, python_module
 from stratafl.deploy.site_processes import SiteProcesses, SiteStatus
 from stratafl.errors import BusyError, DeployError
@@ -39,15 +40,10 @@ def test_a_site_does_two_rounds_over_tls_with_its_key(tmp_path: Path) -> None:
         assert {event["sites"]["north"]["pid"] for event in done} == {federation.sites["north"].pids()["clientapp"]}
         assert federation.notes == ["site 'north' is connected"]
         federation.until(lambda: federation.host.counts().get("north", {}).get("received", 0) > 1000, "the count")
+        key = Pair(tmp_path / "k", tmp_path / "p")
+        folder = SiteFolder(tmp_path / "north", None, "north", "a:1", key, tmp_path / "a")
         with pytest.raises(BusyError):  # a second process with this key would drive out the first
-            SiteProcesses(
-                tmp_path / "north",
-                "north",
-                server="a:1",
-                key=tmp_path / "k",
-                authority=tmp_path / "a",
-                client_app=CLIENT_APP,
-            )
+            SiteProcesses(folder, {})
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 @pytest.mark.slow
 def test_three_sites_do_two_rounds(three: Federation) -> None:
-    run = three.run("three", enough=3, size=3_000_000)  # 12 MB, in three pieces
+    run = three.run("three", size=3_000_000)  # 12 MB, in three pieces
     assert run.finish().end == "completed"
     assert [(event["value"], list(event["sites"])) for event in run.events("done")] == [
         (1.0, ["a", "b", "c"]),
@@ -96,14 +92,14 @@ def test_commands_of_strangers_are_refused(three: Federation, way: str, tmp_path
     key = create_site_key(tmp_path, "intruder")
     # An app that `flwr run` takes for whole, or else it would ask nobody.
     app = write_app(tmp_path / "app", "stratafl.deploy.server_app:app", "stratafl.deploy.client_app:app", {})
-    before, runs = three.host.sites(), three.host.control.unfinished_runs()
+    before, runs = three.host.control.nodes(), three.host.control.unfinished_runs()
     commands = [("run", str(app), "lab"), ("supernode", "register", str(key.public), "lab"), ("list", "lab")]
     commands += [("supernode", "list", "lab"), ("stop", "1", "lab")]
     for given in commands:
         done = flwr(three, *given, port=port)
         assert done.returncode != 0, done.stdout
         assert "Successfully" not in done.stdout
-    assert [site.node for site in three.host.sites()] == [site.node for site in before]
+    assert [site.node_id for site in three.host.control.nodes()] == [site.node_id for site in before]
     assert three.host.control.unfinished_runs() == runs
     if way == "gate":
         log = (three.host.folder / "logs" / "gate.log").read_text()
@@ -173,13 +169,13 @@ def test_the_code_that_a_server_sends_is_not_run(three: Federation, tmp_path: Pa
         tmp_path / "app",
         SERVER_APP,
         "evil:app",
-        {"log": str(tmp_path / "log"), "size": 10, "rounds": 1, "sites": 3, "enough": 3, "deadline": PATIENCE},
+        {"log": str(tmp_path / "log"), "size": 10, "rounds": 1, "sites": 3, "deadline": PATIENCE},
     )
     (app / "evil.py").write_text(
         f"open({str(marker)!r}, 'w')\nfrom flwr.clientapp import ClientApp\napp = ClientApp()\n"
     )
     run = three.host.control.start_run(app)
-    three.until(lambda: three.host.run_state(run).finished)
+    three.until(lambda: three.host.control.run_state(run).finished)
     assert [event["value"] for event in lines(tmp_path / "log") if event["event"] == "done"] == [1.0]
     assert not marker.exists()
 
@@ -243,7 +239,7 @@ def test_a_serverapp_that_is_killed_is_a_failed_run_with_its_reason(three: Feder
     ended = run.finish()
     hold.unlink()
     assert (ended.end, ended.reason) == ("failed", "the ServerApp was killed by SIGKILL")
-    again = three.run("after-serverapp", enough=3)
+    again = three.run("after-serverapp")
     assert again.finish().end == "completed"
 
 
@@ -256,7 +252,7 @@ def test_a_run_that_is_stopped_says_so(three: Federation) -> None:
     ended = run.finish()
     hold.unlink()
     assert (ended.status, ended.end) == ("finished", "stopped")
-    assert three.run("after-stop", enough=3).finish().end == "completed"
+    assert three.run("after-stop").finish().end == "completed"
 
 
 OWNER = """
@@ -299,15 +295,10 @@ def test_nothing_is_left_of_an_owner_that_is_killed_and_its_folder_can_be_hosted
         (tmp_path / name).rename(tmp_path / "keys" / name)
     with Federation(tmp_path) as federation:
         assert federation.host.control.unfinished_runs() == []
-        assert [site.site for site in federation.host.sites()] == ["a"]
-        site = SiteProcesses(
-            tmp_path / "a",
-            "a",
-            server=federation.address,
-            key=tmp_path / "a.key",
-            authority=federation.authority.public,
-            client_app=CLIENT_APP,
-        )
+        assert [site.name for site in federation.host.control.nodes()] == ["a"]
+        key = Pair(tmp_path / "a.key", tmp_path / "a.pub")
+        folder = SiteFolder(tmp_path / "a", None, "a", federation.address, key, federation.authority.public)
+        site = SiteProcesses(folder, {}, CLIENT_APP)
         federation.sites["a"] = site
         assert federation.run("again").finish().end == "completed"
 
@@ -316,5 +307,5 @@ def test_a_control_client_says_that_nobody_answers(tmp_path: Path) -> None:
     authority = create_authority(tmp_path)
     control = ControlClient(f"127.0.0.1:{free_port()}", authority.public.read_bytes(), "token")
     with pytest.raises(DeployError, match="cannot list the sites: the SuperLink does not answer"):
-        control.sites()
+        control.nodes()
     control.close()

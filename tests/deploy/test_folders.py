@@ -7,7 +7,8 @@ from hosted import with_tables, write_file
 from stratafl.cli import main as strata
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.certificates import read_public_key
-from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
+from stratafl.deploy.folders import prepare_host, prepare_site
+from stratafl.deploy.host import HostAddress
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
 

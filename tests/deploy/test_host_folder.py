@@ -9,15 +9,16 @@ import stratafl.deploy.certificates as certificates
 from hosted import SITES, Local, with_tables, write_file, write_samples
 from stratafl.cli import main as strata
 from stratafl.config.deployment import federation_from
-from stratafl.deploy.folders import HostAddress, prepare_host
-from stratafl.deploy.host_log import checked_log, forget_site
+from stratafl.deploy.folders import prepare_host
+from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.local_federation import divided
 from stratafl.deploy.member import STATE
 from stratafl.deploy.round_journal import ROUNDS, site_score_line
+from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 
 pytestmark = pytest.mark.budget(1.3, "the first test makes the federation that all read")
 

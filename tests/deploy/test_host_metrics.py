@@ -8,7 +8,7 @@ from stratafl.deploy.prometheus import STATES, Family, MetricsFile, families, te
 from stratafl.deploy.round_journal import ROUNDS
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 
 
 def read(text):

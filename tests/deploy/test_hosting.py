@@ -28,10 +28,10 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy import attendance, client_app
 from stratafl.deploy.agreement import Agreement, Offer
 from stratafl.deploy.courier import REFUSED, Delivered
-from stratafl.deploy.host_log import checked_log, forget_site
 from stratafl.deploy.hosting import AGREED, SERVER, Hosting, _score
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.messages import content_of, read_content
+from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.site_processes import FOLDER
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, WireError

@@ -23,8 +23,8 @@ from hosted import (
     write_samples,
 )
 from stratafl.cli.host_command import SERVER_APP
-from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
-from stratafl.deploy.host import Host
+from stratafl.deploy.folders import prepare_host, prepare_site
+from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError
@@ -37,7 +37,7 @@ def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, S
         for name in SITES:
             mine = prepare_site(folder / name, invitation, name)
             host.register(name, mine.key.public)
-            made = SiteProcesses.of(mine, {"data": str(folder / f"{name}.csv")})
+            made = SiteProcesses(mine, {"data": str(folder / f"{name}.csv")})
             found[name] = stack.enter_context(made)
         yield found
 
@@ -48,7 +48,7 @@ def finished(host: Host, sites: dict[str, SiteProcesses], run: int) -> None:
         for each in (host, *sites.values()):
             each.tend()
         try:
-            state = host.run_state(run)
+            state = host.control.run_state(run)
         except DeployError:  # a machine that is busy enough takes longer than flwr waits for an answer
             continue
         if state.finished:

@@ -275,16 +275,15 @@ def test_an_error_in_one_run_stops_the_others_where_they_are():
     assert ended == ["stopped"]
 
 
-def test_a_run_has_the_threads_and_the_context_of_whoever_drives_it():
+def test_a_run_has_the_threads_and_the_context_of_whoever_drives_it(torch_threads):
     """Lanes have one thread each, and torch gives a new thread as many as were last set anywhere."""
-    setting, found, threads = ContextVar("setting", default=0), [], torch.get_num_threads()
+    setting, found = ContextVar("setting", default=0), []
     token = setting.set(1)
     try:
-        torch.set_num_threads(3)
+        torch_threads(3)
         in_lanes(lambda _: None, [None], threads=1)
         Joining(lambda: 1).drive(iter([lambda: found.append((torch.get_num_threads(), setting.get()))]))
     finally:
-        torch.set_num_threads(threads)
         setting.reset(token)
     assert found == [(3, 1)]
 

@@ -107,7 +107,7 @@ def _row(value):
     return value.unsqueeze(0) if isinstance(value, torch.Tensor) else {n: x.unsqueeze(0) for n, x in value.items()}
 
 
-def by_route(name, participation, route):
+def by_route(name, participation, route, torch_threads):
     if route == "two ranks":
         return of_ranks(name, participation)
     if route == "joined, disk":
@@ -116,7 +116,7 @@ def by_route(name, participation, route):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "PATIENCE", 1 if "traced" in rest else 10**9)
         if "lanes" in rest:
-            patch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+            torch_threads(3)
             patch.setattr(lanes, "WORTHWHILE", 0)
         options = {"store": "disk" if "disk" in rest else "ram", "graphs": "on" if "captured" in rest else "off"}
         sim, progress, reports = run(made(name, participation, **options), EXECUTORS[executor])
@@ -141,8 +141,8 @@ def taken():
 
 @pytest.mark.budget(1.5, "the plain run and another route")
 @pytest.mark.parametrize(("name", "route", "participation"), [pytest.param(*t[:3], marks=t[3]) for t in taken()])
-def test_every_route_ends_where_the_plain_run_ends(name, route, participation):
-    gap = difference(plain(name, participation), by_route(name, participation, route))
+def test_every_route_ends_where_the_plain_run_ends(name, route, participation, torch_threads):
+    gap = difference(plain(name, participation), by_route(name, participation, route, torch_threads))
     assert gap <= 1e-12, gap
 
 

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg
@@ -41,9 +40,9 @@ def test_traced_steps_of_a_larger_model_give_the_same_bits(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "steps"), [("mlp", 5), *(pytest.param("convnorm", n, marks=SLOW) for n in (None, 5))]
 )
-def test_lanes_give_the_same_bits(model, steps, monkeypatch):
+def test_lanes_give_the_same_bits(model, steps, torch_threads, monkeypatch):
     one, _ = run(model, steps)
-    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+    torch_threads(3)
     monkeypatch.setattr(lanes, "WORTHWHILE", 0)
     monkeypatch.setattr(engine, "PATIENCE", 1)
     three, sim = run(model, steps)
@@ -52,17 +51,14 @@ def test_lanes_give_the_same_bits(model, steps, monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
-def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, monkeypatch):
+def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, torch_threads, monkeypatch):
     """`Pace` chooses it by the clock; batches are so large that torch does use threads."""
     monkeypatch.setattr(cohort_task, "pace", lambda *_: None)
-    before, found = torch.get_num_threads(), []
+    ends = []
     for threads in (1, 3):
-        torch.set_num_threads(threads)
-        try:
-            found.append(run(model, steps=2, batch=100)[0])
-        finally:
-            torch.set_num_threads(before)
-    assert difference(*found) == 0
+        torch_threads(threads)
+        ends.append(run(model, steps=2, batch=100)[0])
+    assert difference(*ends) == 0
 
 
 @pytest.mark.budget(1.5, "three runs with unequal clients")
@@ -75,28 +71,24 @@ def test_reading_several_steps_at_once_gives_the_same_bits(monkeypatch):
         assert difference(usual, run("mlp", rounds=1)[0]) == 0
 
 
-def test_lanes_run_in_threads_of_their_own(monkeypatch):
-    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 2)
+def test_lanes_run_in_threads_of_their_own(torch_threads):
+    torch_threads(2)
     names = lanes.in_lanes(lambda lane: threading.current_thread().name, range(2))
     assert all(name.startswith("lane") for name in names)
 
 
-def test_lanes_do_not_nest(monkeypatch):
-    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 2)
+def test_lanes_do_not_nest(torch_threads):
+    torch_threads(2)
     inner = lanes.in_lanes(lambda lane: lanes.in_lanes(lambda other: (lane, other), range(2)), range(2))
     assert inner == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
 
 
-# Stock convolutions were seen to give other bits late in a long run of tests, never alone: not understood yet.
-CONVOLUTIONS = pytest.param("convnorm", {}, marks=pytest.mark.nightly)
-
-
 @pytest.mark.budget(2, "four runs client by client")
-@pytest.mark.parametrize(("model", "options"), [("mlp", {"norm": True}), CONVOLUTIONS])
-def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_lanes(model, options, monkeypatch):
+@pytest.mark.parametrize(("model", "options"), [("mlp", {"norm": True}), pytest.param("convnorm", {}, marks=SLOW)])
+def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_lanes(model, options, torch_threads):
     """In single precision, with unequal clients and BatchNorm."""
     plain = by_client(Matrix(), model, options)
-    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+    torch_threads(3)
     executors = (Matrix(), Matrix(chunk=3), Messages())
     assert [difference(plain, by_client(executor, model, options)) for executor in executors] == [0, 0, 0]
 
@@ -124,8 +116,8 @@ class NoisyNet(nn.Module):
         return self.fc(nn.functional.dropout(x.flatten(1), 0.5, self.training))
 
 
-def test_modules_with_random_numbers_of_their_own_are_computed_one_at_a_time(monkeypatch):
-    monkeypatch.setattr(lanes.torch, "get_num_threads", lambda: 3)
+def test_modules_with_random_numbers_of_their_own_are_computed_one_at_a_time(torch_threads):
+    torch_threads(3)
     run = [simulation(fedavg(train=LocalTraining(steps=2)), digits(clients=4), NoisyNet, rounds=1) for _ in range(2)]
     assert not run[0].runtime.engine.parallel
     first, second = (everything(sim, sim.run(each)) for sim, each in zip(run, (Matrix(), Messages()), strict=True))

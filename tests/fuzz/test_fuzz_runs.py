@@ -25,8 +25,8 @@ from stratafl.config.experiment import Experiment, to_tables, with_settings
 from stratafl.errors import StrataError
 from stratafl.execute.simulation import SavedForm
 from stratafl.report.study import gather
-from stratafl.runs import Run, environment, read_run, run, stored
-from stratafl.runs.journal import read_lines
+from stratafl.runs import Run, directory, environment, read_run, run
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.summary import DEFAULTS, counting
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def _quick(monkeypatch):
         return simulations[key]
 
     identity = environment.identity
-    for module in (run, stored):
+    for module in (run, directory):
         monkeypatch.setattr(module, "simulation_of", simulation_of)
     monkeypatch.setattr(SavedForm, "of", lambda sim: forms.setdefault(id(sim), form_of(sim)))
     monkeypatch.setattr(environment, "identity", lambda sim: kept.setdefault(id(sim), identity(sim)))

@@ -1,7 +1,6 @@
 """The stacked engine, the loop engine and stock autograd on models of every kind; what cannot be stacked falls back."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -40,11 +39,8 @@ def test_model_trains_as_stock_autograd_trains_it(name: str, engine: str) -> Non
 
 
 @pytest.fixture
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def _two_threads(torch_threads) -> None:
+    torch_threads(2)
 
 
 @pytest.mark.slow

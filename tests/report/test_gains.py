@@ -12,6 +12,7 @@ from rich.console import Console
 from seen import options, series
 from written_runs import rewrite, write_run
 
+from stratafl.cli.command_options import ReportOptions
 from stratafl.cli.report_command import print_ranking
 from stratafl.cli.result_tables import gains_renderables
 from stratafl.core.keys import Seeds
@@ -393,7 +394,7 @@ def test_a_single_method_with_its_guard_is_not_told_of_an_option_that_it_has_not
 
 def test_the_csv_has_a_line_per_method_seed_and_client(tmp_path, capsys):
     three_seeds(tmp_path / "runs", NAMES)
-    print_ranking([tmp_path / "runs"], clients=tmp_path / "clients.csv")
+    print_ranking([tmp_path / "runs"], ReportOptions(clients=tmp_path / "clients.csv"))
     lines = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
     assert len(lines) == 2 * 3 * 4
     assert {line["name"] for line in lines} == set(NAMES)

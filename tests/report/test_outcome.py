@@ -3,7 +3,7 @@
 from written_runs import rewrite, write_run
 
 from stratafl.report.outcome import read_outcome
-from stratafl.runs.stored import selected_line
+from stratafl.runs.directory import selected_line
 
 
 def test_an_old_run_keeps_the_round_that_it_selected(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from stratafl.runs.journal import Journal, read_lines
+from stratafl.runs.json_files import Journal, read_lines
 
 EVIL = "</script><script>window.hurt=1</script><img src=x onerror=window.hurt=2>"
 ENVIRONMENT = {

@@ -28,7 +28,7 @@ from stratafl.evaluation import evaluate
 from stratafl.execute import Simulation
 from stratafl.execute.disk import OnDisk, StateFile
 from stratafl.runs import Run, checkpoint, read_run
-from stratafl.runs.journal import Journal
+from stratafl.runs.json_files import Journal
 
 PATIENCE = 900  # seconds until a child that nobody killed ends: one that hangs
 MOMENTS: dict[str, tuple[Any, str]] = {

@@ -11,7 +11,7 @@ import torch
 from stratafl.errors import RunError
 from stratafl.runs import checkpoint
 from stratafl.runs.checkpoint import MANIFEST, STATE, Checkpoint, find, generations, save, tidy
-from stratafl.runs.journal import JournalMark
+from stratafl.runs.json_files import JournalMark
 
 STATES = {
     "server/theta/fc.weight": torch.tensor([[0.1, -0.0], [float("nan"), float("inf")]]),

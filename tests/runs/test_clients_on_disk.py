@@ -11,7 +11,7 @@ import torch
 from kill import outcome
 from safetensors.torch import load_file
 from stored_runs import TINY, experiment, finished, left
-from test_kill import SETTINGS, ended
+from test_kill import SETTINGS, ended, killed
 
 from stratafl import load
 from stratafl.cli import main as strata
@@ -187,9 +187,9 @@ def test_records_reach_the_disk_before_the_checkpoint_that_refers_to_them(tmp_pa
 @pytest.mark.slow
 def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path):
     settings = [*SETTINGS, "run.store=disk"]
-    command = ["-m", "stratafl", "run", *(part for setting in settings for part in ("--set", setting)), "--out"]
+    command = ["run", *(part for setting in settings for part in ("--set", setting)), "--out"]
     ended(*command, tmp_path / "whole")
-    said = json.loads(ended(Path(__file__).with_name("kill.py"), tmp_path / "run", "0", *settings))
+    said = killed(tmp_path / "run", "0", *settings)
     aimed = Counter(aim.split(",")[0] for aim, _ in said["kills"])
     assert aimed["keeping"] >= 3  # before each record of a cohort
     assert aimed["settling"] >= 1

@@ -7,8 +7,7 @@ import pytest
 from stratafl.errors import RunError
 from stratafl.files import write_atomically
 from stratafl.runs.directory import new_folder
-from stratafl.runs.journal import Journal, read_lines
-from stratafl.runs.json_files import read_json, write_json
+from stratafl.runs.json_files import Journal, read_json, read_lines, write_json
 
 
 def fail_when_syncing(monkeypatch):

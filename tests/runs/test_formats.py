@@ -14,6 +14,7 @@ from stored_runs import TINY, left
 import stratafl
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
+from stratafl.config.migrations import FORMAT
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import memory
 from stratafl.report.study import gather
@@ -21,7 +22,6 @@ from stratafl.runs import Comparison, Run, environment, environment_of
 from stratafl.runs.checkpoint import _body_digest
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.directory import config_of
-from stratafl.runs.format import FORMAT
 
 OLD = Path(__file__).with_name("old_run")
 

@@ -40,7 +40,7 @@ from stratafl.runs import Run
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import config_of
 from stratafl.runs.guard_files import _lines, by_validation, read_guard, run_to_end, train_alone, trained_alone
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import Selection
 

@@ -2,14 +2,12 @@
 
 import random
 import signal
-import subprocess
-import sys
 
 import pytest
 from kill import outcome
 from test_kill import ENVIRONMENT
 
-from processes import end, outputs, wait_until
+from processes import Command, end, outputs, wait_until
 from stratafl.runs import Comparison, Run
 
 pytestmark = pytest.mark.slow
@@ -19,16 +17,11 @@ SETTINGS = {
     **{"train.batch": 40, "run.rounds": ROUNDS, "run.participation": 0.5, "run.checkpoint": 2},
 }
 GIVEN = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={str(value).lower()}")]
-COMPARE = ["-m", "stratafl", "compare", "--algorithms", ",".join(METHODS), "--seeds", str(SEEDS), *GIVEN, "--out"]
-
-
-def started(*arguments):
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+COMPARE = ["compare", "--algorithms", ",".join(METHODS), "--seeds", str(SEEDS), *GIVEN, "--out"]
 
 
 def finished(*arguments):
-    process = started(*arguments)
+    process = Command(*arguments, environment=ENVIRONMENT)
     said, _ = outputs(process)
     assert process.returncode == 0, said
     return said
@@ -57,7 +50,7 @@ def test_joined_runs_write_what_runs_alone_write(alone):
 
 def test_after_one_ctrl_c_all_are_saved_and_continued(tmp_path, alone):
     folder = tmp_path / "c"
-    process = started(*COMPARE, folder)
+    process = Command(*COMPARE, folder, environment=ENVIRONMENT)
     journals = [folder / m / f"seed-{s}" / "rounds.jsonl" for m in METHODS for s in range(SEEDS)]
     wait_until(lambda: all(path.exists() and path.stat().st_size for path in journals), process)
     process.send_signal(signal.SIGINT)
@@ -65,17 +58,17 @@ def test_after_one_ctrl_c_all_are_saved_and_continued(tmp_path, alone):
     if process.returncode != 0:  # else it was done before
         assert process.returncode == 130, said
         assert f"strata resume {folder}" in said.replace("\n", " ")
-        finished("-m", "stratafl", "resume", folder)
+        finished("resume", folder)
     assert outcomes(folder) == alone
 
 
 def test_killed_again_and_again_they_end_as_if_nothing_had_been(tmp_path, alone):
     folder, command = tmp_path / "c", [*COMPARE, tmp_path / "c"]
     for lines in sorted(random.Random(0).sample(range(1, len(METHODS) * SEEDS * ROUNDS), 8)):
-        process = started(*command)
+        process = Command(*command, environment=ENVIRONMENT)
         wait_until(lambda lines=lines: written(folder) >= lines, process)
         end(process)
-        command = ["-m", "stratafl", "resume", folder]
+        command = ["resume", folder]
     finished(*command)
     assert outcomes(folder) == alone
 

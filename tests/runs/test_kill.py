@@ -13,7 +13,7 @@ from kill import EACH, outcome
 from stored_runs import TINY, finished
 
 import stratafl
-from processes import end, outputs, wait_until
+from processes import Command, end, outputs, wait_until
 
 SETTINGS = [
     "model.name=mlp",
@@ -26,20 +26,23 @@ SETTINGS = [
     "run.participation=0.5",
     "run.checkpoint=1",
 ]
-RUN = ["-m", "stratafl", "run", *(part for setting in SETTINGS for part in ("--set", setting)), "--out"]
-RESUME = ["-m", "stratafl", "resume"]
+RUN = ["run", *(part for setting in SETTINGS for part in ("--set", setting)), "--out"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(stratafl.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
 
-def started(*arguments):
-    return subprocess.Popen([sys.executable, *map(str, arguments)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-
-
 def ended(*arguments):
-    process = started(*arguments)
+    process = Command(*arguments, environment=ENVIRONMENT)
+    printed, _ = outputs(process)
+    assert process.returncode == 0, printed
+
+
+def killed(*arguments):
+    """What the driver that kills says."""
+    command = [sys.executable, str(Path(__file__).with_name("kill.py")), *map(str, arguments)]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     said, _ = outputs(process)
     assert process.returncode == 0
-    return said
+    return json.loads(said)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def assert_same(folder, undisturbed):
 @pytest.mark.budget(8, "a process that imports torch, and forks what is killed")
 def test_a_run_killed_while_it_writes_a_line_and_while_it_saves_ends_like_one_that_was_not(tmp_path):
     given = [*TINY, "run.checkpoint=1"]
-    said = json.loads(ended(Path(__file__).with_name("kill.py"), tmp_path / "run", "few", *given))
+    said = killed(tmp_path / "run", "few", *given)
     assert [aim for aim, _ in said["kills"]] == ["half of clients", "in round 3", "saving, operation 5"]
     assert (said["code"], said["rounds"]) == (0, 2)
     assert outcome(tmp_path / "run") == outcome(finished())
@@ -72,7 +75,7 @@ def test_a_run_killed_while_it_writes_a_line_and_while_it_saves_ends_like_one_th
 
 @pytest.mark.slow
 def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path, undisturbed):
-    said = json.loads(ended(Path(__file__).with_name("kill.py"), tmp_path / "run", "0", *SETTINGS))
+    said = killed(tmp_path / "run", "0", *SETTINGS)
     inside = Counter(during for aim, during in said["kills"] if aim == "at some call")
     for moment in ("training", "evaluation", "saving"):
         assert inside[moment] >= EACH
@@ -89,13 +92,13 @@ def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_pat
 def test_a_command_killed_while_it_runs_is_resumed_by_another(tmp_path, undisturbed):
     for attempt in range(5):  # a process that is done before it is killed shows nothing
         folder = tmp_path / f"run{attempt}"
-        journal, process = folder / "rounds.jsonl", started(*RUN, folder)
+        journal, process = folder / "rounds.jsonl", Command(*RUN, folder, environment=ENVIRONMENT)
         wait_until(lambda journal=journal: journal.exists() and journal.stat().st_size > 1_000, process)  # some rounds
         end(process)
         if process.returncode == -signal.SIGKILL:
             break
     assert process.returncode == -signal.SIGKILL
-    ended(*RESUME, folder)
+    ended("resume", folder)
     resumed = json.loads((folder / "environment.json").read_text())["resumed"]
     assert [0 <= entry["round"] < 60 for entry in resumed] == [True]
     assert_same(folder, undisturbed)

@@ -15,7 +15,7 @@ from stratafl.execute import simulation
 from stratafl.models import MLP
 from stratafl.runs import Run, read_run
 from stratafl.runs.directory import config_of
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import PREDICTIONS, predicted_round, read_predictions
 from stratafl.runs.summary import counting
 

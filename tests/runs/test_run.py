@@ -24,7 +24,7 @@ from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
 from stratafl.models import build, save_weights
 from stratafl.runs import Run, checkpoint, is_run, read_run
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.journal import Journal
+from stratafl.runs.json_files import Journal
 from stratafl.runs.run import uninterrupted
 
 

@@ -18,6 +18,7 @@ from kill import lines
 from stored_runs import TUNED, TUNING, created, finished_tuning
 from test_kill import ENVIRONMENT
 
+from processes import Command, end, outputs
 from stratafl.config import assemble
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.errors import DataError, RecordError, RunError
@@ -259,28 +260,32 @@ def test_a_tuning_that_was_changed_is_not_continued(tmp_path):
         Tuning.open(tmp_path / "tune")
 
 
+def resumed(folder, *options):
+    process = Command("resume", folder, *options, environment=ENVIRONMENT)
+    printed, _ = outputs(process)
+    assert process.returncode == 0, printed
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_it_makes_the_same_choices(tmp_path, undisturbed):
     folder, chance, kills = tmp_path / "tune", random.Random(0), 0
     created(folder)
-    command = [sys.executable, "-m", "stratafl", "resume", str(folder), "--jobs", "2"]
-    subprocess.run(command, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    resumed(folder, "--jobs", 2)
     assert tuned(folder) == tuned(undisturbed)
     again = tmp_path / "killed"
     created(again)
-    worker = [sys.executable, "-m", "stratafl", "resume", str(again)]
     for _ in range(6):
         # A pair writes one to fifteen of more than a hundred files: so it is killed at work, however fast it is.
         files, more = count_files(again), chance.randint(1, 15)
-        processes = [subprocess.Popen(worker, env=ENVIRONMENT, stdout=subprocess.DEVNULL) for _ in range(2)]
+        processes = [Command("resume", again, environment=ENVIRONMENT) for _ in range(2)]
         latest = time.monotonic() + 600
         while count_files(again) < files + more and all(each.poll() is None for each in processes):
             assert time.monotonic() < latest, "two processes wait for each other"
             time.sleep(0.001)
         for process in processes:
-            process.send_signal(signal.SIGKILL)
-            kills += process.wait() == -signal.SIGKILL
-    subprocess.run(worker, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+            end(process)
+            kills += process.returncode == -signal.SIGKILL
+    resumed(again)
     assert kills > 5
     assert tuned(again) == tuned(undisturbed)
     assert trials(again) == trials(undisturbed)

@@ -34,7 +34,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.models import ResNet, build
 from stratafl.policies import Exponential, LocalTraining
 from stratafl.runs import Run
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, everything, tiny_federation, tiny_model, within_reach
 

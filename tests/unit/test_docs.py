@@ -19,11 +19,10 @@ from stratafl.algorithms import ALGORITHMS, fedavg
 from stratafl.algorithms.field_meanings import KINDS as KINDS_OF_FIELDS
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.cli import main as strata
-from stratafl.config.deployment import FEDERATION_TABLES
+from stratafl.config.deployment import DEPLOY, DeployTable
 from stratafl.config.experiment import from_tables
 from stratafl.config.plugins import parameters
-from stratafl.config.setting_tables import partition_of
-from stratafl.config.settings import documented
+from stratafl.config.setting_tables import TABLES, partition_of
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import parse_recipe, recipe_names
@@ -135,8 +134,10 @@ def test_the_step_of_contributing_keeps_the_contract():
 
 
 def test_the_settings_are_documented():
-    made = documented(FEDERATION_TABLES)
-    assert made in text("docs/settings.md"), "write config.settings.documented into docs/settings.md"
+    pages = runpy.run_path(str(ROOT / "docs/tools/pages.py"))
+    assert pages["settings_tables"]({**TABLES, DEPLOY: DeployTable}) in text("docs/settings.md"), (
+        "run docs/tools/pages.py"
+    )
 
 
 LEARNS = "docs/what_the_server_learns.md"

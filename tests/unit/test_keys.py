@@ -1,5 +1,7 @@
 """Keyed randomness: a draw belongs to its key, not to the cohort it is made in."""
 
+import threading
+
 import pytest
 import torch
 
@@ -189,3 +191,26 @@ def test_drawing_leaves_the_ambient_generator_alone():
     keys.generator(0, 0, "model")
     shuffled()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_threads_that_draw_at_the_same_time_draw_their_own_numbers():
+    """Stock modules draw from one generator, which all threads share; another thread tries while this one draws."""
+    before, drawn, over = torch.get_rng_state(), threading.Event(), threading.Event()
+
+    def another():
+        with keys.torchs_generator(2):
+            torch.rand(3)
+            drawn.set()
+            over.wait()
+
+    thread = threading.Thread(target=another)
+    with keys.torchs_generator(1):
+        numbers = [torch.rand(3)]
+        thread.start()
+        drawn.wait(0.5)
+        numbers.append(torch.rand(3))
+        over.set()
+    thread.join()
+    assert torch.equal(torch.get_rng_state(), before)
+    with keys.torchs_generator(1) as generator:
+        assert torch.equal(torch.cat(numbers), torch.cat([torch.rand(3, generator=generator) for _ in range(2)]))

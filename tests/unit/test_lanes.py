@@ -12,11 +12,16 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def _two_threads(torch_threads):
+    torch_threads(2)
+
+
+def test_a_lane_keeps_its_threads_whatever_others_set_before_its_first_operation(torch_threads):
+    torch_threads(3)
+    lanes._pool.cache_clear()  # lanes of other tests have computed something
+    lanes.in_lanes(lambda _: None, [None], threads=1)
+    torch_threads(3)
+    assert lanes.in_lanes(lambda _: torch.get_num_threads(), [None], threads=1) == [1]
 
 
 @pytest.mark.usefixtures("_two_threads")

@@ -15,8 +15,7 @@ import stratafl
 from stratafl.algorithms import fedavg, local
 from stratafl.config.experiment import Experiment, from_stored, names_code, paths_in, to_tables, with_settings
 from stratafl.config.metric_choice import chosen_by_classes, metric_for, metric_of, stored_metric, with_metric
-from stratafl.config.setting_tables import EvaluateTable, StopTable
-from stratafl.config.settings import parse_settings
+from stratafl.config.setting_tables import EvaluateTable, StopTable, parse_settings
 from stratafl.config.trust import typed
 from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, RecordError, RunError, StrataError, TrustError
@@ -26,7 +25,7 @@ from stratafl.report.outcome import measure, read_outcome, what_counts
 from stratafl.report.ranking import ranking
 from stratafl.runs import Run, read_run
 from stratafl.runs.comparison import Comparison
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import counting, reached, scored, selected, stop_reason
 from wording import mentions

@@ -11,6 +11,7 @@ import pytest
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import reproduce_command
+from stratafl.cli.command_options import ReproduceOptions
 from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import Experiment, to_tables, with_settings, with_values
 from stratafl.errors import BusyError, DataError, RecordError, RunError, UnknownNameError
@@ -22,7 +23,7 @@ from stratafl.recipes.verdicts import verdicts
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE
 from stratafl.runs import Run
-from stratafl.runs.journal import Journal, read_lines
+from stratafl.runs.json_files import Journal, read_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = """
@@ -661,12 +662,12 @@ def test_a_run_that_another_process_begins_meanwhile_is_left_to_it(reproduced, m
 def test_a_recipe_without_its_data_is_no_reason_to_stop(tmp_path, monkeypatch):
     nowhere = parse_recipe("a/first", TEXT.replace('"model.hidden" = [4] }', '"data.name" = "nowhere.npz" }'))
     monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere, parse_recipe("a/second", TEXT)])
-    assert reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path, None) == 0
+    assert reproduce_command.reproduce_tables("a", ReproduceOptions(seeds=1, out=tmp_path)) == 0
     assert "nowhere.npz" in (tmp_path / "a-first-smoke" / "result.md").read_text()
     assert "✓ holds" in (tmp_path / "a-second-smoke" / "result.md").read_text()
     monkeypatch.setattr(reproduce_command, "recipes", lambda _: [nowhere])
     with pytest.raises(DataError, match=r"nowhere\.npz"):
-        reproduce_command.reproduce_tables("a", "smoke", {}, 1, tmp_path / "again", None)
+        reproduce_command.reproduce_tables("a", ReproduceOptions(seeds=1, out=tmp_path / "again"))
 
 
 @pytest.mark.slow

@@ -1,13 +1,15 @@
 """Tables of settings: read and written by their records, typed by people, documented."""
 
+import runpy
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 
 from stratafl.config.experiment import Experiment, to_tables, with_settings, with_values
-from stratafl.config.settings import documented, parse_settings
+from stratafl.config.setting_tables import parse_settings
 from stratafl.core.annotations import Named, Range
 from stratafl.core.records import Written, from_settings, record, to_settings
 from stratafl.errors import RecordError, StrataError, UnknownNameError
@@ -194,4 +196,5 @@ DOCUMENT = """\
 
 
 def test_tables_document_themselves():
-    assert documented({"oven": Oven}) == DOCUMENT
+    pages = runpy.run_path(str(Path(__file__).parents[2] / "docs/tools/pages.py"))
+    assert pages["settings_tables"]({"oven": Oven}) == DOCUMENT

@@ -15,7 +15,7 @@ from stratafl.report.tuned import TunedMethod, TunedTrial
 from stratafl.runs.checkpoint import Checkpoint, save
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.joined import JoinedRuns
-from stratafl.runs.journal import Journal
+from stratafl.runs.json_files import Journal
 from stratafl.runs.summary import selected, validation_score
 from stratafl.tuning import Rung, Search, TuningPlan, promoted, rungs, search_space, tpe, worker
 from stratafl.tuning.folder_claims import claimed

@@ -22,6 +22,7 @@ from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError, first_line
 from stratafl.files import write_atomically
 from stratafl.runtime.batches import plan_batches
+from stratafl.runtime.lanes import use_threads
 from stratafl.runtime.speed import precision
 from stratafl.version import VERSION
 
@@ -43,7 +44,7 @@ class TimedLoop:
 
     def __init__(self, loop: Loop, count: int) -> None:
         self.loop, self.threads, self.rounds = loop, count, list[Seconds]()
-        self._own = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(count,))
+        self._own = ThreadPoolExecutor(1, initializer=use_threads, initargs=(count,))
 
     def once(self) -> None:
         self.rounds.append(self._own.submit(self.loop.once).result())

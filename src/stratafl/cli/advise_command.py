@@ -14,7 +14,7 @@ from stratafl.cli.console import note_console, result_console, show_warnings, ti
 from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.cli.run_command import unused_run_folder
 from stratafl.config.experiment import paths_in, with_values
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import RunError
 from stratafl.files import check_new
@@ -34,7 +34,7 @@ def give_advice(
     trusted = typed(paths_in(settings), trust)
     trusted = trusted if config is None else trusted.asked_by(config)
     console = note_console()
-    with show_warnings(console) as release_warnings, _progress(console) as progress:
+    with show_warnings(console), _progress(console) as progress:
         task = progress.add_task("looking at the data", total=None)
 
         def watch(name: str, spent: int, allowed: int) -> None:
@@ -46,8 +46,6 @@ def give_advice(
             progress.stop()
             console.print("stopped before an answer was found: nothing was written")
             return INTERRUPTED
-        progress.stop()
-        release_warnings()
     folder = out or unused_run_folder(f"advise-{Path(experiment.data.name).stem}")
     print_advice(advice, write_advice(advice, folder), result_console())
     return 0

@@ -1,4 +1,4 @@
-"""The commands; those of a deployed federation are in `deploy_app.py`.
+"""The commands.
 
 The work of a command is in `NAME_command.py`, which is imported when you call it, so that help is quick.
 """
@@ -14,7 +14,10 @@ from stratafl.cli.command_options import (
     AsJson,
     Config,
     Data,
+    HostOptions,
     Jobs,
+    ReportOptions,
+    ReproduceOptions,
     RunOptions,
     Set,
     Trust,
@@ -23,7 +26,6 @@ from stratafl.cli.command_options import (
     settings_of,
     with_options,
 )
-from stratafl.cli.deploy_app import deployment
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
@@ -33,7 +35,6 @@ _DATA = "List data sets, show which client has what, export copies for machines 
 
 app = typer.Typer(epilog=_EXAMPLE, add_completion=False, pretty_exceptions_enable=False, **_STYLE)
 data_app = typer.Typer(name="data", help=_DATA, **_STYLE)
-app.add_typer(deployment)
 app.add_typer(data_app)
 
 
@@ -104,7 +105,7 @@ def tune(
 
     Test data is scored only after the choice.
     """
-    from stratafl.cli.tune_command import start_tuning
+    from stratafl.cli.compare_command import start_tuning
     from stratafl.tuning import TuningPlan
     from stratafl.tuning.space import parse_grids
 
@@ -150,39 +151,29 @@ def resume_(
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
+@with_options
 def report(
+    *,
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
-    out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None,
-    csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None,
-    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None,
-    svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None,
-    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None,
-    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None,
-    metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None,
+    options: ReportOptions,
 ) -> None:
     """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
     from stratafl.cli.report_command import print_report
 
-    print_report(folders, out, metric, csv=csv, pairs=pairs, svg=svg, target=target, clients=clients)
+    print_report(folders, options)
 
 
 @app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
+@with_options
 def reproduce(
+    *,
     name: Annotated[str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all of a paper, or a TOML file.")],
-    scale: Annotated[str, option("--scale NAME", "smoke, short or full.")] = "smoke",
-    settings: Set = None,
-    seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None,
-    out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None,
-    minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None,
-    rows: Annotated[str, option("--rows NAMES", "These alone, separated by commas.", show_default=False)] = "",
-    columns: Annotated[str, option("--columns NAMES", "These alone.", show_default=False)] = "",
-    tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False,
-    trust: Trust = False,
+    options: ReproduceOptions,
 ) -> int:
     """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
     from stratafl.cli.reproduce_command import reproduce_tables
 
-    return reproduce_tables(name, scale, settings_of(settings), seeds, out, minutes, trust, rows, columns, tuned)
+    return reproduce_tables(name, options)
 
 
 @app.command("check", epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_module:my_method[/]")
@@ -206,6 +197,94 @@ def bench(
     from stratafl.cli.bench_command import run_bench
 
     run_bench(options, svg)
+
+
+# A deployed federation
+
+
+@app.command(
+    epilog="Example: [bold]strata host federation.toml --local 3[/] rehearses with three sites on this machine"
+)
+@with_options
+def host(
+    *,
+    config: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="An experiment with a table \\[deploy].")],
+    options: HostOptions,
+) -> int:
+    """Host a federation of real sites on Flower, and watch it.
+
+    If it is stopped or killed, the same command continues.
+    """
+    from stratafl.deploy.processes import require_flower
+
+    require_flower()
+    from stratafl.cli.host_command import host_federation
+
+    return host_federation(config, options)
+
+
+@app.command("join", epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
+def join_(
+    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="The file that the host gave you.")],
+    site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
+    data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
+    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.")] = None,
+    yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.")] = False,
+    trust: Trust = False,
+) -> int:
+    """Take part in a federation with this site's own samples.
+
+    You see what leaves the site, and are asked first.
+    """
+    from stratafl.deploy.processes import require_flower
+
+    require_flower()
+    from stratafl.cli.site_command import join_federation
+
+    return join_federation(invitation, site, data, out, yes, trust)
+
+
+@app.command(epilog="Example: [bold]strata audit federations/ward --site north[/]")
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="HOST", help="The folder of a host, federations/NAME.")],
+    site: Annotated[str | None, option("--site NAME", "Lines of this site alone.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a host's audit log, and print it.
+
+    Shows which site was asked, what it sent and what was absorbed. Works while the host runs.
+    """
+    from stratafl.cli.host_command import print_audit
+
+    print_audit(folder, site, as_json)
+
+
+@app.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
+    data: Annotated[Path, option("--data -d PATH", "New samples, as this site's own; labels are not needed.")],
+    out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Predict new samples with a site's final model."""
+    from stratafl.cli.site_command import print_predictions
+
+    print_predictions(folder, data, out, trust)
+
+
+@app.command(epilog="Example: [bold]strata export sites/north -o north.onnx[/]")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
+    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
+    trust: Trust = False,
+) -> None:
+    """Write a site's final model as ONNX or safetensors."""
+    from stratafl.cli.site_command import export_site_model
+
+    export_site_model(folder, out, trust)
+
+
+# Data
 
 
 @data_app.command("list", epilog="Example: [bold]strata data list[/]")

@@ -45,7 +45,7 @@ SHORT_FOR = {
 
 def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
     """The settings that options are short for, and those of `--set`; refused if they contradict each other."""
-    from stratafl.config.settings import parse_settings
+    from stratafl.config.setting_tables import parse_settings
     from stratafl.errors import RecordError, shown
 
     chosen = {name: value for name, value in shortcuts.items() if value is not None}
@@ -106,6 +106,48 @@ class RunOptions:
         return trust if self.config is None else trust.asked_by(self.config)
 
 
+@dataclass(frozen=True)
+class ReportOptions:
+    """What `report` writes besides the ranking that it prints, and by what it ranks."""
+
+    out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None
+    csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None
+    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None
+    svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None
+    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None
+    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """How much of a paper's tables `reproduce` runs, and with what settings."""
+
+    scale: Annotated[str, option("--scale NAME", "smoke, short or full.")] = "smoke"
+    settings: Set = None
+    seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None
+    out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None
+    minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None
+    rows: Annotated[str, option("--rows NAMES", "These alone, separated by commas.", show_default=False)] = ""
+    columns: Annotated[str, option("--columns NAMES", "These alone.", show_default=False)] = ""
+    tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False
+    trust: Trust = False
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """The options of `host`."""
+
+    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else federations/NAME.")] = None
+    address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.")] = "127.0.0.1:9443"
+    register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.")] = None
+    local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.", min=1)] = None
+    forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start over.")] = None
+    unregister: Annotated[list[str] | None, option("--unregister NAME", "Take back the key of a site.")] = None
+    metrics: Annotated[Path | None, option("--metrics FILE.prom", "Write metrics for Prometheus.")] = None
+    trust: Trust = False
+
+
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -116,18 +158,18 @@ def _bench_parameter(name: str, kind: type, default: Any, text: str) -> inspect.
     return _parameter(name, Annotated[kind | None, option(f"{flag} {value}", text)], default)
 
 
-_HINTS = get_type_hints(RunOptions, include_extras=True)
-_RECORDS = {
-    RunOptions: [_parameter(each.name, _HINTS[each.name], each.default) for each in fields(RunOptions)],
-    BenchOptions: [_bench_parameter(*each) for each in command_line()],
-}
+def _options_of(record: Any) -> list[inspect.Parameter]:
+    if record is BenchOptions:
+        return [_bench_parameter(*each) for each in command_line()]
+    hints = get_type_hints(record, include_extras=True)
+    return [_parameter(each.name, hints[each.name], each.default) for each in fields(record)]
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The command with every field of its argument `options` as an option: typer itself does not know records."""
     parameters = inspect.signature(function).parameters
     record = parameters["options"].annotation
-    shared = _RECORDS[record]
+    shared = _options_of(record)
 
     @wraps(function)
     def command(**arguments: Any) -> Any:

@@ -114,12 +114,16 @@ class _WarningHandler(logging.Handler):
 
 @contextmanager
 def show_warnings(console: Console) -> Iterator[Callable[[], None]]:
-    """Print the library's warnings here instead of logging them; gives the function that begins to print."""
+    """Print the library's warnings here instead of logging them: at the end, unless an error ends the block.
+
+    Gives the function that prints them earlier, and from then on at once.
+    """
     log, handler = logging.getLogger("stratafl"), _WarningHandler(console)
     log.addHandler(handler)
     propagate, log.propagate = log.propagate, False
     try:
         yield handler.print_held
+        handler.print_held()
     finally:
         log.removeHandler(handler)
         log.propagate = propagate

@@ -14,7 +14,7 @@ from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.config.assemble import federation_of, samples_of
 from stratafl.config.experiment import Experiment, with_values
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
 from stratafl.data.cache import cache_folder, entries
@@ -75,9 +75,8 @@ def show_data(config: Path | None, settings: Settings, out: Path | None) -> None
     if out is not None and out.suffix.lower() != ".svg":
         raise RunError(f"'{out}' must end in .svg, the format of the picture: use '{out.with_suffix('.svg')}'")
     experiment = with_values(experiment_of(config), settings)
-    with show_warnings(note_console()) as release_warnings:
+    with show_warnings(note_console()):
         federation = federation_of(experiment)
-        release_warnings()
     console = result_console()
     console.print(client_table(federation))
     for line in describe_data(federation):

@@ -11,15 +11,16 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
+from stratafl.cli.command_options import HostOptions
 from stratafl.cli.console import note_console, print_note, result_console, titled_table
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.deploy.folders import HostAddress, HostFolder, prepare_host, prepare_site
-from stratafl.deploy.host import Host
-from stratafl.deploy.host_log import checked_log, forget_site
+from stratafl.deploy.folders import HostFolder, prepare_host, prepare_site
+from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.prometheus import MetricsFile
+from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, OutageError, counted, unknown
@@ -33,38 +34,29 @@ AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
-def host_federation(
-    config: Path,
-    out: Path | None,
-    address: str,
-    register: Sequence[Path],
-    local: int | None,
-    forget: Sequence[str],
-    unregister: Sequence[str],
-    metrics: Path | None,
-    trust: bool,
-) -> int:
+def host_federation(config: Path, options: HostOptions) -> int:
     """Host a federation until it is finished; exit code 0, or the reason in one line."""
+    local, trust = options.local, options.trust
     file = rehearsed(read_toml(config), local) if local else read_federation(config)
-    folder = out or Path("federations") / file.deploy.name
-    place = HostAddress.parse("127.0.0.1:0" if local else address)
+    folder = options.out or Path("federations") / file.deploy.name
+    place = HostAddress.parse("127.0.0.1:0" if local else options.address)
     check_loggers(file.experiment.log.to)
-    measured = MetricsFile(metrics, folder, file.deploy.name) if metrics else None
+    measured = MetricsFile(options.metrics, folder, file.deploy.name) if options.metrics else None
     console = note_console()
     with ExitStack() as stack:
         stack.enter_context(private_folder(folder))  # before anything in it is changed
         prepared = prepare_host(folder, file, place)
-        for site in forget:
+        for site in options.forget or ():
             forget_site(folder, site, trust=trust)
             print_note(f"site '{site}' is forgotten: it starts over, without its personal layers", console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
         place = HostAddress(place.host, flower.address.port)
         invitation = prepared.invite(place)
-        for name in unregister:
+        for name in options.unregister or ():
             flower.unregister(name)
             print_note(f"the key of site '{name}' is no longer registered", console)
-        for path in register:
+        for path in options.register or ():
             flower.register(path.stem, path)
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invitation)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
@@ -80,7 +72,7 @@ def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterat
     for name, samples in divided(prepared.file, prepared.path).items():
         folder = prepare_site(prepared.path / "sites" / name, invitation, name)
         flower.register(name, folder.key.public)
-        yield SiteProcesses.of(folder, {"data": str(samples.absolute())})
+        yield SiteProcesses(folder, {"data": str(samples.absolute())})
 
 
 class _Watch:
@@ -181,7 +173,7 @@ class _Watch:
             self._console.print(f"round {self._round} of {_rounds(self._prepared, status)}")
 
     def _ended(self, status: dict[str, Any]) -> str | None:
-        state = self._flower.run_state(self._run)
+        state = self._flower.control.run_state(self._run)
         if not state.finished:
             return None
         status = read_status(self._prepared.path) or {}
@@ -213,7 +205,7 @@ def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:
     done = f"round {status.get('round', 0)} of {_rounds(prepared, status)}, {status.get('state', 'starting')}"
     title = f"{prepared.file.deploy.name}: {done}"
     table, counts, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), flower.counts(), time.time()
-    for name in prepared.sites:
+    for name in prepared.file.deploy.all_sites:
         site = status.get("sites", {}).get(name, {})
         passed, seen = counts.get(name, {}), site.get("seen")
         table.add_row(

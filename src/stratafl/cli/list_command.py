@@ -22,7 +22,7 @@ from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
 from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.settings import parse_settings
+from stratafl.config.setting_tables import parse_settings
 from stratafl.config.trust import typed
 from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
+from stratafl.cli.command_options import ReportOptions
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
 from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds_differ, target_table
 from stratafl.config.metric_choice import metric_of
@@ -25,43 +25,37 @@ from stratafl.report.paired import pairs_csv, with_first
 from stratafl.report.study import not_evaluated, only_verdicts, read_study
 
 REPORT = "report.html"
+NO_OPTIONS = ReportOptions()
 
 
-def print_report(folders: Sequence[Path], out: Path | None, metric: str | None = None, **options: Any) -> None:
-    """Print the ranking, with the `options` of `print_ranking`, and write the HTML report if a file is given."""
+def print_report(folders: Sequence[Path], options: ReportOptions) -> None:
+    """Print the ranking, and write the HTML report if a file is given."""
+    out = options.out
     if out is not None:
         _check_report_file(out)
-    by = None if metric is None else metric_of(metric)
+    by = None if options.metric is None else metric_of(options.metric)
     ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
     with show_warnings(note_console()) as release_warnings:
         release_warnings()
-        study = print_ranking(ranked, by=by, **options) if ranked else None
+        study = print_ranking(ranked, options, by) if ranked else None
         if out is not None:
             whole = study if study is not None and len(ranked) == len(folders) else gather(folders, by)
             _write_report(whole, out)
 
 
-def print_ranking(
-    folders: Sequence[Path],
-    *,
-    by: Metric | None = None,
-    csv: Path | None = None,
-    pairs: Path | None = None,
-    svg: Path | None = None,
-    target: float | None = None,
-    clients: Path | None = None,
-) -> Study:
+def print_ranking(folders: Sequence[Path], options: ReportOptions = NO_OPTIONS, by: Metric | None = None) -> Study:
     """Print the ranking of all runs in these folders, by their own metric or by another; write it to files if asked.
 
     Returns what was read, for the report.
     """
+    target = options.target
     if target is not None and by is not None:
         raise RunError(
             "--target uses the metric of the runs, so it cannot be combined with --metric: leave out one of them"
         )
     if target is not None and not 0 < target < float("inf"):
         raise RunError(f"--target must be a score above 0, not {target}")
-    check_new([csv, pairs, svg, clients])
+    check_new([options.csv, options.pairs, options.svg, options.clients])
     study = ranked_study(folders, by)
     outcomes, ranks, unranked = study.scored, study.ranks, study.no_choice
     if target is not None and target > 1 and outcomes[0].metric.percent:
@@ -79,12 +73,12 @@ def print_ranking(
     if target is not None:
         console.print(target_table(outcomes, target))
     files: list[tuple[str, Path | None, Callable[[], str]]] = [
-        ("table", csv, lambda: to_csv(ranks)),
-        ("clients", clients, lambda: clients_csv(ranks, study.gains)),
-        ("pairs", pairs, lambda: pairs_csv(study.pairs)),
+        ("table", options.csv, lambda: to_csv(ranks)),
+        ("clients", options.clients, lambda: clients_csv(ranks, study.gains)),
+        ("pairs", options.pairs, lambda: pairs_csv(study.pairs)),
         (
             "picture",
-            svg,
+            options.svg,
             lambda: svg_picture("strata compare", console_ranking(study, PIPED_WIDTH), *_footnotes(study)),
         ),
     ]

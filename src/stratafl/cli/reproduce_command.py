@@ -7,18 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
+from stratafl.cli.command_options import ReproduceOptions, settings_of
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.report_command import REPORT, write_report_if_possible
 from stratafl.cli.run_command import RUNS, advance_run
 from stratafl.config.experiment import paths_in
-from stratafl.config.settings import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, counted, shown
 from stratafl.evaluation.measure import Line
@@ -35,29 +34,19 @@ from stratafl.tuning import advance as advance_search
 _STYLES = {True: "green", False: "red", None: "dim"}
 
 
-def reproduce_tables(
-    name: str,
-    scale: str,
-    settings: Settings,
-    seeds: int | None,
-    out: Path | None,
-    minutes: float | None,
-    trust: bool = False,
-    rows: str = "",
-    columns: str = "",
-    tuned: bool = False,
-) -> int:
+def reproduce_tables(name: str, options: ReproduceOptions) -> int:
     """Run all recipes of this name; what a time limit leaves out is listed, and the next call continues with it."""
+    minutes, seeds, settings = options.minutes, options.seeds, settings_of(options.settings)
     if minutes is not None and not 0 < minutes < float("inf"):
         raise RecordError(f"--minutes must be above 0 and finite, not {minutes:g}")
     if seeds is not None and not 1 <= seeds <= SEEDS:
         raise RecordError(f"--seeds must be from 1 to {SEEDS:,}, not {shown(seeds)}")
-    root = out or RUNS / "reproduce"
-    trusted = typed(paths_in(settings), trust).asked_by(name)
+    root = options.out or RUNS / "reproduce"
+    trusted = typed(paths_in(settings), options.trust).asked_by(name)
     with show_warnings(note_console()) as release_warnings:
-        asked = [each.narrowed(rows, columns) for each in recipes(name)]
-        asked = [replace(each, tuned=True) if tuned else each for each in asked]
-        reproductions = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in asked]
+        asked = [each.narrowed(options.rows, options.columns) for each in recipes(name)]
+        asked = [replace(each, tuned=True) if options.tuned else each for each in asked]
+        reproductions = [Reproduction(root, recipe, options.scale, settings, seeds, trusted) for recipe in asked]
         return _reproduce(reproductions, minutes, release_warnings)
 
 

@@ -31,9 +31,8 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
         raise DeployError(f"'{data}' does not exist: name the file or folder with this site's samples")
     server, _, file = read_invitation(invitation, site)
     console = note_console()
-    with show_warnings(console) as release_warnings:
+    with show_warnings(console):
         leaves = what_leaves_site(file, site, str(place), trust=trust)
-        release_warnings()
     for line in data_doubts(file, str(place)):
         print_note(line, console)
     agreed = has_consent(folder, file, leaves)
@@ -46,7 +45,7 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
     delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
     with (
-        SiteProcesses.of(prepared, {"data": str(place), "trust": trust}) as running,
+        SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
     ):
         while not interrupt.asked:
@@ -75,9 +74,8 @@ def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -
     if out is not None:
         check_prediction_file(out)
     console = note_console()
-    with show_warnings(console) as release_warnings:
+    with show_warnings(console):
         predictions = predicted(member_in(folder, trust=trust), data)
-        release_warnings()
     if out is None:
         sys.stdout.write(predictions.csv())
         return
@@ -89,8 +87,7 @@ def export_site_model(folder: Path, out: Path, trust: bool) -> None:
     """Write the model with its preprocessing."""
     check_new([out])
     console = note_console()
-    with show_warnings(console) as release_warnings:
+    with show_warnings(console):
         model = final_model(member_in(folder, trust=trust))
-        release_warnings()
     export_model(model, out)
     console.print(f"exported, '{out}'", markup=False)

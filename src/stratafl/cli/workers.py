@@ -19,7 +19,7 @@ from stratafl.config.trust import Trust
 from stratafl.errors import StrataError
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.environment import TYPED
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 
 Worker: TypeAlias = "subprocess.Popen[bytes]"
 _POLL = 0.2  # seconds between two looks at the journals

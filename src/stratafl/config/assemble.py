@@ -22,8 +22,9 @@ from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
 from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
+from stratafl.data.loading import shared_federation
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.shared import shared_federation
+from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
@@ -119,19 +120,15 @@ def seeds_of(experiment: Experiment) -> Seeds:
 
 def federation_of(experiment: Experiment) -> Federation:
     """The data over its clients."""
-    data, seed = experiment.data, seeds_of(experiment).partition
-    samples = samples_of(data, seed, reading_limit(experiment.run))
-    return from_samples(
-        samples,
-        clients=data.clients,
-        partition=None if data.partition == "auto" else partition_of(data),
-        fallback=_fallback(data, samples),
-        validation=data.validation,
-        test=data.test,
-        seed=seed,
-        minimum_test=2 if data.name == "digits" else 1,
-        split=data.split,
-    )
+    data, plan = experiment.data, split_plan(experiment, minimum_test=2 if experiment.data.name == "digits" else 1)
+    samples = samples_of(data, plan.seed, reading_limit(experiment.run))
+    partition, fallback = None if data.partition == "auto" else partition_of(data), _fallback(data, samples)
+    return from_samples(samples, plan, clients=data.clients, partition=partition, fallback=fallback)
+
+
+def split_plan(experiment: Experiment, minimum_test: int = 1) -> SplitPlan:
+    data = experiment.data
+    return SplitPlan(data.validation, data.test, minimum_test, seeds_of(experiment).partition, data.split)
 
 
 def federation_to_run(experiment: Experiment) -> Federation:

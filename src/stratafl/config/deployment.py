@@ -18,18 +18,17 @@ from stratafl.config.assemble import (
     reading_of,
     samples_of,
     seeds_of,
+    split_plan,
 )
 from stratafl.config.experiment import Experiment, from_tables, read_as, to_tables
 from stratafl.config.migrations import migrate
-from stratafl.config.setting_tables import TABLES
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
-from stratafl.data.new_samples import NewSamples, new_samples
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.site_samples import site_federation
-from stratafl.errors import RecordError, shown
+from stratafl.data.site_samples import NewSamples, new_samples, site_federation
+from stratafl.errors import RecordError, shown, unknown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_exchange_name
 from stratafl.execute.roster import Roster
@@ -65,7 +64,7 @@ class DeployTable:
 
     def __post_init__(self) -> None:
         check_exchange_name("a federation", self.name)
-        names = (*self.sites, *self.predict)
+        names = self.all_sites
         for name in names:
             check_exchange_name("a site", name)
         if not self.sites:
@@ -76,13 +75,19 @@ class DeployTable:
         if self.least > len(self.sites):
             raise RecordError(f"deploy.least = {self.least}, but there are {len(self.sites)} sites: set it lower")
 
+    @property
+    def all_sites(self) -> tuple[str, ...]:
+        """In the order of their numbers as clients: those that only predict come after the others."""
+        return (*self.sites, *self.predict)
+
     def number(self, site: str) -> int:
-        """The number of a site as a client; those that only predict come after the others."""
-        return (*self.sites, *self.predict).index(site)
+        """The number of a site as a client."""
+        if site not in self.all_sites:
+            raise unknown(f"site of federation '{self.name}'", site, self.all_sites)
+        return self.all_sites.index(site)
 
 
 OF_THE_HOST = ("wait", "deadline", "least", "failures", "megabytes")
-FEDERATION_TABLES: dict[str, type[Any]] = {**TABLES, DEPLOY: DeployTable}
 
 
 @record
@@ -150,17 +155,9 @@ def site_federation_of(
     experiment: Experiment, agreed: SampleFormat, place: str, client: int, *, trains: bool = True
 ) -> Federation:
     """The samples of one site, read from its own file or folder as the experiment says, split as a simulation does."""
-    data, seed = dataclasses.replace(experiment.data, name=place), seeds_of(experiment).partition
-    return site_federation(
-        samples_of(data, seed, reading_limit(experiment.run)),
-        agreed,
-        client=client,
-        validation=data.validation,
-        test=data.test,
-        seed=seed,
-        split=data.split,
-        trains=trains,
-    )
+    data, plan = dataclasses.replace(experiment.data, name=place), split_plan(experiment)
+    samples = samples_of(data, plan.seed, reading_limit(experiment.run))
+    return site_federation(samples, agreed, plan, client=client, trains=trains)
 
 
 def new_samples_of(experiment: Experiment, agreed: SampleFormat, place: Path) -> NewSamples:

@@ -29,10 +29,11 @@ from stratafl.config.setting_tables import (
     ModelTable,
     RunTable,
     ServerTable,
+    Settings,
     StopTable,
+    parse_settings,
     partition_of,
 )
-from stratafl.config.settings import Settings, parse_settings
 from stratafl.core.annotations import said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS

@@ -1,15 +1,26 @@
-"""Configurations of older versions: they carry a format number, and older ones are read as what they mean today.
+"""The format of what a run writes. Run directories, checkpoints, comparisons and configurations carry its number.
 
-A key that was renamed is read under its old name, whether or not a number says how old the file is.
+1   lines of journals have no checksums
+2   every line has a checksum
+3   settings are called `run.memory_limit` and `data.new_clients`, the steps of a method have today's names, class
+    counts are in `class_counts.json`, and a checkpoint says its format
+4   a run has a metric (`evaluate.metric`) and seeds of its own for weights and batches, and leaves its predictions
+
+Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
+whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
+its old name, whether or not a number says how old the file is.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stratafl.core.annotations import said
-from stratafl.errors import RecordError
+from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 4  # of configurations and run directories, see `stratafl.runs.format`; without a number: older than that
+FORMAT = 4  # a configuration without a number is older than that
+CHECKSUMS = 2  # since this format, all lines of journals have checksums
+METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
 
 
@@ -32,3 +43,15 @@ def migrate(tables: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(table, Mapping) and old in table and new not in table:
             migrated[name] = {new if key == old else key: value for key, value in table.items()}
     return migrated
+
+
+def check_format(path: Path, number: Any) -> int:
+    """The format that a file says it has, if this version reads it."""
+    if type(number) is not int or number < 1:
+        raise DamagedError(f"'{path}' is damaged: its format is {shown(number, 40)}, not a number from 1 to {FORMAT}")
+    if number > FORMAT:
+        raise RunError(
+            f"'{path}' was written by a newer version of stratafl "
+            f"(format {shown(number, 40)}; this one reads up to {FORMAT}): update stratafl"
+        )
+    return number

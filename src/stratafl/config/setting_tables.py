@@ -1,26 +1,27 @@
-"""The tables of a configuration: every setting with its default, its range and its meaning.
+"""The tables of a configuration: every setting with its default, its range and its meaning, and how people type it.
 
 `docs/settings.md` is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
 the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
-mean.
+mean. Typed settings are parsed once, here; everywhere else settings are mappings of `table.key` to values.
 """
 
 import dataclasses
+import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.core.annotations import MAX_INTEGER, Named, Range, Size, checked
+from stratafl.core.annotations import MAX_INTEGER, Named, Range, Size, checked, parts, union
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
 from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
-from stratafl.errors import unknown
+from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.execute.uploads import DEPLOYED
@@ -40,6 +41,7 @@ Some = Range(least=1, most=MAX_COUNT)
 SomeOrNone = Range(least=0, most=MAX_COUNT)
 Seed = Range(least=0, most=MAX_INTEGER)
 Options = Mapping[str, Any]
+Settings = Mapping[str, Any]  # of table.key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,3 +281,32 @@ def without_effect(data: DataTable) -> list[str]:
     """Keys that are set, but that only other partitions have."""
     partition_options, usual = vars(partition_of(data)), DataTable()
     return [key for key in DIVIDING if key not in partition_options and getattr(data, key) != getattr(usual, key)]
+
+
+def parse_settings(typed: Iterable[str]) -> dict[str, Any]:
+    """The settings in `table.key=value`, as the command takes them; values are TOML, or else text."""
+    settings = {}
+    for setting in typed:
+        path, equals, text = setting.partition("=")
+        table, _, key = path.strip().partition(".")
+        if not (equals and key):
+            raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(setting)}'")
+        settings[f"{table}.{key}"] = _value(text.strip(), _is_text(table, key))
+    return settings
+
+
+def _is_text(table: str, key: str) -> bool:
+    """Whether a setting is a text, whatever it looks like: a column may be called 2020, or true."""
+    keys = keys_of(TABLES[table]) if table in TABLES else {}
+    hint = parts(keys[key].hint)[0] if key in keys else int
+    return all(each in (str, type(None)) or typing.get_origin(each) is Literal for each in union(hint) or (hint,))
+
+
+def _value(text: str, is_text: bool) -> Any:
+    """The typed text as a TOML value, or unchanged if it is not one."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # also of numbers with thousands of digits, and lists without end
+        return text
+    plain = len(parsed) > 1 or (is_text and not isinstance(parsed["value"], str))  # a second line is no second key
+    return text if plain else parsed["value"]

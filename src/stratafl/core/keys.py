@@ -4,6 +4,9 @@ A counter-based integer hash in tensor operations gives the same numbers on ever
 every order (`vmap(randomness="different")` does not).
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -96,4 +99,23 @@ def sample(seed: int, t: int, clients: int, count: int) -> Tensor:
 def generator(seed: int, number: int, purpose: str) -> torch.Generator:
     """A CPU generator for draws that torch itself makes, such as initial weights."""
     key = keys(seed, 0, torch.tensor([number]), purpose)
-    return torch.Generator().manual_seed(int(key) & ((1 << 62) - 1))
+    return torch.Generator().manual_seed(_seed(int(key)))
+
+
+def _seed(key: int) -> int:
+    return key & ((1 << 62) - 1)
+
+
+_LENT = threading.RLock()
+
+
+@contextmanager
+def torchs_generator(seed: int | None = None) -> Iterator[torch.Generator]:
+    """torch's own CPU generator, from which stock modules draw; afterwards it is as it was.
+
+    All threads share it. It is lent to one at a time, so runs in several threads do not draw each other's numbers.
+    """
+    with _LENT, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(_seed(seed))
+        yield torch.default_generator

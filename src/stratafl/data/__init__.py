@@ -14,11 +14,11 @@ it may import it.
 """
 
 from stratafl.data.builders import federate, from_clients, from_samples, from_splits
+from stratafl.data.cache import draw_partition
 from stratafl.data.catalogue import DATASETS, Dataset
 from stratafl.data.digits import digits, digits_arrays
 from stratafl.data.federation import Federation, Ragged
 from stratafl.data.loading import load_samples
-from stratafl.data.partition_cache import draw_partition
 from stratafl.data.partitions import IID, PARTITIONS, Assignment, Classes, Dirichlet, Partition, PFLlibDirichlet
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join_parts
+from stratafl.data.cache import draw_partition
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of
 from stratafl.data.outliers import outliers
-from stratafl.data.partition_cache import draw_partition
 from stratafl.data.partitions import Assignment, Owners, Partition
-from stratafl.data.partitions.base import Indices
-from stratafl.data.partitions.owners import by_owner
+from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.samples import Samples
 from stratafl.data.scaling import Scaling
-from stratafl.data.splitting import Splitter, check_some_clients, check_some_samples
+from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.errors import DataError, counted, unknown
 
 ARRAYS = "arrays"  # the name of a federation without one
@@ -59,7 +58,8 @@ def federate(
     where = "" if name == ARRAYS else f" of '{name}'"
     x, y, classes = join_parts([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment), overlap=overlap)
-    splitter = Splitter(_labels(y), _group(group, len(y)), validation, test, minimum_test, seed, client_names, split)
+    plan = SplitPlan(validation, test, minimum_test, seed, split)
+    splitter = Splitter(_labels(y), plan, _group(group, len(y)), client_names)
     return Federation(x, y, classes, _ragged(splitter.split_assignment(whole)), name, scaling, client_names)
 
 
@@ -83,7 +83,7 @@ def from_clients(
     parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
     x, y, classes = join_parts(parts, classes, dtype)
     indices = _consecutive([len(part.x) for part in parts])
-    splitter = Splitter(_labels(y), None, validation, test, minimum_test, seed, split=split)
+    splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split))
     return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name)
 
 
@@ -113,47 +113,34 @@ def from_splits(
 
 
 def from_samples(
-    samples: Samples,
-    *,
-    clients: int,
-    partition: Partition | None,
-    fallback: Partition,
-    validation: float,
-    test: float,
-    seed: int,
-    minimum_test: int = 1,
-    split: str = "stratified",
+    samples: Samples, plan: SplitPlan, *, clients: int, partition: Partition | None, fallback: Partition
 ) -> Federation:
     """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn."""
     _check_keeps_groups(samples, partition)
-    assignment: list[Indices] | Assignment
+    tests = samples.tests
     if partition is None and samples.owner is not None:
-        assignment = indices = by_owner(samples.owner)
-        if samples.tests is not None:  # each client tests on its own of them
-            tests = samples.tests
+        indices = by_owner(samples.owner)
+        assignment = Assignment(indices)
+        if tests is not None:  # each client tests on its own of them
             assignment = Assignment([rows[~tests[rows]] for rows in indices], [rows[tests[rows]] for rows in indices])
     else:
         chosen = partition or fallback
-        assignment = draw_partition(chosen, samples.y, clients, seed, tests=samples.tests, owner=samples.owner)
+        assignment = draw_partition(chosen, samples.y, clients, plan.seed, tests=tests, owner=samples.owner)
     owned = partition is None or isinstance(partition, Owners)
     federation = federate(
         samples.x,
         samples.y,
         assignment,
         classes=samples.classes,
-        validation=validation,
-        test=test,
-        minimum_test=minimum_test,
-        seed=seed,
         name=samples.name,
         client_names=_client_names(assignment, samples.owner) if owned else (),
         scaling=samples.scaling,
-        split=split,
         group=samples.group,
+        **vars(plan),
     )
     named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     if samples.group is not None:
-        shares = {"test": 0.0 if samples.tests is not None else test, "validation": validation}
+        shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
     if samples.standardise:  # which hides that one client uses another unit
         named = replace(named, outliers=outliers(named))
@@ -197,11 +184,10 @@ def _consecutive(sizes: Sequence[int]) -> list[Indices]:
     return [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _client_names(assignment: list[Indices] | Assignment, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
+def _client_names(assignment: Assignment, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
     if owner is None:
         return ()
-    whole = assignment if isinstance(assignment, Assignment) else Assignment(assignment)
-    pairs = zip(whole.train, whole.test or whole.train, strict=True)  # some clients may have only test samples
+    pairs = zip(assignment.train, assignment.test or assignment.train, strict=True)  # a client may only test
     return tuple(map(name_of, owner[[np.append(*pair)[0] for pair in pairs]].tolist()))
 
 

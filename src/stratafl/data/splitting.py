@@ -37,23 +37,15 @@ class Sizes(NamedTuple):
         return self.test + self.validation
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
-class Splitter:
-    """Splits each client's samples into train, validation and test; error messages use `names` for clients.
+@dataclass(frozen=True)
+class SplitPlan:
+    """The shares of each client's samples that are held out, and how: `stratified` by class, or at `random`."""
 
-    `split` is `stratified` (by `labels`) or `random`; samples with the same value in `group` stay in one part.
-    """
-
-    labels: NDArray[Any]
-    group: NDArray[Any] | None
-    validation: float
-    test: float
-    minimum_test: int
-    seed: int
-    names: tuple[str, ...] = ()
+    validation: float = 0.0
+    test: float = 0.25
+    minimum_test: int = 1
+    seed: int = 0
     split: str = "stratified"
-    first: int = 0  # the number of the first client: each client's random numbers follow from its own
 
     def __post_init__(self) -> None:
         if self.split not in SPLIT:
@@ -64,6 +56,21 @@ class Splitter:
         if self.minimum_test < 0 or self.seed < 0:
             values = f"minimum_test={self.minimum_test} and seed={self.seed}"
             raise DataError(f"{values} were given: both must be at least 0")
+
+
+@short_repr
+@dataclass(frozen=True, eq=False)
+class Splitter:
+    """Splits each client's samples into train, validation and test; error messages use `names` for clients.
+
+    Samples with the same value in `group` stay in one part.
+    """
+
+    labels: NDArray[Any]
+    plan: SplitPlan
+    group: NDArray[Any] | None = None
+    names: tuple[str, ...] = ()
+    first: int = 0  # the number of the first client: each client's random numbers follow from its own
 
     def split_assignment(self, assignment: Assignment) -> dict[str, list[Indices]]:
         """The three splits of the samples that an assignment gives to the clients.
@@ -87,8 +94,9 @@ class Splitter:
         return {split: [each[split] for each in splits] for split in ("train", "validation", "test")}
 
     def _split_one(self, indices: Indices, client: int) -> dict[str, Indices]:
-        tests = max(self.minimum_test, _rounded_up(self.test * len(indices))) if self.test > 0 else 0
-        sizes = Sizes(tests, _rounded_up(self.validation * len(indices)))
+        plan = self.plan
+        tests = max(plan.minimum_test, _rounded_up(plan.test * len(indices))) if plan.test > 0 else 0
+        sizes = Sizes(tests, _rounded_up(plan.validation * len(indices)))
         if sizes.both >= len(indices):
             raise DataError(
                 f"{self._named(client)} has {counted(len(indices), 'sample')}, of which {tests} would go to test and "
@@ -100,7 +108,7 @@ class Splitter:
     def _validation_of(self, indices: Indices, client: int) -> NDArray[np.bool_]:
         """Which of a client's training samples are for validation; copies of a sample stay together."""
         distinct = np.unique(indices)
-        sizes = Sizes(0, _rounded_up(self.validation * len(distinct)))
+        sizes = Sizes(0, _rounded_up(self.plan.validation * len(distinct)))
         if sizes.both == len(distinct):
             raise DataError(
                 f"{self._named(client)} has {counted(len(distinct), 'training sample')}, of which {sizes.both} "
@@ -112,9 +120,9 @@ class Splitter:
     def _parts(self, indices: Indices, client: int, sizes: Sizes) -> tuple[Indices, Parts]:
         """A client's samples in random order, and the part of each."""
         # a stream of the client's own, so that its split does not change with the other clients
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.first + client,)))
+        rng = np.random.default_rng(np.random.SeedSequence(self.plan.seed, spawn_key=(self.first + client,)))
         mixed = rng.permutation(indices)
-        stratum = _strata(self.labels[mixed], sizes, self.split)
+        stratum = _strata(self.labels[mixed], sizes, self.plan.split)
         if self.group is not None:
             return mixed, _parts_of_groups(self.group[mixed], stratum, sizes, rng)
         return mixed, parts_of_strata(stratum, sizes, rng)

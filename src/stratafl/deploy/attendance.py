@@ -22,7 +22,7 @@ class Attendance:
         self, deploy: DeployTable, courier: Courier, status: Status, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._deploy, self._courier, self._status, self._clock = deploy, courier, status, clock
-        self.sites = (*deploy.sites, *deploy.predict)
+        self.sites = deploy.all_sites
         self._failed = dict.fromkeys(self.sites, 0)  # times that each failed in this round
         self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row without an upload of each that was absorbed
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again

@@ -47,23 +47,26 @@ def check_site_name(name: str) -> str:
     return name
 
 
+def read_key(path: Path) -> bytes:
+    """The bytes of a file with a key, a certificate or a secret."""
+    with explained("read", path):
+        return read_plain(path, MAX_KEY_BYTES)
+
+
 def create_authority(folder: Path) -> Pair:
     """`ca.key` and `ca.pem`, valid for ten years. Sites need `ca.pem`; `ca.key` stays with you."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"stratafl authority {uuid.uuid4().hex[:12]}")])
-    public, identifier = key.public_key(), x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    name = _named(f"stratafl authority {uuid.uuid4().hex[:12]}")
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
-        _blank(AUTHORITY_DAYS)
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
+        _unsigned(AUTHORITY_DAYS, name, name, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(key, hashes.SHA384())
     )
-    return _write_pair(Pair(folder / "ca.key", folder / "ca.pem"), _private_pem(key), _pem(certificate))
+    return _write_certificate(Pair(folder / "ca.key", folder / "ca.pem"), key, certificate)
 
 
 def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pair) -> Pair:
@@ -71,12 +74,8 @@ def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pai
     signer, issuer = _read_pair(authority)
     key = ec.generate_private_key(ec.SECP256R1())  # a handshake of the gate costs half of what P-384 would
     names = [_general_name(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
-    common = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stratafl server")])
     certificate = (
-        _blank(SERVER_DAYS)
-        .subject_name(common)
-        .issuer_name(issuer.subject)
-        .public_key(key.public_key())
+        _unsigned(SERVER_DAYS, _named("stratafl server"), issuer.subject, key)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
@@ -85,7 +84,7 @@ def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pai
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    return _write_pair(Pair(folder / "server.key", folder / "server.pem"), _private_pem(key), _pem(certificate))
+    return _write_certificate(Pair(folder / "server.key", folder / "server.pem"), key, certificate)
 
 
 def belong(pair: Pair) -> bool:
@@ -101,10 +100,8 @@ def belong(pair: Pair) -> bool:
 
 def ends_soon(certificate: Path) -> bool:
     """Whether a certificate has expired, or will within a month."""
-    with explained("read", certificate):
-        data = read_plain(certificate, MAX_KEY_BYTES)
     try:
-        end = x509.load_pem_x509_certificate(data).not_valid_after_utc
+        end = x509.load_pem_x509_certificate(read_key(certificate)).not_valid_after_utc
     except ValueError as error:
         raise DeployError(f"'{certificate}' is not a certificate: remove it, and the host makes a new one") from error
     return end - RENEWED < datetime.now(UTC)
@@ -121,10 +118,8 @@ def create_site_key(folder: Path, site: str) -> Pair:
 
 def restore_public_key(pair: Pair, site: str) -> Pair:
     """Write `SITE.pub` again from `SITE.key`, for a pair of which it is missing."""
-    with explained("read", pair.key):
-        data = read_plain(pair.key, MAX_KEY_BYTES)
     try:
-        key = serialization.load_ssh_private_key(data, None)
+        key = serialization.load_ssh_private_key(read_key(pair.key), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DeployError(f"'{pair.key}' is not a private key: restore it, or join as another site") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -140,10 +135,8 @@ def _public_half(key: ec.EllipticCurvePrivateKey, site: str) -> bytes:
 
 def read_public_key(path: Path) -> bytes:
     """A site's public key, in the form in which Flower names it (PEM)."""
-    with explained("read", path):
-        data = read_plain(path, MAX_KEY_BYTES)
     try:
-        key = serialization.load_ssh_public_key(data)
+        key = serialization.load_ssh_public_key(read_key(path))
     except (ValueError, UnsupportedAlgorithm) as error:
         raise DeployError(f"'{path}' is not a public key: ask the site for the file NAME.pub") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
@@ -171,6 +164,12 @@ def write_once(path: Path, data: bytes) -> None:
         sync_folder(path.absolute().parent)
 
 
+def _write_certificate(pair: Pair, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> Pair:
+    formats = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, *formats)
+    return _write_pair(pair, private, certificate.public_bytes(serialization.Encoding.PEM))
+
+
 def _write_pair(pair: Pair, private: bytes, public: bytes) -> Pair:
     for path in (pair.key, pair.public):
         if os.path.lexists(path):
@@ -185,13 +184,9 @@ def _exists(path: Path) -> DeployError:
 
 
 def _read_pair(authority: Pair) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    with explained("read", authority.key):
-        private = read_plain(authority.key, MAX_KEY_BYTES)
-    with explained("read", authority.public):
-        public = read_plain(authority.public, MAX_KEY_BYTES)
     try:
-        key = serialization.load_pem_private_key(private, password=None)
-        certificate = x509.load_pem_x509_certificate(public)
+        key = serialization.load_pem_private_key(read_key(authority.key), password=None)
+        certificate = x509.load_pem_x509_certificate(read_key(authority.public))
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DeployError(f"'{authority.key}' and '{authority.public}' are not an authority: create one") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -199,10 +194,17 @@ def _read_pair(authority: Pair) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
     return key, certificate
 
 
-def _blank(days: int) -> x509.CertificateBuilder:
+def _unsigned(
+    days: int, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     start = datetime.now(UTC) - timedelta(days=1)  # clocks of sites may be behind
-    builder = x509.CertificateBuilder().serial_number(x509.random_serial_number())
+    builder = x509.CertificateBuilder().serial_number(x509.random_serial_number()).public_key(key.public_key())
+    builder = builder.subject_name(subject).issuer_name(issuer)
     return builder.not_valid_before(start).not_valid_after(start + timedelta(days=days + 1))
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -225,14 +227,3 @@ def _general_name(host: str) -> x509.GeneralName:
     if not _HOST.fullmatch(host):
         raise DeployError(f"'{shown(host)}' is neither a host name nor an address: write it without port or scheme")
     return x509.DNSName(host)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
-    return pem
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    formats = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    pem: bytes = key.private_bytes(serialization.Encoding.PEM, *formats)
-    return pem

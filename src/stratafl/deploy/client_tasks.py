@@ -22,11 +22,9 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from stratafl.deploy.certificates import MAX_KEY_BYTES
 from stratafl.deploy.processes import log_to_stderr
 from stratafl.deploy.tasks import RuntimeApi, task_tokens
 from stratafl.errors import first_line, told_to_others
-from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
 READY = "ready for messages"  # what site_processes.py waits for
@@ -43,7 +41,7 @@ def main() -> None:
     app = load_app(options.app)
     log.info(READY)
     runtime = RuntimeApi(options.runtime)
-    for token in task_tokens(runtime, TaskType.CLIENT_APP, read_plain(options.secret, MAX_KEY_BYTES)):
+    for token in task_tokens(runtime, TaskType.CLIENT_APP, options.secret):
         answer_message(runtime, token, app)
 
 

@@ -26,8 +26,6 @@ from stratafl.errors import DeployError, OutageError, shown
 from stratafl.files import write_atomically
 from stratafl.version import VERSION
 
-_OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
 
 @dataclass(frozen=True)
 class RunState:
@@ -42,21 +40,8 @@ class RunState:
         return self.status == "finished"
 
 
-@dataclass(frozen=True)
-class SiteState:
-    """A registered site: `registered` (never seen), `online` or `offline`; when that ends, in seconds since 1970."""
-
-    site: str
-    node: int
-    status: str
-    online_until: float
-
-
 def write_app(folder: Path, server_app: str, client_app: str, settings: Mapping[str, str | int | float | bool]) -> Path:
     """A Flower app that is nothing but a `pyproject.toml`, whose code is installed packages (`package.module:app`)."""
-    for name in (server_app, client_app):
-        if not _OBJECT.fullmatch(name):
-            raise DeployError(f"'{shown(name)}' does not name an app: write it as package.module:app")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     version = ".".join((*re.findall(r"\d+", VERSION)[:3], "0", "0", "0")[:3])  # Flower takes three numbers
     project = {"name": "stratafl", "version": version, "dependencies": []}
@@ -84,12 +69,12 @@ class ControlClient:
     def register(self, site: str, public_key: bytes) -> int:
         """Let a site in; a key that is registered already keeps its node id."""
         check_site_name(site)
-        registered = {node.public_key: node for node in self._nodes()}.get(public_key)
+        registered = {node.public_key: node for node in self.nodes()}.get(public_key)
         if registered is not None:
             if registered.name != site:
                 raise DeployError(f"this key is registered for site '{shown(registered.name)}', not for '{site}'")
             return int(registered.node_id)
-        if any(node.name == site for node in self._nodes()):
+        if any(node.name == site for node in self.nodes()):
             raise DeployError(f"site '{site}' is registered with another key: host once with --unregister {site}")
         try:
             with _explained(f"register site '{site}'"):
@@ -104,15 +89,12 @@ class ControlClient:
             ) from error
 
     def unregister(self, site: str) -> None:
-        for node in self._nodes():
+        for node in self.nodes():
             if node.name == site:
                 with _explained(f"unregister site '{site}'"):
                     self._client.UnregisterNode(asked.UnregisterNodeRequest(node_id=node.node_id))
                 return
         raise DeployError(f"site '{shown(site)}' is not registered")
-
-    def sites(self) -> list[SiteState]:
-        return [SiteState(n.name, n.node_id, n.status, n.online_until) for n in self._nodes()]
 
     def start_run(self, app: Path) -> int:
         """Start a run of the app in this folder, see `write_app`; returns its id."""
@@ -135,7 +117,8 @@ class ControlClient:
         with _explained("stop the run"):
             self._client.StopRun(asked.StopRunRequest(run_id=run))
 
-    def _nodes(self) -> list[Any]:
+    def nodes(self) -> list[Any]:
+        """The registered sites as Flower knows them: `name`, `node_id`, `status` and more."""
         with _explained("list the sites"):
             nodes = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
         return [node for node in nodes if node.status != "unregistered"]

@@ -32,36 +32,11 @@ from stratafl.deploy.certificates import (
     restore_public_key,
     write_once,
 )
-from stratafl.deploy.host import ListenAddress
-from stratafl.errors import DeployError, RecordError, shown, unknown
+from stratafl.deploy.host import HostAddress
+from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
 FILE, INVITATION, KEYS = "federation.toml", "invitation.toml", "keys"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-PORT = 9443
-
-
-@dataclass(frozen=True)
-class HostAddress:
-    """How sites reach a host, such as `server.example.org:9443`."""
-
-    host: str
-    port: int
-
-    @staticmethod
-    def parse(text: str) -> "HostAddress":
-        host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
-        if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
-            raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
-        return HostAddress(host, int(port))
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def listens(self) -> ListenAddress:
-        """What the gate listens on: loopback alone if sites are on this machine, else all of its addresses."""
-        return ListenAddress(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
 
 
 @dataclass(frozen=True)
@@ -91,11 +66,9 @@ class HostFolder:
     def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
         """Keys in the folder `keys` of sites that are not known yet."""
         keys = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
-        return {site: path for site, path in keys.items() if site not in registered and site in self.sites}
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        return (*self.file.deploy.sites, *self.file.deploy.predict)
+        return {
+            site: path for site, path in keys.items() if site not in registered and site in self.file.deploy.all_sites
+        }
 
 
 def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFolder:
@@ -173,8 +146,7 @@ def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
         raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
     rest = {name: table for name, table in tables.items() if name != "invitation"}
     file = federation_from(rest)
-    if name not in (sites := (*file.deploy.sites, *file.deploy.predict)):
-        raise unknown(f"site of federation '{file.deploy.name}'", name, sites)
+    file.deploy.number(name)  # raises if there is no such site
     return str(HostAddress.parse(invited["server"])), invited["authority"], file
 
 

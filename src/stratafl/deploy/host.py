@@ -17,23 +17,39 @@ from pathlib import Path
 import httpx
 
 from stratafl.deploy.admission import Quota
-from stratafl.deploy.certificates import MAX_KEY_BYTES, Pair, check_site_name, read_public_key, write_once
-from stratafl.deploy.control import ControlClient, RunState, SiteState, write_app
+from stratafl.deploy.certificates import LOOPBACK, Pair, check_site_name, read_key, read_public_key, write_once
+from stratafl.deploy.control import ControlClient, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
-from stratafl.errors import DeployError
+from stratafl.errors import DeployError, shown
 from stratafl.files import explained, lock, read_plain
 
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
+PORT = 9443  # of a host, unless its address names another
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
 @dataclass(frozen=True)
-class ListenAddress:
-    """What the gate listens on, such as 0.0.0.0 or 192.168.1.5; port 0 is any that is free."""
+class HostAddress:
+    """How sites reach a host, or what its gate listens on, such as `server.example.org:9443`; port 0: any free one."""
 
     host: str
     port: int
+
+    @staticmethod
+    def parse(text: str) -> "HostAddress":
+        host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
+        if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+            raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
+        return HostAddress(host, int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def listens(self) -> "HostAddress":
+        """What the gate listens on: loopback alone if sites are on this machine, else all of its addresses."""
+        return HostAddress(self.host if self.host in LOOPBACK else "0.0.0.0", self.port)
 
 
 class RestartedProcess:
@@ -65,7 +81,7 @@ class Host:
     """Starts everything, keeps it running while `tend` is called, and ends it with this process."""
 
     def __init__(
-        self, folder: Path, address: ListenAddress, certificate: Pair, authority: Path, quota: Quota | None = None
+        self, folder: Path, address: HostAddress, certificate: Pair, authority: Path, quota: Quota | None = None
     ) -> None:
         require_flower()
         self._quota = quota or Quota()
@@ -76,7 +92,7 @@ class Host:
         self._lock = lock(folder)
         self._kept = list[RestartedProcess]()
         self._port = free_port()
-        self._roots = read_plain(authority, MAX_KEY_BYTES)
+        self._roots = read_key(authority)
         try:
             self.control = ControlClient(f"127.0.0.1:{self._port}", self._roots, self._secret("token"))
             self._secret("secret")
@@ -97,7 +113,7 @@ class Host:
         node = self.control.register(check_site_name(site), key)
         stored = self.folder / "sites" / f"{site}.pub"
         if not stored.exists():
-            write_once(stored, read_plain(public_key, MAX_KEY_BYTES))
+            write_once(stored, read_key(public_key))
         return node
 
     @property
@@ -115,12 +131,6 @@ class Host:
     def start_run(self, server_app: str, client_app: str, settings: Mapping[str, str | int | float | bool]) -> int:
         """Start a run of two installed apps (`package.module:app`); the settings are its `context.run_config`."""
         return self.control.start_run(write_app(self.folder / "app", server_app, client_app, settings))
-
-    def run_state(self, run: int) -> RunState:
-        return self.control.run_state(run)
-
-    def sites(self) -> list[SiteState]:
-        return self.control.sites()
 
     def counts(self) -> dict[str, dict[str, float]]:
         """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
@@ -169,7 +179,7 @@ class Host:
 
     def _start_gate(self) -> Process:
         if not self.address.port:
-            self.address = ListenAddress(self.address.host, free_port(self.address.host))
+            self.address = HostAddress(self.address.host, free_port(self.address.host))
         options: dict[str, object] = {"host": self.address.host, "port": self.address.port}
         options |= {"superlink_port": self._port, "authority": self._authority}
         options |= {"certificate": self._certificate.public, "key": self._certificate.key}
@@ -210,9 +220,9 @@ class Host:
         """Without the token nothing may be asked; this would fail with a flwr that takes its accounts elsewhere."""
         stranger = ControlClient(f"127.0.0.1:{self._port}", self._roots, "wrong")
         try:
-            stranger.sites()
+            stranger.nodes()
         except DeployError:
-            self.control.sites()
+            self.control.nodes()
             return
         finally:
             stranger.close()
@@ -227,4 +237,4 @@ class Host:
         path = self.folder / name
         if not path.exists():
             write_once(path, secrets.token_hex(32).encode())
-        return read_plain(path, MAX_KEY_BYTES).decode()
+        return read_key(path).decode()

@@ -21,7 +21,7 @@ from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Courier
 from stratafl.deploy.round_journal import RoundJournal, Traffic
-from stratafl.deploy.serving import served
+from stratafl.deploy.serving import AGREED, FILE, SERVER, served
 from stratafl.deploy.status import Status
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
@@ -29,7 +29,6 @@ from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
 from stratafl.policies.accountant import in_words
 
-FILE, AGREED, SERVER = "federation.toml", "agreement.json", "server"
 POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
 
@@ -49,7 +48,7 @@ class Hosting:
         self._folder, self._trust, self._clock, self._pause = folder, trust, clock, pause
         self.file = read_federation(folder / FILE, plain=True)
         self.deploy = self.file.deploy
-        self.status = Status(folder, (*self.deploy.sites, *self.deploy.predict))
+        self.status = Status(folder, self.deploy.all_sites)
         self._sites = Attendance(self.deploy, courier, self.status, clock)
         self._in_agreement = set[str]()  # sites that have the agreement
         self._traffic = Traffic()  # of this round

@@ -75,11 +75,8 @@ class SiteMember:
 
     def __post_init__(self) -> None:
         self.file = read_federation(self.folder / FILE, plain=True)
-        deploy = self.file.deploy
-        if self.name not in (*deploy.sites, *deploy.predict):
-            raise DataError(f"there is no site '{shown(self.name)}' in federation '{deploy.name}'")
-        self.client = deploy.number(self.name)
-        self.trains = self.client < len(deploy.sites)
+        self.client = self.file.deploy.number(self.name)
+        self.trains = self.name in self.file.deploy.sites
 
     # Messages
 

@@ -15,7 +15,7 @@ from stratafl.deploy.round_journal import PLACE, ROUNDS
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import write_atomically
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 
 Kind = Literal["gauge", "counter"]
 Labels = Mapping[str, str]

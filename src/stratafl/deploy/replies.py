@@ -1,17 +1,16 @@
 """For a ServerApp: the connected sites, and one round of messages with a deadline.
 
-Flower's `send_and_receive` looks every three seconds, and without a timeout it waits for ever. `exchange` looks often,
-ends at its deadline, says whom it waits for, and gives every site one of three ends: a reply, a failure, silence.
+Flower's `send_and_receive` looks every three seconds, and without a timeout it waits for ever. `MessageRound` looks
+often, ends at its deadline, and says whom it waits for.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -19,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import RunNotRunningException
 
-from stratafl.errors import DeployError, first_line, shown
+from stratafl.errors import first_line, shown
 
 log = logging.getLogger("stratafl.deploy")
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; a SuperNode sleeps for up to 3 s between its own
@@ -27,74 +26,45 @@ SAID_EVERY = 30.0  # seconds between two lines about whom we wait for
 _MARGIN = 5.0  # seconds that a message outlives its deadline, for clocks and polling
 
 
-@dataclass(frozen=True)
-class Replies:
-    """How a round of messages ended. Nodes that are in neither of the first two have not answered."""
-
-    replies: dict[int, Message] = field(default_factory=dict)  # by node
-    failures: dict[int, str] = field(default_factory=dict)  # why, by node
-    waiting: dict[str, int] = field(default_factory=dict)  # node by id of the message that is not answered
-    seconds: float = 0.0
-    enough: bool = False  # whether there are as many replies as were asked for
-
-
 def nodes_of_sites(grid: Grid) -> dict[str, int]:
     """The nodes that are connected now, by the name that their key was registered for, not by what they say."""
     return {node.name: node.node_id for node in grid.get_nodes() if node.name}
 
 
-def exchange(
-    grid: Grid,
-    messages: Sequence[Message],
-    deadline: float,
-    enough: int,
-    *,
-    late: float = 0.0,
-    report: Callable[[str], None] = log.info,
-) -> Replies:
-    """Send one message to each node and collect replies for at most `deadline` seconds.
+class MessageRound:
+    """One message to each node, until all have ended: with a reply, or with a reason why there is none, by node.
 
-    It returns when every node has replied or failed, when the deadline has passed, or as soon as fewer than `enough`
-    replies can still arrive. Messages expire with the deadline, or `late` seconds later: until then a site may
-    still answer, and the answer is dropped; it keeps what it trained and sends it when it is asked again. An outage of
-    the SuperLink within the deadline is waited out. A reply that is on its way at the deadline, or is sent bit by bit,
-    is waited for, `late` seconds at most; others are fetched meanwhile. One that cannot be read is a failure of its
-    node. If a connection was lost in the middle of an upload, Flower says so when the upload expires, 180 s later.
+    It ends when every node has replied or failed, or after `deadline` seconds. Messages expire with the deadline, or
+    `late` seconds later: until then a site may still answer, and the answer is dropped; it keeps what it trained and
+    sends it when it is asked again. An outage of the SuperLink within the deadline is waited out. A reply that is on
+    its way at the deadline, or is sent bit by bit, is waited for, `late` seconds at most; others are fetched meanwhile.
+    One that cannot be read is a failure of its node. If a connection was lost in the middle of an upload, Flower says
+    so when the upload expires, 180 s later.
     """
-    nodes = [message.metadata.dst_node_id for message in messages]
-    if len(set(nodes)) < len(nodes):
-        raise DeployError("a round has one message for each site, but two are for the same one")
-    if not deadline > 0 or not late >= 0:
-        raise DeployError(
-            f"a deadline of {deadline} s, or {late} s late, is not allowed: use positive numbers of seconds"
-        )
-    for message in messages:
-        message.metadata.ttl = deadline + late + _MARGIN
-    return _Exchange(grid, deadline, enough, late, report).run(messages)
 
-
-class _Exchange:
-    """A round of messages under way."""
-
-    def __init__(self, grid: Grid, deadline: float, enough: int, late: float, report: Callable[[str], None]) -> None:
-        self.grid, self.deadline, self.wanted, self.late, self.told = grid, deadline, enough, late, report
+    def __init__(self, grid: Grid, deadline: float, late: float = 0.0) -> None:
+        self.grid, self.deadline, self.late = grid, deadline, late
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
         self.replies, self.failures = dict[int, Message](), dict[int, str]()
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
 
-    def run(self, messages: Sequence[Message]) -> Replies:
+    def run(self, messages: Sequence[Message]) -> Self:
+        for message in messages:
+            message.metadata.ttl = self.deadline + self.late + _MARGIN
         self.pool = ThreadPoolExecutor(max(1, len(messages)), "replies")
         try:
             with self._bounded():
                 self._push(messages)
                 self._collect()
-            return self.outcome()
         finally:
             self.pool.shutdown(wait=False, cancel_futures=True)
+        silent = f"no answer within {self.deadline - self.left():.0f} s"
+        self.failures |= dict.fromkeys(self.waiting.values(), silent)
+        return self
 
     def _collect(self) -> None:
         looks = 0
-        while self.waiting and self._can_be_enough() and (self.left() > 0 or self._on_the_way()):
+        while self.waiting and (self.left() > 0 or self._on_the_way()):
             if self.look():
                 looks = 0
                 continue
@@ -141,10 +111,6 @@ class _Exchange:
             for message in messages[:1]:
                 self._take(number, message)
 
-    def outcome(self) -> Replies:
-        enough = len(self.replies) >= self.wanted
-        return Replies(self.replies, self.failures, self.waiting, time.monotonic() - self.start, enough)
-
     def _push(self, messages: Sequence[Message]) -> None:
         """One at a time, so that one model at a time is in memory as bytes."""
         for message in messages:
@@ -173,15 +139,12 @@ class _Exchange:
         else:
             self.replies[node] = message
 
-    def _can_be_enough(self) -> bool:
-        return len(self.replies) + len(self.waiting) >= self.wanted
-
     def _say(self) -> None:
         passed = self.deadline - self.left()
         if passed - self.said >= SAID_EVERY:
             self.said = passed
             waiting = f"{len(self.waiting)} of {len(self.waiting) + len(self.replies) + len(self.failures)} nodes"
-            self.told(f"waiting for {waiting} for {passed:.0f} s; the deadline is {self.deadline:.0f} s")
+            log.info("waiting for %s for %.0f s; the deadline is %.0f s", waiting, passed, self.deadline)
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
@@ -210,17 +173,7 @@ class _Exchange:
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if time.monotonic() - self.outage_said >= SAID_EVERY:
                 self.outage_said = time.monotonic()
-                self.told(f"the SuperLink does not answer: {first_line(error, typed=True)}")
+                log.info("the SuperLink does not answer: %s", first_line(error, typed=True))
         finally:
             if retries is not None:
                 retries.max_time = None
-
-
-def failed_sites(replies: Replies, sites: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Site and reason, of each that failed or did not answer in time."""
-    silent: Iterable[int] = replies.waiting.values()
-    for site, node in sites.items():
-        if node in replies.failures:
-            yield site, replies.failures[node]
-        elif node in silent:
-            yield site, f"no answer within {replies.seconds:.0f} s"

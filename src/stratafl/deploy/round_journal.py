@@ -16,7 +16,7 @@ from stratafl.config.experiment import Experiment, to_tables
 from stratafl.deploy.status import round_to
 from stratafl.evaluation.measure import Line, client_spread
 from stratafl.execute.exchange.server_store import AUDIT
-from stratafl.runs.journal import Journal
+from stratafl.runs.json_files import Journal
 from stratafl.runs.loggers import About, Loggers, refuse_linked
 
 ROUNDS = "rounds.jsonl"

@@ -11,7 +11,7 @@ from stratafl.deploy.courier import Content, Delivered, Kind
 from stratafl.deploy.host import FOLDER
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import TYPES, content_of, read_content
-from stratafl.deploy.replies import exchange, failed_sites, nodes_of_sites
+from stratafl.deploy.replies import MessageRound, nodes_of_sites
 from stratafl.errors import WireError
 
 app = ServerApp()
@@ -30,16 +30,16 @@ class GridCourier:
         nodes = {site: node for site, node in nodes_of_sites(self._grid).items() if site in messages}
         sent = [Message(content_of(*messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
         # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
-        done = exchange(self._grid, sent, seconds, enough=0, late=2 * seconds) if sent else None
+        done = MessageRound(self._grid, seconds, late=2 * seconds).run(sent)
         replies, failures = dict[str, Content](), {site: "it is gone" for site in messages if site not in nodes}
-        if done is not None:
-            failures |= dict(failed_sites(done, nodes))
-            for site, node in nodes.items():
-                if node in done.replies:
-                    try:
-                        replies[site] = read_content(done.replies[node].content)
-                    except WireError as error:
-                        failures[site] = str(error)
+        for site, node in nodes.items():
+            if node in done.failures:
+                failures[site] = done.failures[node]
+                continue
+            try:
+                replies[site] = read_content(done.replies[node].content)
+            except WireError as error:
+                failures[site] = str(error)
         return Delivered(replies, failures)
 
 

@@ -14,10 +14,9 @@ from tempfile import TemporaryDirectory
 from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
 
-from stratafl.deploy.certificates import MAX_KEY_BYTES, write_once
+from stratafl.deploy.certificates import write_once
 from stratafl.deploy.processes import flower_command, log_to_stderr
 from stratafl.deploy.tasks import RuntimeApi, kept_alive, report_end, task_tokens
-from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
 
@@ -30,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     log_to_stderr()
     runtime = RuntimeApi(options.runtime, options.root_certificates)
-    for token in task_tokens(runtime, TaskType.SERVER_APP, read_plain(options.secret, MAX_KEY_BYTES)):
+    for token in task_tokens(runtime, TaskType.SERVER_APP, options.secret):
         _run(runtime, token)
 
 

@@ -1,22 +1,26 @@
-"""What a host computes: the server of its file and of what was agreed on, in which sites have names."""
+"""A host's folder: the server of its file and of what was agreed on, its audit log, and how a site is forgotten."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_bytes
+from typing import Any
 
-from stratafl.config.deployment import FederationFile, blueprint_of, server_of
+from stratafl.config.deployment import FederationFile, blueprint_of, read_federation, server_of
 from stratafl.core.state import State
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.certificates import write_once
-from stratafl.errors import DamagedError
+from stratafl.errors import DamagedError, DeployError
 from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.exchange import open_server, verify
+from stratafl.execute.exchange.server_store import AUDIT, STATE, known_mark
 from stratafl.execute.server import SECRET, Server
 from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
-NOISE = "noise.key"  # in the host's folder
+FILE, AGREED, SERVER, NOISE = "federation.toml", "agreement.json", "server", "noise.key"  # in the host's folder
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def served(
     noisy = blueprint.algorithm.requires.noise
     secret = _secret(secrets / NOISE) if noisy and secrets is not None else None
     server = server_of(file.experiment, blueprint, agreed.roster, secret)
-    return blueprint, Serving(server, (*deploy.sites, *deploy.predict))
+    return blueprint, Serving(server, deploy.all_sites)
 
 
 def _secret(path: Path) -> bytes:
@@ -68,3 +72,28 @@ def _secret(path: Path) -> bytes:
     if len(secret) != SECRET:
         raise DamagedError(f"'{path}' does not have {SECRET} bytes: remove it, and the host makes a new secret")
     return secret
+
+
+def checked_log(folder: Path) -> list[Mapping[str, Any]]:
+    """All lines of a host's audit log, which is whole and holds all that the server's state knows of."""
+    path = folder / SERVER / AUDIT
+    if not path.exists():
+        raise DeployError(f"'{folder}' has no audit log: name the folder of a host that has started, federations/NAME")
+    mark = known_mark(folder / SERVER)  # first: the log only grows
+    lines: list[Mapping[str, Any]] = []
+    verify(path, mark, lines.append)
+    state = folder / SERVER / STATE
+    if not os.path.lexists(state) and any(line.get("event") == "asked" for line in lines):
+        raise DamagedError(f"'{state}' is missing, so the length of the audit log cannot be checked: restore it")
+    return lines
+
+
+def forget_site(folder: Path, site: str, *, trust: bool = False) -> None:
+    """Let a site that lost its state start over; its absorbed uploads stay absorbed."""
+    file, agreed = read_federation(folder / FILE, plain=True), Agreement.load(folder / AGREED)
+    file.deploy.number(site)  # raises if there is no such site
+    if agreed is None:
+        raise DeployError(f"'{folder}' has not started, so it has no state of '{site}' to forget")
+    _, serving = served(file, agreed, trust)
+    with open_server(folder / SERVER, file.deploy.name, serving.sites, serving) as exchange:
+        exchange.forget(site)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path
 
 import httpx
 import tomli_w
@@ -22,11 +21,11 @@ from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from stratafl.deploy.certificates import MAX_KEY_BYTES, check_site_name
+from stratafl.deploy.certificates import read_key
 from stratafl.deploy.client_tasks import READY
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
-from stratafl.errors import DeployError, shown
+from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import explained, lock, read_plain, write_atomically
 
 FOLDER = "STRATAFL_SITE_FOLDER"  # the environment variable that tells the ClientApp its folder
@@ -60,21 +59,17 @@ class SiteStatus(Enum):
 
 
 class SiteProcesses:
-    """Keeps a site in a federation while `tend` is called; ends with this process."""
+    """Keeps a site in a federation while `tend` is called; ends with this process.
+
+    `settings` are for the ClientApp, which is that of every federation unless another one is named.
+    """
 
     def __init__(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        server: str,
-        key: Path,
-        authority: Path,
-        client_app: str,
-        settings: Mapping[str, str | int | float | bool] | None = None,
+        self, site: SiteFolder, settings: Mapping[str, str | int | float | bool], client_app: str | None = None
     ) -> None:
-        self.folder, self.name, self._server = folder, check_site_name(name), server
-        self._key, self._authority, self._app = key, authority, client_app
+        self.folder, self.name, self._server = site.path, site.name, site.server
+        self._key, self._authority, self._app = site.key.key, site.authority, client_app or CLIENT_APP
+        folder = site.path
         for part in (folder, folder / "logs", folder / "flower"):
             with explained("create", part):
                 part.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,23 +79,10 @@ class SiteProcesses:
         self._refusal = ""  # the last one that was said
         self._ready = False  # whether the ClientApp has said so since it was started, perhaps long ago
         self.status = SiteStatus.STARTING
-        write_atomically(folder / "node.toml", tomli_w.dumps({"site": name, **(settings or {})}).encode())
+        write_atomically(folder / "node.toml", tomli_w.dumps({"site": site.name, **settings}).encode())
         self._release()
 
     _connected_at: float | None
-
-    @staticmethod
-    def of(prepared: SiteFolder, settings: Mapping[str, str | int | float | bool]) -> "SiteProcesses":
-        """The processes of a prepared folder, with the ClientApp of every federation."""
-        return SiteProcesses(
-            prepared.path,
-            prepared.name,
-            server=prepared.server,
-            key=prepared.key.key,
-            authority=prepared.authority,
-            client_app=CLIENT_APP,
-            settings=settings,
-        )
 
     def __enter__(self) -> "SiteProcesses":
         return self
@@ -213,12 +195,12 @@ class SiteProcesses:
         place = self.folder / "node"
         if not place.exists():
             return
-        with suppress(httpx.HTTPError, ValueError, OSError):  # if this fails, the minute has to pass
-            key = load_ssh_private_key(read_plain(self._key, MAX_KEY_BYTES), None)
+        with suppress(httpx.HTTPError, ValueError, OSError, StrataError):  # if this fails, the minute has to pass
+            key = load_ssh_private_key(read_key(self._key), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 return
             signer = NodeAuthHttpInterceptor(key, key.public_key())
-            roots = read_plain(self._authority, MAX_KEY_BYTES)
+            roots = read_key(self._authority)
             with FleetHttpClient.from_server_address(self._server, False, roots, [signer]) as client:
                 client.DeactivateNode(DeactivateNodeRequest(node_id=int(read_plain(place, 100))))
         with suppress(FileNotFoundError):

@@ -24,8 +24,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
-from stratafl.deploy.certificates import MAX_KEY_BYTES
-from stratafl.files import read_plain
+from stratafl.deploy.certificates import read_key
 
 PATIENCE = 60  # intervals of 30 s without a heartbeat, after which a ServerApp counts as dead; in flwr 2
 LOCKED = 30_000  # milliseconds that a request waits for the database
@@ -81,7 +80,7 @@ def be_patient() -> None:
 def main() -> None:
     for logger in ("flwr", "uvicorn.access"):
         logging.getLogger(logger).addFilter(worth_a_line)
-    token = read_plain(Path(sys.argv.pop(1)), MAX_KEY_BYTES).decode()
+    token = read_key(Path(sys.argv.pop(1))).decode()
     command: Any = import_module("flwr.superlink.cli.flower_superlink")  # its package has a function of that name
     command.load_control_authn_plugin = lambda: TokenAuthn(token)  # host.py checks that it is in force
     refuse_messages_for_others()

@@ -23,8 +23,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from stratafl.deploy.certificates import MAX_KEY_BYTES
-from stratafl.files import read_plain
+from stratafl.deploy.certificates import read_key
 
 _PAUSE = 0.2  # seconds between two questions; flower-superexec takes 1
 _HEARTBEAT = 10.0  # seconds
@@ -50,16 +49,16 @@ class RuntimeApi:
             interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED))
         if token:
             interceptors.append(RuntimeTokenHttpInterceptor(token))
-        certificates = read_plain(self.root_certificates, MAX_KEY_BYTES) if self.root_certificates else None
+        certificates = read_key(self.root_certificates) if self.root_certificates else None
         invoker = make_simple_http_retry_invoker() if retries else None
         return RuntimeHttpClient.from_server_address(
             self.address, certificates is None, certificates, interceptors, retry_invoker=invoker
         )
 
 
-def task_tokens(runtime: RuntimeApi, kind: TaskType, secret: bytes) -> Iterator[str]:
+def task_tokens(runtime: RuntimeApi, kind: TaskType, secret: Path) -> Iterator[str]:
     """The tokens of tasks of this kind, one after the other, for ever."""
-    client = runtime.client(secret=secret)
+    client = runtime.client(secret=read_key(secret))
     request = AcquireTaskRequest(supported_task_types=[kind])
     while True:
         acquired = client.AcquireTask(request)

@@ -53,9 +53,7 @@ class ModelDraw:
 
     def __call__(self, number: int, purpose: str, weights: Path | None = None) -> nn.Module:
         """The extended model; the model that is extended has the given weights, if there are any."""
-        state = torch.get_rng_state()
-        try:
-            torch.default_generator.manual_seed(keys.generator(self.seed, number, purpose).initial_seed())
+        with keys.torchs_generator(keys.generator(self.seed, number, purpose).initial_seed()):
             module = self._module(redrawn=purpose != COMMON)
             numbers = self.samples.are_numbers
             kind = torch.get_default_dtype() if numbers else self.samples.kept
@@ -66,8 +64,6 @@ class ModelDraw:
             with torch.no_grad():  # in evaluation mode, so that an extension may run the model and keep its statistics
                 head = head_of(module, self.head)
                 return self.algorithm.extend(module.eval(), example, self.samples.classes, head).to(self.dtype)
-        finally:
-            torch.set_rng_state(state)
 
     def _module(self, redrawn: bool) -> nn.Module:
         if not isinstance(self.model, nn.Module):

@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeVar
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.core.annotations import Range, checked
 from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown

@@ -21,7 +21,7 @@ import torch
 
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import BEFORE, Experiment, read_toml, to_tables, with_values
-from stratafl.config.settings import Settings, parse_settings
+from stratafl.config.setting_tables import Settings, parse_settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.memory import device_of
@@ -33,7 +33,7 @@ from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.verdict import Verdict
 from stratafl.runs.comparison import SEEDS
 from stratafl.runs.directory import is_run
-from stratafl.runs.journal import line_bodies
+from stratafl.runs.json_files import line_bodies
 from stratafl.runs.run import Run
 from stratafl.tuning.search import Search, SearchResult, TuningPlan, shown_settings
 from stratafl.tuning.space import LR

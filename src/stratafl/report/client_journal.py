@@ -7,7 +7,7 @@ from typing import Any
 
 from stratafl.errors import DamagedError
 from stratafl.evaluation.measure import Line
-from stratafl.runs.journal import line_bodies, parsed_line
+from stratafl.runs.json_files import line_bodies, parsed_line
 
 _ROUND = re.compile(rb'"round":\s*(\d{1,18})')
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.metric_choice import stored_metric
+from stratafl.config.migrations import CHECKSUMS
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
@@ -22,8 +23,7 @@ from stratafl.files import is_plain
 from stratafl.report.client_journal import lines_of_round
 from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.format import CHECKSUMS
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, scored, selected_score, stop_reason
 

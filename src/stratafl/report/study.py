@@ -25,7 +25,7 @@ from stratafl.report.tuned import TunedMethod, read_tuning
 from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, check_committed, environment_of, is_run
-from stratafl.runs.journal import line_bodies, parsed_line
+from stratafl.runs.json_files import line_bodies, parsed_line
 from stratafl.runs.summary import evaluated
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line

@@ -4,10 +4,9 @@ May be imported by report, recipes, cli and api. Start with `run.py`; `directory
 """
 
 from stratafl.runs.comparison import Comparison, Member, is_comparison
-from stratafl.runs.directory import environment_of, is_run, refuse_existing
+from stratafl.runs.directory import environment_of, is_run, read_run, refuse_existing
 from stratafl.runs.distributed import FollowerRun
 from stratafl.runs.run import Run
-from stratafl.runs.stored import read_run
 
 __all__ = ["Comparison", "FollowerRun", "Member", "Run", "environment_of", "is_comparison", "is_run"]
 __all__ += ["read_run", "refuse_existing"]

@@ -23,12 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stratafl.config.migrations import FORMAT, check_format
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
 from stratafl.files import PARTIAL, atomically, explained, is_plain_folder, open_plain, read_plain, sync_folder
-from stratafl.runs.format import FORMAT, check_format
-from stratafl.runs.journal import JournalMark
-from stratafl.runs.json_files import MAX_JSON_BYTES, is_count, parse_json, write_json
+from stratafl.runs.json_files import MAX_JSON_BYTES, JournalMark, is_count, parse_json, write_json
 
 GENERATIONS = 2
 STATE, SELECTED, MANIFEST = "state.safetensors", "selected.safetensors", "manifest.json"

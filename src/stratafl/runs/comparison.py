@@ -16,7 +16,8 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, seeds_of, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
 from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
-from stratafl.config.settings import Settings, parse_settings
+from stratafl.config.migrations import FORMAT, check_format
+from stratafl.config.setting_tables import Settings, parse_settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import MAX_INTEGER
 from stratafl.core.reprs import short_repr
@@ -26,7 +27,6 @@ from stratafl.files import is_plain, is_plain_folder, write_atomically
 from stratafl.policies import LocalTraining
 from stratafl.runs.directory import COMPARISON, check_config, config_of, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
-from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from stratafl.config.experiment import Experiment
+from stratafl.config.migrations import FORMAT
 from stratafl.core.layout import Rows
 from stratafl.core.records import stored_repr
 from stratafl.data.federation import Federation
 from stratafl.errors import RunError, shown
 from stratafl.execute import Simulation
 from stratafl.execute.ranks import world_size
-from stratafl.runs.format import FORMAT
 from stratafl.runs.json_files import is_list_of
 from stratafl.version import VERSION
 

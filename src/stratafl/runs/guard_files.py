@@ -37,10 +37,9 @@ from stratafl.files import explained, is_plain, read_plain, write_atomically
 from stratafl.policies import LocalTraining
 from stratafl.runs import checkpoint, directory
 from stratafl.runs.class_counts import CLASS_COUNTS, stored_class_counts
-from stratafl.runs.journal import Journal, read_lines
-from stratafl.runs.json_files import check_table, is_count, read_json, write_json
+from stratafl.runs.directory import check_saved
+from stratafl.runs.json_files import Journal, check_table, is_count, read_json, read_lines, write_json
 from stratafl.runs.prediction_file import predicted_round, write_predictions
-from stratafl.runs.stored import check_saved
 from stratafl.runs.summary import Selection, stop_reason
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 A round is computed, then its lines are appended, then, now and then, a checkpoint records the state and how long the
 journals were. A resumed run cuts the journals back to that and repeats the missing rounds, bit for bit.
-`directory.py` lists the files, `run_files.py` writes and restores them, `stored.py` reads a run and writes nothing.
+`directory.py` lists the files and reads a run without writing, `run_files.py` writes and restores them.
 """
 
 import hashlib
@@ -33,13 +33,12 @@ from stratafl.files import check_lockable, clear_partial, lock, write_atomically
 from stratafl.policies import LocalTraining
 from stratafl.runs import directory, environment, loggers
 from stratafl.runs.class_counts import write_class_counts
+from stratafl.runs.directory import simulation_of_run
 from stratafl.runs.distributed import RoundMessage, check_stage, final_predictions, hand_out, refuse_disk, trial_of
 from stratafl.runs.guard_files import guarded_round, guarding, guards, local_beside, write_guard
-from stratafl.runs.journal import JournalMark, read_lines
-from stratafl.runs.json_files import read_json, write_json
+from stratafl.runs.json_files import JournalMark, read_json, read_lines, write_json
 from stratafl.runs.prediction_file import PREDICTIONS, predicted_round, write_predictions
 from stratafl.runs.run_files import RunFiles
-from stratafl.runs.stored import simulation_of_run
 from stratafl.runs.summary import Selection, stop_reason
 
 SAVING = 0.05  # at most this share of the time goes into checkpoints, if their number is not fixed

@@ -14,10 +14,9 @@ from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained
 from stratafl.runs import checkpoint
 from stratafl.runs.checkpoint import Checkpoint, SavedState
-from stratafl.runs.directory import CHECKPOINTS, CLIENT_STATES, JOURNALS, check_journal
+from stratafl.runs.directory import CHECKPOINTS, CLIENT_STATES, JOURNALS, check_journal, check_saved
 from stratafl.runs.distributed import collected
-from stratafl.runs.journal import Journal, JournalMark
-from stratafl.runs.stored import check_saved
+from stratafl.runs.json_files import Journal, JournalMark
 
 
 class RunFiles:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.core.describe import columns
+from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
@@ -162,7 +163,7 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
     if not any(isinstance(sub, _BatchNorm) for sub in module.modules()):
         return 1
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torchs_generator():
             copy.deepcopy(module).to(sample.device).train()(sample[:1])
     except ValueError:
         return 2

@@ -10,8 +10,8 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from threading import local
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from torch.func import grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_structure, tree_unflatten
 
+from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
@@ -225,7 +226,8 @@ class LoopEngine(Engine):
             batch = Batch(stack.x[c, :size], stack.y[c, :size], stack.weight[c, :size], stack.keys[c])
             frozen = {name: {n: x.data[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
             constants, carry = ({n: x.data[c] for n, x in each.items()} for each in (inputs.constants, inputs.carry))
-            with nullcontext() if self.parallel else _seeded(int(stack.keys[c])):
+            # Modules with random numbers of their own (an LSTM's dropout) draw them from this client's key.
+            with nullcontext() if self.parallel else torchs_generator(int(stack.keys[c])):
                 net = self.model.net(row, frozen, modes, None, stack.keys[c])
                 loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -257,14 +259,6 @@ class LoopEngine(Engine):
         of_clients = self._each(client, range(len(sizes)))
         outputs, features = (pad_sequence(list(column), batch_first=True) for column in zip(*of_clients, strict=True))
         return outputs, features
-
-
-@contextmanager
-def _seeded(key: int) -> Iterator[None]:
-    """Modules with their own random numbers (an LSTM's dropout) draw them from this client's key."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key & ((1 << 62) - 1))
-        yield
 
 
 def _stacked(of_clients: list[Rows]) -> Rows:

@@ -20,6 +20,7 @@ import torch
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State
 from stratafl.runtime.captured import CapturedSteps
+from stratafl.runtime.lanes import use_threads
 from stratafl.runtime.scan import Scan
 from stratafl.runtime.speed import Precision, precision
 
@@ -91,7 +92,7 @@ class JoinedRun(threading.Thread):
     def run(self) -> None:
         try:
             self._await_turn()
-            torch.set_num_threads(self._threads)
+            use_threads(self._threads)
             self._context.run(self._work)
         except BaseException as error:  # raised again where all runs are driven
             self.failure = error

@@ -60,7 +60,16 @@ def in_lanes(run: Callable[[T], R], parts: Sequence[T], *, threads: int | None =
 
 @cache
 def _pool(lanes: int, share: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(lanes, _NAME, initializer=torch.set_num_threads, initargs=(share,))
+    return ThreadPoolExecutor(lanes, _NAME, initializer=use_threads, initargs=(share,))
+
+
+def use_threads(count: int) -> None:
+    """From now on this thread computes with `count` threads, whatever other threads set later.
+
+    Before its first operation a new thread takes the number that any thread set last: asked for it, torch does so now.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(count)
 
 
 class Pace:

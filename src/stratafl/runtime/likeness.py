@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stratafl.core.keys import torchs_generator
+
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: tensors, children, hooks, its mode
 _HOOKS = tuple(name for name in _MODULE_ATTRIBUTES if name.endswith("_hooks"))
 _PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.Size, type, FunctionType, BuiltinFunctionType)
@@ -48,7 +50,7 @@ def keeps_state(module: nn.Module, sample: torch.Tensor) -> bool:
     persistent = frozenset(trial.state_dict())  # columns, and counters of a BatchNorm
     before, buffers = likeness(trial), {name: x.clone() for name, x in trial.named_buffers() if name in persistent}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torchs_generator():
             trial(sample.clone())
     except Exception:  # a user's module may fail in any way, which is explained where it trains
         return False

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.core.describe import head_of
+from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
 from stratafl.runtime.modules import Context, prepare
@@ -84,10 +85,10 @@ class Model:
         """Whether training draws from torch's own generator, which all threads share."""
         modes = frozenset(path for path, _ in self.module.named_modules())
         key = torch.zeros((), dtype=torch.int64, device=x.device)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            before = torch.default_generator.get_state()
+        with torchs_generator() as generator, torch.no_grad():
+            before = generator.get_state()
             self.net(dict(row), {}, modes, None, key).both(dict(row), x, train=True)
-            drawn = not torch.equal(before, torch.default_generator.get_state())
+            drawn = not torch.equal(before, generator.get_state())
         self.context.clear()
         return drawn
 

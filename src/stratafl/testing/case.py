@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Buffers, Rows
 from stratafl.core.phased import Phased
 from stratafl.core.state import flatten
@@ -45,8 +46,7 @@ def _federation(sizes: tuple[int, ...], dtype: torch.dtype) -> Federation:
 def tiny_model(batchnorm: bool = True) -> nn.Module:
     """A model with convolution, BatchNorm and dropout, or an MLP without BatchNorm."""
     options: dict[str, object] = {"channels": 4, "dropout": 0.3} if batchnorm else {"hidden": (8,)}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
+    with torchs_generator(7):
         return build("convnorm" if batchnorm else "mlp", shape=SHAPE, classes=CLASSES, **options)
 
 

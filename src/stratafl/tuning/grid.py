@@ -5,7 +5,7 @@ from itertools import product
 from math import exp, isfinite, log, prod
 from typing import Any
 
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.core.annotations import Tune
 from stratafl.errors import RecordError
 from stratafl.tuning.space import LR, Dimension

@@ -10,8 +10,7 @@ from typing import Any
 
 from stratafl.config.experiment import Experiment, from_tables, to_tables, with_values
 from stratafl.config.metric_choice import AUTO
-from stratafl.config.setting_tables import TABLES
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import TABLES, Settings
 from stratafl.errors import DataError, ModelError, RecordError, RunError, UnknownNameError, shown
 from stratafl.runs.comparison import shared_and_own
 from stratafl.runs.run import with_absolute_paths

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown

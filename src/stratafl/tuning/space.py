@@ -10,8 +10,7 @@ from typing import Any
 from stratafl.algorithms.methods import GIVEN, Hyperparameter, hyperparameter
 from stratafl.config.assemble import builder_of, completed
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.setting_tables import TABLES
-from stratafl.config.settings import Settings, parse_settings
+from stratafl.config.setting_tables import TABLES, Settings, parse_settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range, Tune
 from stratafl.errors import RecordError, shown

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from stratafl.config.experiment import to_tables
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.errors import RunError
 from stratafl.runs.directory import config_of, is_run
 from stratafl.tuning.folder_claims import waited_for

@@ -17,7 +17,7 @@ from stratafl.evaluation.measure import Line, local_steps
 from stratafl.files import is_plain
 from stratafl.runs import checkpoint, is_run
 from stratafl.runs.directory import CHECKPOINTS, ROUNDS, config_of
-from stratafl.runs.journal import read_lines
+from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import PREDICTIONS
 from stratafl.runs.summary import counting, evaluated, stop_reason, validation_score
 

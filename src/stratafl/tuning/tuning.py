@@ -19,8 +19,8 @@ import tomli_w
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
 from stratafl.config.metric_choice import with_metric
-from stratafl.config.setting_tables import EvaluateTable
-from stratafl.config.settings import Settings
+from stratafl.config.migrations import FORMAT, check_format
+from stratafl.config.setting_tables import EvaluateTable, Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import MAX_INTEGER
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
@@ -37,7 +37,6 @@ from stratafl.runs.comparison import (
 )
 from stratafl.runs.directory import TUNING, is_run, new_folder, refuse_existing
 from stratafl.runs.distributed import check_stage
-from stratafl.runs.format import FORMAT, check_format
 from stratafl.runs.json_files import check_table, check_value, is_list_of
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.folder_claims import waited_for

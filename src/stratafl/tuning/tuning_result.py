@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stratafl.config.metric_choice import stored_metric
-from stratafl.config.settings import Settings
+from stratafl.config.setting_tables import Settings
 from stratafl.files import write_atomically
 from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.outcome import measure, read_outcome

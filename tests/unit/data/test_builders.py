@@ -8,6 +8,7 @@ import torch
 
 from stratafl.data import IID, Assignment, Samples, federate, from_samples
 from stratafl.data.partitions import Owners
+from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError
 
 X, Y = np.arange(40, dtype=np.float32)[:, None], np.arange(40) % 4
@@ -115,20 +116,20 @@ def test_something_must_be_left_for_training():
 
 def test_clients_with_too_little_are_called_by_their_name():
     owner = np.array(["ann", "ann", "ann", "bob"])
-    given = {"clients": 2, "partition": None, "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
+    given = {"clients": 2, "partition": None, "fallback": IID(), "plan": SplitPlan()}
     few = Samples(np.zeros((4, 2)), np.arange(4) % 2, owner=owner)
     with pytest.raises(DataError, match=r"client 'bob'.*1.*1"):
         from_samples(few, **given)
     with pytest.raises(DataError, match="client 'bob'"):
         from_samples(replace(few, tests=np.array([True, False, False, True])), **given)
     with pytest.raises(DataError, match=r"client 'bob'.*1.*1"):
-        from_samples(replace(few, tests=np.array([True, False, False, False])), **given | {"validation": 0.5})
+        from_samples(replace(few, tests=np.array([True, False, False, False])), **given | {"plan": SplitPlan(0.5)})
 
 
 def test_clients_are_called_as_their_owners_where_they_are_owners():
     owner = np.array(["bob", "ann", "cem"] * 4)
     made = Samples(np.zeros((12, 2)), np.arange(12) % 2, classes=2, names=("cat", "dog"), owner=owner)
-    given = {"clients": 2, "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
+    given = {"clients": 2, "fallback": IID(), "plan": SplitPlan()}
     found = from_samples(made, partition=None, **given)
     assert (found.client_names, found.class_names) == (("ann", "bob", "cem"), ("cat", "dog"))
     assert (found.client_name(1), found.class_name(1)) == ("bob", "dog")

@@ -8,6 +8,7 @@ import torch
 
 from stratafl.data import IID, Classes, Dirichlet, federate
 from stratafl.data.builders import from_samples
+from stratafl.data.splitting import SplitPlan
 from stratafl.data.user_files import npz_samples
 from stratafl.errors import DataError, PartitionError, StrataError
 from wording import mentions
@@ -17,8 +18,10 @@ Y = np.array([0, 1, 2] * 4)
 
 
 def read(path, **options):
-    given = {"clients": 3, "partition": None, "fallback": IID(), "validation": 0.25, "test": 0.25, "seed": 1}
-    return from_samples(npz_samples(path), **given | options)
+    plan = {"validation": 0.25, "seed": 1}
+    plan |= {key: options.pop(key) for key in ("validation", "seed") if key in options}
+    given = {"clients": 3, "partition": None, "fallback": IID()}
+    return from_samples(npz_samples(path), SplitPlan(**plan), **given | options)
 
 
 def stored(folder, **arrays):

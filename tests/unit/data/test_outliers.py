@@ -13,6 +13,7 @@ from stratafl.data import IID, Dirichlet, Federation, digits, federate, from_cli
 from stratafl.data.builders import from_samples
 from stratafl.data.outliers import outlier_warnings, outliers
 from stratafl.data.samples import Samples
+from stratafl.data.splitting import SplitPlan
 from stratafl.models import build
 
 NAMES = ("age", "creatinine", "pressure", "smoker", "always", "cost", "score", "visits", "fever")
@@ -147,7 +148,7 @@ def test_it_is_found_before_columns_are_standardised():
     samples = Samples(
         federation.x.numpy(), federation.y.numpy(), owner=owner.numpy(), columns=NAMES, standardise=("x",)
     )
-    made = from_samples(samples, clients=6, partition=None, fallback=IID(), validation=0.1, test=0.2, seed=0)
+    made = from_samples(samples, SplitPlan(0.1, 0.2), clients=6, partition=None, fallback=IID())
     [far] = outliers(made)
     assert (far.client, far.value > 1e6) == (2, True)
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stratafl.data import Assignment, digits, draw_partition
-from stratafl.data import partition_cache as cache
+from stratafl.data import cache, digits, draw_partition
 from stratafl.data.partitions import ClientDirichlet, Dirichlet, Partition, PFLlibDirichlet
 
 LABELS = np.random.default_rng(0).integers(0, 5, 400)
@@ -35,7 +34,7 @@ def counted(monkeypatch):
 
 
 def flat(division):
-    lists = [division.train, division.test or []] if isinstance(division, Assignment) else [division]
+    lists = [division.train, division.test or []]
     return [[mine.tolist() for mine in each] for each in lists]
 
 
@@ -52,13 +51,10 @@ def test_what_was_kept_is_what_was_drawn(folder, monkeypatch, partition):
     calls = counted(monkeypatch)
     first, again = (draw_partition(partition, LABELS, 6, 1, tests=TESTS) for _ in range(2))
     assert len(calls) == len(files(folder)) == 1
-    assert type(first) is type(again)
     assert flat(first) == flat(again)
-    if isinstance(first, Assignment):
-        assert isinstance(again, Assignment)
-        assert again.overlap is first.overlap is True
-        assert (again.test is None) == (first.test is None)
-    assert all(a.dtype == np.int64 for a in (again.train if isinstance(again, Assignment) else again))
+    assert again.overlap is first.overlap is (partition is not PARTITION)
+    assert (again.test is None) == (first.test is None)
+    assert all(a.dtype == np.int64 for a in again.train)
 
 
 def test_everything_that_a_draw_depends_on_makes_another_entry(folder):
@@ -83,7 +79,7 @@ def test_everything_that_a_draw_depends_on_makes_another_entry(folder):
 
 def test_another_version_draws_again(folder, monkeypatch):
     draw_partition(PARTITION, LABELS, 6, 1)
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(cache, "DRAW_VERSION", cache.DRAW_VERSION + 1)
     draw_partition(PARTITION, LABELS, 6, 1)
     assert len(files(folder)) == 2
 
@@ -142,7 +138,7 @@ def test_a_partition_that_is_no_record_is_drawn_each_time(folder):
         def draw(self, pool, clients, rng):
             return np.array_split(np.arange(len(pool.labels)), clients)
 
-    assert len(draw_partition(Mine(), LABELS, 6, 1)) == 6
+    assert len(draw_partition(Mine(), LABELS, 6, 1).train) == 6
     assert not files(folder)
 
 

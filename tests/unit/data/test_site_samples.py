@@ -13,9 +13,10 @@ from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.scaling import Scaling
 from stratafl.data.site_samples import site_federation
+from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError
 
-SPLIT = {"validation": 0.2, "test": 0.3, "seed": 4}
+SPLIT = SplitPlan(0.2, 0.3, seed=4)
 NAMES = {"berlin": ("cat", "dog"), "lyon": ("ant", "cat"), "oslo": ("dog",)}  # classes that a site has
 
 
@@ -42,11 +43,11 @@ def _write(path, rows, columns):
 
 def pooled(files, **reading):
     samples = load_samples(str(files / "all.csv"), Reading(**reading))
-    return from_samples(samples, clients=3, partition=None, fallback=IID(), **SPLIT)
+    return from_samples(samples, SPLIT, clients=3, partition=None, fallback=IID())
 
 
 def of_site(files, agreed, client, name, **more):
-    return site_federation(load_samples(str(files / f"{name}.csv")), agreed, client=client, **{**SPLIT, **more})
+    return site_federation(load_samples(str(files / f"{name}.csv")), agreed, SPLIT, client=client, **more)
 
 
 def held(federation, client, split):
@@ -116,22 +117,22 @@ def test_whole_numbers_are_no_classes_where_numbers_are_predicted(tmp_path):
     np.savez(tmp_path / "all.npz", x=x, y=y, client=np.arange(40) // 20)
     np.savez(tmp_path / "own.npz", x=x[20:], y=y[20:])
     whole = load_samples(str(tmp_path / "all.npz"), Reading(targets="scaled"))
-    simulated = from_samples(whole, clients=2, partition=None, fallback=IID(), **SPLIT)
+    simulated = from_samples(whole, SPLIT, clients=2, partition=None, fallback=IID())
     own = load_samples(str(tmp_path / "own.npz"))
     assert own.names is not None
-    mine = site_federation(own, SampleFormat.of(simulated), client=1, **SPLIT)
+    mine = site_federation(own, SampleFormat.of(simulated), SPLIT, client=1)
     for split in ("train", "test"):
         for here, there in zip(held(mine, 0, split), held(simulated, 1, split), strict=True):
             assert torch.equal(here, there)
     labelled = replace(own, names=("a", "b"), y=own.y % 2)
     with pytest.raises(DataError, match=r"'own'.*'a'.*'b'"):
-        site_federation(labelled, SampleFormat.of(simulated), client=1, **SPLIT)
+        site_federation(labelled, SampleFormat.of(simulated), SPLIT, client=1)
 
 
 def test_classes_without_names_are_the_numbers_that_a_site_has():
     agreed = SampleFormat(Preprocessing("float32", (2,)), 10)
     samples = load_like(np.zeros((6, 2), np.float32), np.array([0, 1, 1, 0, 1, 0]), ("3", "7"))
-    mine = site_federation(samples, agreed, client=0, validation=0.0, test=0.5, seed=0)
+    mine = site_federation(samples, agreed, SplitPlan(test=0.5), client=0)
     assert sorted(set(mine.y.tolist())) == [3, 7]
 
 

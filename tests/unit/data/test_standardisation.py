@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from stratafl.data import IID, Reading, federate, from_samples, load_samples
+from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError
 
 
@@ -38,7 +39,7 @@ def table(tmp_path):
 
 
 def test_both_are_asked_for_by_name(table):
-    given = {"clients": 2, "partition": IID(), "fallback": IID(), "validation": 0.0, "test": 0.25, "seed": 0}
+    given = {"clients": 2, "partition": IID(), "fallback": IID(), "plan": SplitPlan()}
     made = from_samples(load_samples(table, Reading(normalise="columns", targets="scaled")), **given)
     for values in (made.x, made.y):
         seen = values[made.split("train").indices].double()
