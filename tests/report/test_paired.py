@@ -24,11 +24,11 @@ from stratafl.report.intervals import Interval, t_quantile, t_tail
 from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, _more_seeds, holm, pair_of, pairs, pairs_csv, pairs_table
 from stratafl.report.pairing import (
     ScoredRun,
-    StoredScores,
     _by_partition,
     _sample_variance,
     _tested_share,
     client_differences,
+    scored_runs,
 )
 from stratafl.report.ranking_tables import ranking_table
 from stratafl.report.run_facts import varied_parts
@@ -366,7 +366,7 @@ def test_the_difference_is_that_of_the_scores(tmp_path):
 
 def test_clients_count_by_their_samples_or_equally(tmp_path):
     study = write(tmp_path, fedavg=(0.5,), local=(0.8,))
-    one, other = (StoredScores([]).run(rank.members[0]) for rank in study.ranks)
+    one, other = scored_runs(study.ranks).values()
     found = client_differences(one, other)
     assert {client: weight for client, (_, weight) in found.items()} == pytest.approx(
         {client: (4 + client) / 22 for client in range(4)}

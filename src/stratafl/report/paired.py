@@ -5,10 +5,11 @@ pairs together is 5 % (Holm's correction). It counts all pairs, not only those w
 method is first is itself found in the data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
+from pathlib import Path
 from typing import Literal
 
 from stratafl.core.reprs import short_repr
@@ -18,7 +19,7 @@ from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
 from stratafl.report.formats import apart_by, listed
 from stratafl.report.intervals import Interval
-from stratafl.report.pairing import Couple, StoredScores, pair_uncertainty
+from stratafl.report.pairing import Couple, ScoredRun, pair_uncertainty, scored_runs
 from stratafl.report.ranking import Rank, comparable_ranks
 from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.report.sentences import finding
@@ -119,8 +120,8 @@ def pairs(ranks: Sequence[Rank]) -> list[Paired]:
     clients were guarded does not decide what is known of the methods themselves.
     """
     rivals = comparable_ranks(ranks)
-    stored = StoredScores([run for rank in rivals for run in rank.members] if len(rivals) > 1 else [])
-    couples = list(combinations([_Method(rank, stored) for rank in rivals], 2))
+    scored = scored_runs(rivals if len(rivals) > 1 else ())
+    couples = list(combinations([_Method(rank, scored) for rank in rivals], 2))
     plain = [couple for couple in couples if not any(method.rank.is_guarded for method in couple)]
     compared = _corrected(plain) | _corrected([couple for couple in couples if couple not in plain])
     return [compared[couple] for couple in couples]
@@ -141,9 +142,9 @@ def with_first(compared: Sequence[Paired]) -> list[Paired]:
 
 
 def pair_of(compared: Sequence[Paired], first: str, second: str) -> Paired | None:
-    """The comparison of two methods, turned so that `first` comes first; None if they are not compared."""
+    """The comparison of two methods, turned so that `first` comes first; None if they have no seed in common."""
     for pair in compared:
-        if {pair.first, pair.second} == {first, second}:
+        if {pair.first, pair.second} == {first, second} and pair.seeds:
             return pair if pair.first == first else pair.turned()
     return None
 
@@ -228,9 +229,9 @@ def _basis(compared: Sequence[Paired]) -> str:
 class _Method:
     """A configuration and those of its runs that have a score, by their seeds."""
 
-    def __init__(self, rank: Rank, stored: StoredScores) -> None:
+    def __init__(self, rank: Rank, scored: Mapping[Path, ScoredRun]) -> None:
         self.rank = rank
-        self.runs = {run.seeds.parts: stored.run(run) for run in rank.members if "score" in run.numbers()}
+        self.runs = {run.seeds.parts: scored[run.folder] for run in rank.members if run.folder in scored}
 
 
 def _common(first: _Method, second: _Method) -> list[Couple]:

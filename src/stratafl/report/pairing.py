@@ -6,16 +6,17 @@ clients are part of the noise. Clients that the data names, such as hospitals, a
 seeds, and other test samples of these clients. `bootstrap` has the statistics.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from stratafl.evaluation.predictions import Predictions
 from stratafl.report.bootstrap import Array, Uncertainty, of_these, uncertainty
-from stratafl.report.gains.sample_noise import ClientScores, paired_noise, scores_per_client
-from stratafl.report.outcome import Outcome, is_imported, stored_predictions
+from stratafl.report.gains.sample_noise import ClientScores, paired_noise, stored_scores
+from stratafl.report.outcome import Outcome
+from stratafl.report.ranking import Rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,22 +36,15 @@ class ScoredRun:
 Couple = tuple[ScoredRun, ScoredRun]  # of two methods with the same seeds
 
 
-class StoredScores:
-    """The predictions of runs whose data names its clients, read once; nothing for other runs."""
-
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
-        named = [outcome for outcome in outcomes if named_clients(outcome) and not is_imported(outcome.metric)]
-        self.predictions = stored_predictions(named)
-        self._max_scores = scores_per_client(list(self.predictions.values()))
-        stored = (outcome for outcome in named if outcome.folder in self.predictions)
-        self._scores = {outcome.folder: self.scores(outcome, self.predictions[outcome.folder]) for outcome in stored}
-
-    def scores(self, outcome: Outcome, predictions: Predictions) -> ClientScores:
-        return ClientScores(predictions, outcome.metric, self._max_scores)
-
-    def run(self, outcome: Outcome) -> ScoredRun:
-        tested = self._scores.get(outcome.folder)
-        return ScoredRun(outcome, outcome.numbers()["score"], outcome.by_client(), tested)
+def scored_runs(ranks: Iterable[Rank]) -> dict[Path, ScoredRun]:
+    """The runs that have a score, by folder; with their test samples if the data names their clients."""
+    runs = [run for rank in ranks for run in rank.members]
+    tested = stored_scores(run for run in runs if named_clients(run))
+    return {
+        run.folder: ScoredRun(run, run.numbers()["score"], run.by_client(), tested.get(run.folder))
+        for run in runs
+        if "score" in run.numbers()
+    }
 
 
 def pair_uncertainty(couples: Sequence[Couple]) -> Uncertainty | None:
