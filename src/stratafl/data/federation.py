@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import holder
-from stratafl.data.preprocessing import Preprocessing, Standardisation
-from stratafl.data.scaling import Scaling, dtype_name, numbers
+from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")

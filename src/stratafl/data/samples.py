@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.core.reprs import holder
-from stratafl.data.scaling import Scaling
+from stratafl.data.preprocessing import Scaling
 from stratafl.errors import DataError
 
 FORMAT = 1
