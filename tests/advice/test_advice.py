@@ -16,7 +16,7 @@ from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.advice_files import plain, write_advice
 from stratafl.advice.candidate_methods import Candidate
 from stratafl.advice.look import LayerConflict
-from stratafl.advice.results import Result
+from stratafl.advice.problem import Result
 from stratafl.config.experiment import Experiment, load_experiment, with_values
 from stratafl.data import Federation, from_clients
 from stratafl.errors import DataError, RecordError

@@ -11,10 +11,8 @@ from stratafl.advice.advice import simplest
 from stratafl.advice.candidate_methods import Candidate, comparable, short_list
 from stratafl.advice.forecast import above_chance, expected
 from stratafl.advice.look import Effect, Facts
-from stratafl.advice.problem import Problem, held_out
-from stratafl.advice.results import Result
-from stratafl.advice.trainings import Training
-from stratafl.advice.tryout import _survivors, least_budget, try_out
+from stratafl.advice.problem import Problem, Result, held_out
+from stratafl.advice.tryout import Training, _survivors, least_budget, try_out
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.data import Federation, from_clients
 from stratafl.evaluation.metrics import METRICS

@@ -117,8 +117,7 @@ def reported(folder, whole, values):
     study = gather([folder])
     for one in study.outcomes if values else []:
         assert one.lines == whole.lines[: len(one.lines)]
-        clients = study.records[one.folder].clients
-        assert all(line["round"] == one.numbers()["selected_round"] for line in clients)
+        assert all(line["round"] == one.numbers()["selected_round"] for line in one.client_lines)
 
 
 def resumed_further(folder, whole, values):

@@ -32,10 +32,10 @@ def test_ticks_that_need_no_decimals_have_none():
 
 
 def test_an_axis_is_as_wide_as_its_values():
-    assert value_range([0.81, 0.92], bounds=(0, 1)) == pytest.approx([0.81 - 0.0066, 0.92 + 0.0066])
-    assert value_range([0.0, 1.0], bounds=(0, 1)) == pytest.approx([-0.025, 1.025])  # markers at the ends are whole
-    assert value_range([]) is None
-    assert value_range([None, float("nan")]) is None
+    assert value_range([0.81, 0.92], share=True) == pytest.approx([0.81 - 0.0066, 0.92 + 0.0066])
+    assert value_range([0.0, 1.0], share=True) == pytest.approx([-0.025, 1.025])  # markers at the ends are whole
+    assert value_range([], share=False) is None
+    assert value_range([None, float("nan")], share=False) is None
 
 
 def test_values_that_are_alike_do_not_look_far_apart():

@@ -12,14 +12,13 @@ from stratafl.report import gather
 from stratafl.report import layer_charts as charts_of_layers
 from stratafl.report.charts import Chart, short_labels, thinned
 from stratafl.report.class_counts_chart import class_counts_chart
-from stratafl.report.client_journal import lines_of_round
 from stratafl.report.client_scores import clients_chart, histogram, worst_table
 from stratafl.report.curves import curve, curves_chart
 from stratafl.report.layer_charts import mixing_chart
 from stratafl.report.page import sections
 from stratafl.report.ranking_tables import ablation_tables, ranking_table, runs_table
 from stratafl.report.run_facts import run_facts
-from stratafl.report.study import read_layer_journal
+from stratafl.report.run_journals import lines_of_round, read_layer_journal
 
 
 def charts(study):

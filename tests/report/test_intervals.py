@@ -5,6 +5,7 @@ from math import sqrt
 import pytest
 from written_runs import rewrite, round_line, write_run
 
+from stratafl.evaluation.metrics import METRICS
 from stratafl.report import gather
 from stratafl.report import sentences as say
 from stratafl.report.decision import ranking_lead
@@ -12,6 +13,8 @@ from stratafl.report.formats import difference_text, duration_text, limits, scor
 from stratafl.report.intervals import Interval, Spread, interval
 from stratafl.report.notes import cautions
 from stratafl.report.sentences import finding
+
+ACCURACY, MSE = METRICS["accuracy"], METRICS["mse"]
 
 
 def test_the_t_interval_is_that_of_a_table():
@@ -33,10 +36,14 @@ def test_an_interval_is_beyond_noise_if_it_excludes_0():
 
 
 def test_numbers_as_a_person_reads_them():
-    assert (score_text(0.12345), score_text(None), score_text(1.23456, True)) == ("12.3 %", "–", "1.235")
-    assert spread(Spread(0.5, 0.0123)) == "50.0 % ± 1.2"
-    assert limits(Interval(0.9, 0.7, 1.1)) == "70.0 to 100.0 %"  # an accuracy ends there
-    assert difference_text(Interval(-0.012, -0.05, 0.026)) == "−1.2 (−5.0 to +2.6)"
+    assert (score_text(0.12345, ACCURACY), score_text(None, ACCURACY), score_text(1.23456, MSE)) == (
+        "12.3 %",
+        "–",
+        "1.235",
+    )
+    assert spread(Spread(0.5, 0.0123), ACCURACY) == "50.0 % ± 1.2"
+    assert limits(Interval(0.9, 0.7, 1.1), ACCURACY) == "70.0 to 100.0 %"  # an accuracy ends there
+    assert difference_text(Interval(-0.012, -0.05, 0.026), ACCURACY) == "−1.2 (−5.0 to +2.6)"
     assert [size_text(n) for n in (0, 999, 1000, 123_456, 2.5e6, 999_999_999)] == [
         "0 B",
         "999 B",
@@ -116,13 +123,13 @@ def test_every_sentence_takes_its_values():
 
 def test_limits_end_where_numbers_end_and_minus_is_no_hyphen():
     wide = Interval(0.1, -0.2, 1.3)
-    assert limits(wide) == "0.0 to 100.0 %"
-    assert limits(wide, True) == "0 to 1.3"
-    assert limits(Interval(2e-5, 1e-5, 3e-5), True) == "1e−05 to 3e−05"
-    assert score_text(1e-5, True) == "1e−05"
-    assert spread(Spread(1e-5, 1e-6), True) == "1e−05 ± 1e−06"
-    assert spread(Spread(0.7075, 0.1123), True) == "0.7075 ± 0.1123"
-    assert spread(Spread(0.7882, 0.0037), True) == "0.7882 ± 0.0037"
-    assert spread(Spread(-1234.4, 0.321), True) == "−1234.4 ± 0.3"
-    assert spread(Spread(0.7, 0.0), True) == "0.7000 ± 0.0000"
-    assert difference_text(Interval(-0.1, -0.2, 0.1)) == "−10.0 (−20.0 to +10.0)"
+    assert limits(wide, ACCURACY) == "0.0 to 100.0 %"
+    assert limits(wide, MSE) == "0 to 1.3"
+    assert limits(Interval(2e-5, 1e-5, 3e-5), MSE) == "1e−05 to 3e−05"
+    assert score_text(1e-5, MSE) == "1e−05"
+    assert spread(Spread(1e-5, 1e-6), MSE) == "1e−05 ± 1e−06"
+    assert spread(Spread(0.7075, 0.1123), MSE) == "0.7075 ± 0.1123"
+    assert spread(Spread(0.7882, 0.0037), MSE) == "0.7882 ± 0.0037"
+    assert spread(Spread(-1234.4, 0.321), MSE) == "−1234.4 ± 0.3"
+    assert spread(Spread(0.7, 0.0), MSE) == "0.7000 ± 0.0000"
+    assert difference_text(Interval(-0.1, -0.2, 0.1), ACCURACY) == "−10.0 (−20.0 to +10.0)"

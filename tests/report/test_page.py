@@ -164,13 +164,13 @@ def test_verdicts_come_right_after_the_decision_and_their_csv_has_every_key(tmp_
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ([], "verdict 1 must be an object, not list"),
-        (3, "verdict 1 must be an object, not int"),
-        ({"paper": "P", "claim": "c"}, "verdict 1 lacks 'holds'"),
-        ({**GIVEN, "holds": "yes"}, "must be true, false or null, not 'yes'"),
-        ({**GIVEN, "holds": 1}, "must be true, false or null, not 1"),
+        ([], "verdict 1 is wrong"),
+        (3, "verdict 1 is wrong: 3 "),
+        ({"paper": "P", "claim": "c"}, "verdict 1 is wrong: holds"),
+        ({**GIVEN, "holds": "yes"}, "holds is .*yes"),
+        ({**GIVEN, "holds": 1}, "holds is 1"),
         ({**GIVEN, "holds": True, "predicat": ""}, "did you mean 'predicate'"),
-        ({**GIVEN, "holds": True, "noise": 1}, "noise of verdict 1 must be true or false, not 1"),
+        ({**GIVEN, "holds": True, "noise": 1}, "verdict 1 is wrong: noise is 1"),
     ],
 )
 def test_verdicts_that_are_none_are_refused(tmp_path, entry, says):

@@ -172,8 +172,8 @@ def test_every_client_takes_what_is_best_for_it() -> None:
     client = [i for i in range(3) for _ in range(10)]
     right = {name: [each == i for each in client] for i, name in enumerate(("a", "b"))}
     base = sure(client, [each == 2 or at % 10 < 3 for at, each in enumerate(client)])
-    found = choose({name: sure(client, hits) for name, hits in right.items()} | {"safe": base}, safe="safe")
-    assert {i: choice.candidate for i, choice in found.items()} == {0: "a", 1: "b", 2: "safe"}
+    found = choose({name: sure(client, hits) for name, hits in right.items()} | {guard.SAFE: base})
+    assert {i: choice.candidate for i, choice in found.items()} == {0: "a", 1: "b", 2: guard.SAFE}
     assert found[0].gain.convincing
 
 

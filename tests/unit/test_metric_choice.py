@@ -20,7 +20,7 @@ from stratafl.config.trust import typed
 from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, RecordError, RunError, StrataError, TrustError
 from stratafl.evaluation.metrics import METRICS
-from stratafl.report.majority import class_shares, majority
+from stratafl.report.chance import class_shares, majority
 from stratafl.report.outcome import measure, read_outcome, what_counts
 from stratafl.report.ranking import ranking
 from stratafl.runs import Run, read_run

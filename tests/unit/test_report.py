@@ -220,7 +220,7 @@ def test_runs_that_differ_in_the_seed_of_a_part_are_one_configuration(tmp_path, 
     outcomes = [run(tmp_path / str(seed), 0.5 + seed / 10, **{table: {name: seed}}) for seed in (0, 1)]
     (rank,) = ranking([*outcomes, run(tmp_path / "again", 0.5, **{table: {name: 1}})])  # the last one repeats a run
     assert (rank.label, len(rank.members)) == ("fedper", 2)
-    assert list(rank.by_seed("score").values()) == [0.5, 0.6]
+    assert rank.scores == [0.5, 0.6]
 
 
 def test_how_often_layers_are_looked_at_makes_no_other_method(tmp_path):

@@ -20,7 +20,6 @@ from stratafl.runs.summary import selected, validation_score
 from stratafl.tuning import Rung, Search, TuningPlan, promoted, rungs, search_space, tpe, worker
 from stratafl.tuning.folder_claims import claimed
 from stratafl.tuning.grid import beyond, counts, levels_of, points
-from stratafl.tuning.halving import rounds_in_all
 from stratafl.tuning.search import side
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
 from stratafl.tuning.tpe import TPESearch
@@ -55,10 +54,6 @@ def rate(default=0.05, *values):
 )
 def test_the_schedule_of_halving(trials, rounds, eta, every, schedule):
     assert rungs(trials, rounds, eta, every) == [Rung(*each) for each in schedule]
-
-
-def test_the_rounds_of_all_trials():
-    assert rounds_in_all(rungs(12, 90, 3)) == 12 * 10 + 4 * 20 + 2 * 60
 
 
 def test_the_best_go_on_and_of_equal_ones_the_first():
@@ -231,7 +226,7 @@ def test_promotions_follow_the_journals(tmp_path):
     assert {t.number: t.rounds for t in chosen.trials} == {0: 2, 1: 4, 2: 8, 3: 8, 4: 2, 5: 2}
     assert [t.failed for t in chosen.trials] == [None] * 4 + ["diverged", None]
     assert chosen.settings == {LR: 0.04}
-    assert chosen.score == pytest.approx(0.88)
+    assert chosen.validation == pytest.approx(0.88)
     assert (chosen.trials[2].first, chosen.trials[2].score) == pytest.approx((0.52, 0.88))
     assert (chosen.steps, chosen.rounds) == (10 * 26, 26)
     assert chosen.sides == {LR: "inside"}

@@ -14,10 +14,8 @@ from torch import Tensor
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate, comparable, short_list
 from stratafl.advice.forecast import BY_ANSWERS, SURE_ERRORS, above_chance, score_difference
 from stratafl.advice.look import Facts, look
-from stratafl.advice.problem import Problem, configured, held_out
-from stratafl.advice.results import Result, Tryout
-from stratafl.advice.trainings import Training
-from stratafl.advice.tryout import Watch, least_budget, try_out
+from stratafl.advice.problem import Problem, Result, Tryout, configured, held_out
+from stratafl.advice.tryout import Training, Watch, least_budget, try_out
 from stratafl.config.assemble import federation_of, model_of
 from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import AUTO, metric_for, with_metric
@@ -32,9 +30,7 @@ from stratafl.report.jackknife import Difference, sample_values
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
-EQUAL_SCORES = (
-    0.005  # methods whose scores differ by less, and by less than a standard error, are as good as each other
-)
+EQUAL_SCORES = 0.005  # methods that differ by less, and by less than a standard error, are equally good
 SAME_BYTES = 1.05  # a factor within which methods send as much as each other
 
 

@@ -10,9 +10,11 @@ import tomli_w
 from stratafl.advice import advice_text
 from stratafl.advice.advice import Advice
 from stratafl.advice.look import Effect
+from stratafl.advice.problem import Result
 from stratafl.config.experiment import to_tables
 from stratafl.config.migrations import with_format
 from stratafl.files import write_atomically
+from stratafl.report.jackknife import Difference
 from stratafl.runs.run import with_absolute_paths
 
 CONFIG, PAGE, DATA = "advice.toml", "advice.md", "advice.json"
@@ -31,7 +33,7 @@ def write_advice(advice: Advice, folder: Path) -> Path:
 
 def plain(advice: Advice, config: Path) -> dict[str, Any]:
     """The advice as JSON holds it."""
-    facts, tryout, gain, later = advice.facts, advice.tryout, advice.over_local, advice.expected
+    facts, tryout = advice.facts, advice.tryout
     return {
         "federate": advice.federate,
         "method": advice.candidate.method,
@@ -41,8 +43,8 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "doubt": advice.doubt,
         "metric": advice.metric.name,
         "best_federated": advice.best_federated.name,
-        "gain_over_local": {"value": _number(gain.value), "error": _number(gain.error)},
-        "expected_gain_over_local": {"value": _number(later.value), "error": _number(later.error)},
+        "gain_over_local": _difference(advice.over_local),
+        "expected_gain_over_local": _difference(advice.expected),
         "bytes": advice.bytes,
         "command": advice_text.commands(advice, config)[0],
         "facts": {
@@ -51,31 +53,25 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
             "label_skew": _effect(facts.skew),
             "feature_shift": _effect(facts.shift),
             "groups": list(facts.groups),
-            "conflicts": {client.layer: client.conflicts for client in facts.layers},
+            "conflicts": {layer.layer: layer.conflicts for layer in facts.layers},
         },
         "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
-        "comparable": [client.name for client in advice.comparable],
-        "tried": [
-            {
-                "candidate": client.candidate.name,
-                "rounds": client.rounds,
-                "score": _number(client.score),
-                "expected": _number(client.expected),
-                "why": client.candidate.why,
-            }
-            for client in tryout.results
-        ],
+        "comparable": [candidate.name for candidate in advice.comparable],
+        "tried": [_result(result) for result in tryout.results],
         "clients": [
-            {
-                "client": client.client,
-                "name": client.name,
-                "gain": client.gain,
-                "error": client.error,
-                "verdict": client.verdict,
-            }
+            {key: getattr(client, key) for key in ("client", "name", "gain", "error", "verdict")}
             for client in advice.clients
         ],
     }
+
+
+def _result(result: Result) -> dict[str, Any]:
+    scores = {"score": _number(result.score), "expected": _number(result.expected)}
+    return {"candidate": result.candidate.name, "rounds": result.rounds, **scores, "why": result.candidate.why}
+
+
+def _difference(gain: Difference) -> dict[str, float | None]:
+    return {"value": _number(gain.value), "error": _number(gain.error)}
 
 
 def _effect(effect: Effect | None) -> dict[str, float] | None:

@@ -4,7 +4,6 @@ The console and `advice.md` show the same sentences. The words stand first, with
 """
 
 import shlex
-from collections.abc import Sequence
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from statistics import median
@@ -14,7 +13,7 @@ from stratafl.advice.forecast import BY_ANSWERS, best_value, constant
 from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.methods import METHODS
 from stratafl.errors import counted
-from stratafl.report.formats import listed, minus, size_text
+from stratafl.report.formats import listed, markdown_table, minus, size_text
 from stratafl.report.jackknife import Difference
 from stratafl.report.sentences import Finding, finding
 
@@ -304,15 +303,10 @@ def advice_page(advice: Advice, config: Path) -> str:
     lines = [f"# Advice for {advice.federation.name}", "", f"**{advice_answer(advice)}**", ""]
     lines += [line for sentence in sentences(advice) for line in (sentence, "")]
     lines += ["## Do next", "", "```", *commands(advice, config), "```", "", "## What was seen", ""]
-    lines += [*_markdown_table(("", ""), seen(advice)), "", "## What was tried", ""]
-    lines += _markdown_table(("method", "rounds", advice.metric.title, "expected", "why"), tried(advice))
+    lines += [*markdown_table(("", ""), seen(advice)), "", "## What was tried", ""]
+    lines += markdown_table(("method", "rounds", advice.metric.title, "expected", "why"), tried(advice))
     if advice.is_conclusive:
         rows = [client_row(client, advice) for client in advice.clients]
         lines += ["", f"## {clients_title(advice)}", ""]
-        lines += _markdown_table(("client", "training samples", "validation samples", "gain", ""), rows)
+        lines += markdown_table(("client", "training samples", "validation samples", "gain", ""), rows)
     return "\n".join([*lines, "", basis_text(advice), ""])
-
-
-def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return [lines[0], "|---" * len(head) + "|", *lines[1:]]

@@ -10,8 +10,7 @@ from math import isfinite, log
 
 from torch import Tensor
 
-from stratafl.advice.problem import Problem
-from stratafl.advice.results import Result
+from stratafl.advice.problem import Problem, Result
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.jackknife import Difference, with_error

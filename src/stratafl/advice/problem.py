@@ -1,7 +1,7 @@
-"""What candidates are tried on: settings, a federation without test samples, a model, and what counts as good."""
+"""What candidates are tried on, the `Problem`, and what trying them gives, the `Result` of each."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 import torch
@@ -12,7 +12,7 @@ from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import AlgorithmTable
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.data import Federation
 from stratafl.data.federation import Ragged
 from stratafl.evaluation.metrics import Metric
@@ -22,10 +22,10 @@ from stratafl.execute.build_simulation import ModelSource
 from stratafl.runtime.speed import Speed
 
 MIN_VALIDATION = 0.25  # at least this share of a client's samples outside the test split is for validation
+UNKNOWN = float("nan")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Problem:
     """What candidates are tried on: settings, a federation without test samples, a model, and what counts as good."""
 
@@ -76,6 +76,58 @@ class Problem:
     def full_cost(self, candidates: Sequence[Candidate]) -> float:
         """Client-steps of running all of them for all rounds, each for itself."""
         return sum(self.cost(each, self.rounds) for each in candidates)
+
+
+@short_repr
+@dataclass(frozen=True)
+class Result:
+    """How far a candidate came, how good it was on validation samples then, and what that lets expect."""
+
+    candidate: Candidate
+    seen: Mapping[int, Predictions] = field(repr=False)  # of validation samples, by round
+    trained: Predictions = field(repr=False)  # of training samples, in the last of these rounds
+    bytes_per_round: float = 0.0
+    score: float = UNKNOWN  # larger is better
+    fitted: float = UNKNOWN  # the score on training samples
+    expected: float = UNKNOWN  # the score after all rounds, if its learning curve goes on
+
+    @property
+    def rounds(self) -> int:
+        return max(self.seen)
+
+    @property
+    def predictions(self) -> Predictions:
+        return self.seen[self.rounds]
+
+    def judged(self, problem: Problem) -> "Result":
+        """With the scores that the problem's metric gives."""
+        return replace(self, score=problem.score(self.predictions), fitted=problem.score(self.trained))
+
+
+@short_repr
+@dataclass(frozen=True)
+class Tryout:
+    """All results, those that came furthest first and among them the best; and what was spent of what was allowed."""
+
+    problem: Problem  # with the metric that they were judged by
+    results: tuple[Result, ...]
+    steps: int
+    allowed: int
+    full: int
+    switched: bool = False  # whether that metric took the place of one that showed nothing
+
+    def of(self, name: str) -> Result:
+        return next(each for each in self.results if each.candidate.name == name)
+
+    @property
+    def finalists(self) -> list[Result]:
+        """Those that came as far as any."""
+        return [each for each in self.results if each.rounds == self.results[0].rounds]
+
+    @property
+    def forecast(self) -> bool:
+        """Whether the finalists were scored in two rounds, without which nothing says how scores go on."""
+        return all(len(each.seen) > 1 for each in self.finalists)
 
 
 def configured(experiment: Experiment, candidate: Candidate) -> Experiment:

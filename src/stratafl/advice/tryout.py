@@ -3,22 +3,88 @@
 This is not `tuning`, which also advances, scores and thins out. A tuning gives every method the same trials, each a run
 of its own on disk that can be resumed and reported. Advice has a tenth of one run per method: fine-tuned variants share
 a training, the scores expected after all rounds decide who goes on, and nothing is kept but the answer.
+
+A client-step is one step of one client on one batch, of training or of tuning before use, as methods note them
+(`…/steps`). There is no test split here: `held_out` removes it before anything is trained.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
+
+import torch
+from torch import Tensor
 
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
 from stratafl.advice.forecast import above_chance, expected
-from stratafl.advice.problem import Problem
-from stratafl.advice.results import Result, Tryout
-from stratafl.advice.trainings import Training
+from stratafl.advice.problem import Problem, Result, Tryout, configured
+from stratafl.config.assemble import algorithm_of
+from stratafl.core.state import State
+from stratafl.evaluation.evaluate import client_models
+from stratafl.evaluation.predictions import Predictions, join_predictions, row_predictions
+from stratafl.execute import Matrix, Progress
+from stratafl.execute.round_run import Report
 
 FIRST = 0.55  # share of the budget of the first stage, in which all take part
 FINALISTS = 2  # trainings that reach the second stage, besides training alone
 
 Watch = Callable[[str, int, int], None]  # what is running, client-steps spent, client-steps allowed
+
+
+class Training:
+    """One training, which several candidates may share, as far as it has come."""
+
+    def __init__(self, problem: Problem, candidates: Sequence[Candidate]) -> None:
+        self.candidates = list(candidates)
+        self.problem = problem
+        self.sim = problem.simulation(candidates[0])
+        self.progress: Progress = self.sim.start()
+        self.steps, self.bytes = 0, 0
+        self._deployed = {
+            candidate.name: replace(
+                self.sim, algorithm=algorithm_of(configured(problem.experiment, candidate), problem.trust)
+            )
+            for candidate in self.candidates
+        }
+
+    @property
+    def first(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def rounds(self) -> int:
+        return self.progress.t
+
+    def round(self) -> None:
+        self.count(*self.sim.round(self.progress, Matrix()))
+
+    def count(self, progress: Progress, report: Report) -> None:
+        """Go on from a round that was trained elsewhere."""
+        self.progress = progress
+        self.steps += steps_in(report.notes)
+        self.bytes += report.down.total + report.up.total
+
+    def predictions(self, candidate: Candidate) -> tuple[Predictions, Predictions]:
+        """What the candidate's models give for validation and for training samples; tuning them counts."""
+        sim, by_chunk = self._deployed[candidate.name], list[tuple[Predictions, Predictions]]()
+        with sim.arithmetic():
+            for some in client_models(sim, self.progress, torch.arange(sim.setup.clients)):
+                rows = some.rows("deployed")
+                self.steps += steps_in(some.task.notes)  # type: ignore[attr-defined]
+                of = partial(row_predictions, sim, some.rnd, rows, some.ids)
+                by_chunk.append((of("validation"), of("train")))
+        return join_predictions([each[0] for each in by_chunk]), join_predictions([each[1] for each in by_chunk])
+
+    def close(self) -> None:
+        self.sim.runtime.close()
+
+
+def steps_in(notes: State | Mapping[str, Tensor]) -> int:
+    """The client-steps that notes count."""
+    return sum(
+        int(value.sum()) for name, value in notes.items() if name.endswith("steps") and isinstance(value, Tensor)
+    )
 
 
 def try_out(

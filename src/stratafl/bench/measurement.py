@@ -29,9 +29,7 @@ from stratafl.version import VERSION
 Table = dict[str, Any]
 MIB = 2**20
 TRIALS = 3
-MAX_BASELINE_CLIENTS = (
-    32  # clients of a baseline: it takes them one by one, so more only take longer, each as long as the others
-)
+MAX_BASELINE_CLIENTS = 32  # a baseline takes clients one by one, and more of them only take longer
 SIMILAR_TIMES = 1.3  # numbers of threads whose times are this close are both measured in full
 
 

@@ -1,7 +1,8 @@
 """The command `strata`: every mistake ends with one line and exit code 2, and nothing is lost.
 
-`app.py` declares commands, `command_options.py` their options; the module `NAME_command.py` does the work (`resume` is
-in `compare_command.py`). `console.py` is where all of them print. Only this package imports typer and rich.
+`app.py` declares commands, `command_options.py` their options; the module `NAME_command.py` does the work (`tune` and
+`resume` are in `compare_command.py`). `console.py` is where all of them print. Only this package imports typer and
+rich.
 """
 
 import atexit

@@ -105,7 +105,7 @@ def tune(
 
     Test data is scored only after the choice.
     """
-    from stratafl.cli.tune_command import start_tuning
+    from stratafl.cli.compare_command import start_tuning
     from stratafl.tuning import TuningPlan
     from stratafl.tuning.space import parse_grids
 

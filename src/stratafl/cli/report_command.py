@@ -13,12 +13,11 @@ from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_folder, check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Study, gather, to_csv
-from stratafl.report.chance import NoChoice, how_to_rank
+from stratafl.report.chance import MAJORITY, NoChoice, how_to_rank
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
-from stratafl.report.majority import MAJORITY
 from stratafl.report.outcome import OF_ANSWERS, measure, what_counts
 from stratafl.report.page import is_report, write_report
 from stratafl.report.paired import pairs_csv, with_first

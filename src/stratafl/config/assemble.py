@@ -13,17 +13,16 @@ from torch import nn
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
-from stratafl.config.plugins import called, imported, parameters
 from stratafl.config.setting_tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
-from stratafl.config.trust import NO_TRUST, Trust
+from stratafl.config.trust import NO_TRUST, Trust, called, imported, parameters
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
 from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
+from stratafl.data.loading import shared_federation
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.shared import shared_federation
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics

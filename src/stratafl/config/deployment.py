@@ -26,9 +26,8 @@ from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
-from stratafl.data.new_samples import NewSamples, new_samples
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.site_samples import site_federation
+from stratafl.data.site_samples import NewSamples, new_samples, site_federation
 from stratafl.errors import RecordError, shown, unknown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_exchange_name

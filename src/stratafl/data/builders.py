@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.data.arrays import Array, Part, join_parts
+from stratafl.data.cache import draw_partition
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of
 from stratafl.data.outliers import outliers
-from stratafl.data.partition_cache import draw_partition
 from stratafl.data.partitions import Assignment, Owners, Partition
-from stratafl.data.partitions.base import Indices
-from stratafl.data.partitions.owners import by_owner
+from stratafl.data.partitions.base import Indices, by_owner
+from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples
-from stratafl.data.scaling import Scaling
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.errors import DataError, counted, unknown
 

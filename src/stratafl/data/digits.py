@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from stratafl.data.builders import federate
+from stratafl.data.cache import draw_partition
 from stratafl.data.federation import Federation
-from stratafl.data.partition_cache import draw_partition
 from stratafl.data.partitions import Dirichlet, Partition
 
 _SKEWED = Dirichlet(alpha=0.1, minimum=10)

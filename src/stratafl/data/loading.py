@@ -1,20 +1,27 @@
 """Loading: from `data.name` to samples.
 
 A data set of the catalogue comes from `data.path`, the cache or the hub; any other name is a user's own file or folder.
+Runs of one process that use the same data share one federation (`shared_federation`), which is held only while a run
+uses it: otherwise each would read, divide and check the data, and hold a copy on the device.
 """
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
 
 from stratafl.data import cache, formats
 from stratafl.data.catalogue import DATASETS, Dataset
 from stratafl.data.digits import digits_arrays
+from stratafl.data.federation import Federation
 from stratafl.data.formats.columns import import_extra
+from stratafl.data.outliers import outliers
 from stratafl.data.published_files import published_samples
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
@@ -28,6 +35,7 @@ _NOT_DECODED = ("path", "normalise", "targets", "limit")  # settings without an 
 _USER_OPTIONS = [*_DECODED, "label", "client", "group", "targets", "size"]
 log = logging.getLogger("stratafl")
 USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
+_shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
 
 
 def is_place(name: str) -> bool:
@@ -155,3 +163,31 @@ def _advice(name: str, dataset: Dataset) -> str:
         f"on a machine with a network, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
         f"download https://huggingface.co/datasets/{dataset.hub} and set data.path to it{else_}"
     )
+
+
+def shared_federation(
+    name: str, path: str | None, settings: Hashable, device: torch.device | str, read: Callable[[], Federation]
+) -> Federation:
+    """The data on a device, as `read` gives it, or the same object if another run uses it. Do not write to it.
+
+    `settings` are all it depends on besides the files at `name` or `path`, which must not have changed since.
+    """
+    # The key is taken before and after reading: a file that changes in between must not be shared.
+    before = _sharing_key(name, path, settings, device)
+    federation = None if before is None else _shared.get(before)
+    if federation is None:
+        loaded = read()
+        federation = replace(loaded, outliers=outliers(loaded)).to(device)  # found once, for all runs
+        if before is not None and _sharing_key(name, path, settings, device) == before:
+            _shared[before] = federation
+    return federation
+
+
+def _sharing_key(name: str, path: str | None, settings: Hashable, device: torch.device | str) -> Hashable:
+    """Everything that the data depends on; None where the files cannot be looked at, which reading explains."""
+    places = [place for place in (path, name if is_place(name) else None) if place is not None]
+    try:
+        files = tuple(tuple(file) for place in places for file in cache.fingerprint(Path(place)))
+    except OSError:
+        return None
+    return name, path, settings, str(device), files, str(cache.cache_folder()), torch.get_default_dtype()

@@ -2,21 +2,32 @@
 
 What would depend on other sites' samples is taken from the format that all agree on: which class has which number, in
 which order the columns come, how numbers are scaled. A split depends on the seed, the client's number and its own
-samples, so that it is the split of a simulation that reads all sites' files together.
+samples, so that it is the split of a simulation that reads all sites' files together. `new_samples` reads samples to
+predict, with or without labels.
 """
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratafl.core.reprs import short_repr
+from stratafl.data import formats
 from stratafl.data.federation import Federation
+from stratafl.data.formats.columns import IMAGES, Columns, Request, joined_splits
+from stratafl.data.formats.npz_files import npz_arrays
+from stratafl.data.images import stack_images
 from stratafl.data.partitions import Assignment
+from stratafl.data.reading import Reading
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter
+from stratafl.data.user_files import LABELS, features
 from stratafl.errors import DataError, shown
+
+IMAGE_AXES = 3  # of a sample: channels, height, width
 
 
 def site_federation(
@@ -78,3 +89,57 @@ def _values(samples: Samples) -> NDArray[np.float64]:
     except ValueError:
         named = ", ".join(f"'{shown(each)}'" for each in (samples.names or ())[:3])
         raise DataError(f"the labels of '{samples.name}' are names ({named} …): give numbers, as was agreed") from None
+
+
+@short_repr
+class NewSamples(NamedTuple):
+    """Raw samples, and what each is called: a row from 1 on, or the file of an image."""
+
+    x: NDArray[Any]
+    names: tuple[str, ...]
+
+
+def new_samples(place: Path, reading: Reading, agreed: SampleFormat) -> NewSamples:
+    """The samples of a table, an npz file, an image or a folder of images; labels and clients are not looked at."""
+    if not place.exists():
+        raise DataError(f"there is no data file or folder '{place}'")
+    if place.suffix == ".npz":
+        arrays = npz_arrays(place, reading.limit)
+        if "x" not in arrays:
+            raise DataError(f"'{place}' has no array 'x', only: {', '.join(arrays) or 'none'}")
+        return _named_by_row(arrays["x"])
+    images = _images(place)
+    if images and len(agreed.shape) == IMAGE_AXES:
+        root = place if place.is_dir() else place.parent
+        channels = agreed.shape[0]
+        content = stack_images(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
+        return NewSamples(content.x, tuple(file.relative_to(root).as_posix() for file in images))
+    columns, _ = joined_splits(
+        formats.read(place, Request(label=reading.label or LABELS[0], limit=reading.limit)), place
+    )
+    return _named_by_row(features(_chosen(columns, reading, agreed, place), reading, place, owned=True).x)
+
+
+def _named_by_row(x: NDArray[Any]) -> NewSamples:
+    if x.ndim == 0:
+        raise DataError("x is a single number: its first axis must count the samples")
+    return NewSamples(x, tuple(map(str, range(1, len(x) + 1))))
+
+
+def _images(place: Path) -> list[Any]:
+    """Image files, if there is nothing else to read."""
+    files = sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+    tables = [file for file in files if file.suffix.lower() in formats.SUFFIXES]
+    return [] if tables else [file for file in files if file.suffix.lower() in IMAGES and file.name[0] != "."]
+
+
+def _chosen(columns: Columns, reading: Reading, agreed: SampleFormat, place: Path) -> Columns:
+    """The columns that a model is given, in the order that was agreed on."""
+    if agreed.columns:
+        for name in agreed.columns:
+            if name not in columns:
+                raise DataError(f"'{place}' lacks the column '{shown(name)}', only: {', '.join(map(shown, columns))}")
+        return {name: columns[name] for name in agreed.columns}
+    labels = (reading.label,) if reading.label else LABELS
+    others = (*labels, reading.client or formats.CLIENT, reading.group)
+    return {name: cells for name, cells in columns.items() if name not in others}

@@ -5,15 +5,14 @@ part) and `deployed` (what a client would use in production; may be tuned on its
 server's model for all clients, in methods that have one besides what they send, or that send everybody the same.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.state import State, expand, join_states, rows_of
 from stratafl.core.task import Scores, Task
@@ -23,12 +22,12 @@ from stratafl.execute.simulation import Progress, Simulation
 from stratafl.execute.transfers import on_host
 
 T = TypeVar("T")
+Compute = Callable[[Simulation, Round, Rows, Tensor, str], T]  # of rows of clients on a split
 StageScores = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class ClientModels:
     """Some clients with what they received for a round; nothing of it is kept."""
 
@@ -50,20 +49,16 @@ class ClientModels:
             return algorithm.work(self.rnd, self.client, self.task).trained
         return algorithm.deploy(self.rnd, self.client, self.task)
 
-    def scores(self, splits: Iterable[str], stages: Iterable[str]) -> StageScores:
-        """What their models score."""
-        return self.each(splits, stages, lambda rows, split: _score(self.sim, self.rnd, rows, self.ids, split))
-
-    def each(self, splits: Iterable[str], stages: Iterable[str], compute: Callable[[Rows, str], T]) -> dict[str, T]:
+    def each(self, splits: Sequence[str], stages: Sequence[str], compute: Compute[T]) -> dict[str, T]:
         """The results of `compute` by "split.stage"; computed once for stages that have the same tensors."""
         models = {stage: self.rows(stage) for stage in stages}
         results: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                twins = [
-                    s for s in models if s != stage and f"{split}.{s}" in results and same_tensors(models[s], rows)
-                ]
-                results[f"{split}.{stage}"] = results[f"{split}.{twins[0]}"] if twins else compute(rows, split)
+                first = next(each for each in models if same_tensors(models[each], rows))
+                is_new = first == stage  # or else an earlier stage has the same tensors
+                computed = compute(self.sim, self.rnd, rows, self.ids, split) if is_new else results[f"{split}.{first}"]
+                results[f"{split}.{stage}"] = computed
         return results
 
 
@@ -77,15 +72,10 @@ def global_field(sim: Simulation, server: State) -> str | None:
         return algorithm.global_model
     row, specs, trained = algorithm.row, sim.setup.layout.specs, sim.setup.layout.trainable()
     server_model, client_model = server.get(row), algorithm.enrol(sim.setup, torch.tensor([0])).get(row, {})
-    if (
-        not isinstance(server_model, dict)
-        or not isinstance(client_model, dict)
-        or any(name in client_model for name in trained)
-    ):
+    if not isinstance(server_model, dict) or not isinstance(client_model, dict):
         return None
-    return (
-        row if all(name in server_model and server_model[name].shape == specs[name].shape for name in trained) else None
-    )
+    is_whole = all(name in server_model and server_model[name].shape == specs[name].shape for name in trained)
+    return row if is_whole and not any(name in client_model for name in trained) else None
 
 
 def received_models(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
@@ -108,7 +98,8 @@ def score_stages(
 ) -> StageScores:
     """Scores of these clients' models at each stage on each split, as many clients at a time as memory allows."""
     with sim.arithmetic():
-        return join_scores([some.scores(splits, stages) for some in client_models(sim, progress, sim.checked(ids))])
+        models = client_models(sim, progress, sim.checked(ids))
+        return join_scores([some.each(splits, stages, _score) for some in models])
 
 
 def score_new_clients(
@@ -117,16 +108,23 @@ def score_new_clients(
     """Scores of clients that never took part: as admitted, after training once from there, and deployed."""
     with sim.arithmetic():
         models = client_models(sim, progress, sim.new_clients if ids is None else ids, new=True)
-        return join_scores([some.scores(splits, ("received", "trained", "deployed")) for some in models])
+        return join_scores([some.each(splits, ("received", "trained", "deployed"), _score) for some in models])
 
 
 def score_trained(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]) -> StageScores:
     """Scores of models right after training, as `Simulation.round(examine=…)` shows them."""
-    size, parts = evaluation_size(sim, len(ids)), list[StageScores]()
+    return join_scores(after_training(sim, rnd, rows, ids, splits, _score))
+
+
+def after_training(
+    sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str], compute: Compute[T]
+) -> list[dict[str, T]]:
+    """What `compute` gives for models right after training, as many clients at a time as memory allows."""
+    size, parts = evaluation_size(sim, len(ids)), list[dict[str, T]]()
     for at in range(0, len(ids), size):
-        some = {name: x[at : at + size] for name, x in rows.items()}
-        parts.append({f"{split}.trained": _score(sim, rnd, some, ids[at : at + size], split) for split in splits})
-    return join_scores(parts)
+        some, share = {name: x[at : at + size] for name, x in rows.items()}, ids[at : at + size]
+        parts.append({f"{split}.trained": compute(sim, rnd, some, share, split) for split in splits})
+    return parts
 
 
 def state_dict(sim: Simulation, progress: Progress, client: int) -> dict[str, Tensor]:

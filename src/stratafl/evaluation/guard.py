@@ -81,29 +81,27 @@ class Choice:
 
 
 def choose(
-    validation: Mapping[str, Predictions],
-    metric: Metric | None = None,
-    safe: str = SAFE,
-    clients: Iterable[int] | None = None,
+    validation: Mapping[str, Predictions], metric: Metric | None = None, clients: Iterable[int] | None = None
 ) -> dict[int, Choice]:
     """What each client takes, by the predictions of every candidate for its validation samples.
 
     `metric` is what the models are for (see `utility`); `clients` are those that choose, by default all that have
     validation samples.
     """
-    if safe not in validation:
-        raise unknown("candidate", safe, validation)
-    base = validation[safe]
+    if SAFE not in validation:
+        raise unknown("candidate", SAFE, validation)
+    base = validation[SAFE]
     ids = sorted(set(base.clients if clients is None else clients))
-    others = {name: predictions for name, predictions in validation.items() if name != safe}
+    others = {name: predictions for name, predictions in validation.items() if name != SAFE}
     gains, without = {}, utility(base, metric)
     for name, predictions in others.items():
-        _check_same_samples(name, predictions, safe, base)
+        if not (torch.equal(predictions.client, base.client) and torch.equal(predictions.y, base.y)):
+            raise DataError(f"predictions of '{name}' and of '{SAFE}' are for different samples: give both the same")
         gains[name] = shrunk_gains(utility(predictions, metric) - without, base.client, ids)
     samples, choices = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
         client_gains = {name: predictions[place] for name, predictions in gains.items()}
-        choices[client] = Choice(client, _best(client_gains, safe), samples[client], client_gains)
+        choices[client] = Choice(client, _best(client_gains), samples[client], client_gains)
     return choices
 
 
@@ -239,12 +237,7 @@ def _sums(values: Tensor, at: Tensor, clients: int) -> Tensor:
     return torch.zeros(clients, dtype=torch.float64).index_add(0, at, values)
 
 
-def _best(gains: Mapping[str, Gain], safe: str) -> str:
+def _best(gains: Mapping[str, Gain]) -> str:
     """The candidate with the largest convincing gain, the first of equal ones; the safe one if there is none."""
     convincing = {name: gain.shrunk for name, gain in gains.items() if gain.shrunk is not None and gain.convincing}
-    return max(convincing, key=lambda name: convincing[name], default=safe)
-
-
-def _check_same_samples(name: str, predictions: Predictions, safe: str, other: Predictions) -> None:
-    if not (torch.equal(predictions.client, other.client) and torch.equal(predictions.y, other.y)):
-        raise DataError(f"the predictions of '{name}' and of '{safe}' are for different samples: give both the same")
+    return max(convincing, key=lambda name: convincing[name], default=SAFE)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
+from stratafl.core.state import tensor_of
 from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.metrics import Metric
@@ -78,9 +79,8 @@ def score_line(
     Deviation and worst clients are those of the run's metric, where `values` holds one.
     """
     line: Line = {}
-    statistics = {
-        id(scores): score_statistics(scores, classes) for scores in stage_scores.values()
-    }  # stages may share scores
+    # Stages may share scores.
+    statistics = {id(scores): score_statistics(scores, classes) for scores in stage_scores.values()}
     for place, scores in stage_scores.items():
         numbers = dict(statistics[id(scores)])
         if numbers and place in values:
@@ -96,21 +96,21 @@ def round_line(report: Report) -> Line:
     """
     line: Line = {"cohort": len(report.cohort)}
     counted = report.took_part if bool(report.took_part.any()) else ~report.took_part
-    steps = {name.removesuffix("/steps"): tensor for name, tensor in report.notes.items() if name.endswith("/steps")}
-    for purpose, taken in steps.items():
-        line |= _loss_line(purpose, taken, report.notes.get(f"{purpose}/loss"), counted)
-    dropped = [int(_tensor(value).sum()) for name, value in report.notes.items() if name.endswith("/dropped")]
+    for purpose in [name.removesuffix("/steps") for name in report.notes if name.endswith("/steps")]:
+        line |= _loss_line(report, purpose, counted)
+    dropped = [int(tensor_of(report.notes, name).sum()) for name in report.notes if name.endswith("/dropped")]
     line |= {"dropped_samples": sum(dropped)} if dropped else {}
     line |= {"bytes.down": report.down.total, "bytes.up": report.up.total}
     return line | {"seconds.train": report.train_seconds, "seconds.server": report.server_seconds}
 
 
-def _loss_line(purpose: str, taken: Any, loss: Any, counted: Tensor) -> Line:
-    steps, line = _tensor(taken).double(), {f"{purpose}.steps": int(_tensor(taken).sum())}
-    steps = steps[counted.to(steps.device)]
-    if loss is None or steps.sum() == 0:
+def _loss_line(report: Report, purpose: str, counted: Tensor) -> Line:
+    taken = tensor_of(report.notes, f"{purpose}/steps")
+    line, steps = {f"{purpose}.steps": int(taken.sum())}, taken[counted.to(taken.device)].double()
+    if f"{purpose}/loss" not in report.notes or steps.sum() == 0:
         return line
-    losses = _tensor(loss)[counted.to(_tensor(loss).device)].double()
+    loss = tensor_of(report.notes, f"{purpose}/loss")
+    losses = loss[counted.to(loss.device)].double()
     return {f"{purpose}.loss": _finite(float((losses * steps).sum() / steps.sum())), **line}
 
 
@@ -150,12 +150,6 @@ def client_lines(
 def layer_lines(report: Report, layout: Layout) -> list[Line]:
     columns = zip(layout.names, layout.sizes, report.down.layers.tolist(), report.up.layers.tolist(), strict=True)
     return [{"layer": name, "columns": size, "bytes.down": down, "bytes.up": up} for name, size, down, up in columns]
-
-
-def _tensor(value: Any) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError("a note must be a tensor")
-    return value
 
 
 def _finite(value: float) -> float | None:

@@ -63,10 +63,6 @@ class Metric:
     def better(self, value: float, than: float) -> bool:
         return self.sign * value > self.sign * than
 
-    def written(self, value: float) -> str:
-        """A value as people read it."""
-        return f"{100 * value:.1f} %" if self.percent else f"{value:.4g}".replace("-", "−")
-
 
 def confusion(y: Tensor, scores: Tensor, weight: Tensor) -> Tensor:
     """How many samples of each class (rows) are given each class (columns), int64 `[C, K, K]`."""

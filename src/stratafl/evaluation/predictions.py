@@ -4,7 +4,6 @@ They are computed only where a metric needs more than hits and loss, and once at
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 
@@ -13,13 +12,12 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import sample_losses
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.task import Scores
 from stratafl.errors import DataError
-from stratafl.evaluation.evaluate import ClientModels, client_models
+from stratafl.evaluation.evaluate import after_training, client_models
 from stratafl.evaluation.metrics import Metric, confusion, label_losses
-from stratafl.execute.executors import evaluation_size
 from stratafl.execute.packing import sendable
 from stratafl.execute.process_group import ProcessGroup
 from stratafl.execute.simulation import Progress, Simulation
@@ -27,8 +25,7 @@ from stratafl.execute.simulation import Progress, Simulation
 CHUNK_SCORES = 1 << 22  # scores of clients side by side, padded to the largest of them
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Predictions:
     """Samples one below the other: whose each is, its target, and what that client's model gives for it.
 
@@ -82,7 +79,7 @@ class Predictions:
         """The metric of each client; those for whom it is not defined are left out."""
         self._check(metric)
         by_place: dict[int, float] = {}
-        for some, at, count in self.side_by_side():
+        for some, at, count in self._side_by_side:
             values = metric(self.y[at], self.scores[at], torch.arange(at.shape[1]) < count)
             by_place |= dict(zip(some.tolist(), values.tolist(), strict=True))
         return {client: by_place[place] for place, client in enumerate(self.clients) if isfinite(by_place[place])}
@@ -118,12 +115,8 @@ class Predictions:
         place = self.client.unique(return_inverse=True)[1]
 
         def several(values: Tensor) -> list[bool]:
-            least, most = (
-                torch.zeros(len(self.clients), dtype=values.dtype).scatter_reduce(
-                    0, place, values, how, include_self=False
-                )
-                for how in ("amin", "amax")
-            )
+            every = torch.zeros(len(self.clients), dtype=values.dtype)
+            least, most = (every.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
             differs: list[bool] = (least != most).tolist()
             return differs
 
@@ -143,15 +136,12 @@ class Predictions:
             actual, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
             raise DataError(f"{metric.name} needs {needed}, and the targets are {actual}")
 
-    def side_by_side(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+    @cached_property
+    def _side_by_side(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Clients of similar size at a time: their places in `clients`, their samples `[C, n]`, how many `[C, 1]`.
 
         Rows are padded with any samples.
         """
-        return self._side_by_side
-
-    @cached_property
-    def _side_by_side(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         _, place, count = self.client.unique(return_inverse=True, return_counts=True)
         order, first = torch.argsort(place, stable=True), count.cumsum(0) - count
         left, groups = torch.argsort(count, descending=True, stable=True), []
@@ -203,25 +193,14 @@ def stage_predictions(
     """Predictions at each stage on each split, as many clients at a time as memory allows."""
     with sim.arithmetic():
         models = client_models(sim, progress, ids if new else sim.checked(ids), new)
-        return join_stages([_of_models(some, splits, stages) for some in models])
-
-
-def _of_models(some: ClientModels, splits: Sequence[str], stages: Sequence[str]) -> StagePredictions:
-    def given(rows: Rows, split: str) -> Predictions:
-        return row_predictions(some.sim, some.rnd, rows, some.ids, split)
-
-    return some.each(splits, stages, given)
+        return join_stages([some.each(splits, stages, row_predictions) for some in models])
 
 
 def trained_predictions(
     sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]
 ) -> StagePredictions:
     """Predictions of models right after training, as `Simulation.round(examine=…)` shows them."""
-    size, parts = evaluation_size(sim, len(ids)), list[StagePredictions]()
-    for at in range(0, len(ids), size):
-        some, share = {name: x[at : at + size] for name, x in rows.items()}, ids[at : at + size]
-        parts.append({f"{split}.trained": row_predictions(sim, rnd, some, share, split) for split in splits})
-    return join_stages(parts)
+    return join_stages(after_training(sim, rnd, rows, ids, splits, row_predictions))
 
 
 def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Predictions:

@@ -8,21 +8,12 @@ from torch import Tensor
 
 from stratafl.core import keys
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.round import Round
-from stratafl.evaluation import evaluate
+from stratafl.evaluation import evaluate, measure
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
 from stratafl.evaluation.evaluate import StageScores
-from stratafl.evaluation.measure import (
-    Line,
-    MetricValues,
-    StageValues,
-    client_lines,
-    layer_lines,
-    round_line,
-    score_line,
-    upload_line,
-)
+from stratafl.evaluation.measure import Line, MetricValues, StageValues
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import (
     StagePredictions,
@@ -47,8 +38,7 @@ class RoundLines:
     layers: list[Line] = field(default_factory=list)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Trial:
     """A simulation, every how many rounds it is evaluated, and on how many clients (0: all), always the same ones.
 
@@ -98,31 +88,32 @@ class Trial:
         examine = examiner if evaluated or looked else None
         progress, report = self.sim.round(progress, self.executor, examine=examine, watched=looked)
         between_servers = self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
-        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **round_line(report), **between_servers}
+        line: Line = {"round": progress.t, "phase": rnd.plan.phase, **measure.round_line(report), **between_servers}
         line |= self.sim.algorithm.spent(self.sim.at(progress.t))
-        line |= upload_line(report, self.sim.runtime.federation.client_names)
+        line |= measure.upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = self.sim.runtime.now()
         scores, clients = self._evaluation(progress, examiner, report.present) if evaluated else ({}, [])
         seen = [{} for _ in rnd.layout.layers] if collector is None else collector.lines(progress, report)
         line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
-        plain = layer_lines(report, rnd.layout)
+        plain = measure.layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
         return progress, RoundLines(line, [{"round": progress.t, **each} for each in clients], layers)
 
     def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
         classes, new_clients = self.sim.setup.classes, self.sim.new_clients
         scores, values = self._scored(progress, self.ids, self._stages(progress))
-        line, lines = score_line(scores, classes, values=values), client_lines(self.ids, scores, classes, values)
+        line = measure.score_line(scores, classes, values=values)
+        lines = measure.client_lines(self.ids, scores, classes, values)
         ids = present[torch.isin(present, self.ids)]
         scores, values = examiner.gathered(ids)
-        line |= score_line(scores, classes, values=values)
-        by_client = {each["client"]: each for each in client_lines(ids, scores, classes, values)}
+        line |= measure.score_line(scores, classes, values=values)
+        by_client = {each["client"]: each for each in measure.client_lines(ids, scores, classes, values)}
         lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
         if len(new_clients):
             scores, values = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
-            line |= score_line(scores, classes, "new.", values)
-            lines += [{"new": True, **each} for each in client_lines(new_clients, scores, classes, values)]
+            line |= measure.score_line(scores, classes, "new.", values)
+            lines += [{"new": True, **each} for each in measure.client_lines(new_clients, scores, classes, values)]
         return line, lines
 
     def _stages(self, progress: Progress) -> tuple[str, ...]:

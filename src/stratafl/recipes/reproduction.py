@@ -30,12 +30,13 @@ from stratafl.recipes.claims import OF_CONVERGENCE, REFERENCE
 from stratafl.recipes.recipe import Recipe, RecipeCell
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
+from stratafl.report.tuned import TunedMethod
 from stratafl.report.verdict import Verdict
 from stratafl.runs.comparison import SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import line_bodies
 from stratafl.runs.run import Run
-from stratafl.tuning.search import Search, SearchResult, TuningPlan, shown_settings
+from stratafl.tuning.search import Search, TuningPlan, shown_settings
 from stratafl.tuning.space import LR
 
 FILE, RESULT = "reproduce.toml", "result.md"
@@ -59,7 +60,7 @@ class Reproduction:
     failed: dict[tuple[str, str], str] = field(default_factory=dict)  # why a row could not be run in a column
     ended: dict[Path, Outcome] = field(default_factory=dict)  # finished runs, each read once
     searches: dict[tuple[str, str], Search] = field(default_factory=dict)  # of rows and columns that are tuned
-    chosen: dict[tuple[str, str], SearchResult] = field(default_factory=dict)
+    chosen: dict[tuple[str, str], TunedMethod] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -111,7 +112,7 @@ class Reproduction:
             self.searches[key] = Search(place, base, plan, self.trust)
         return self.searches[key]
 
-    def choice(self, cell: RecipeCell) -> SearchResult | None:
+    def choice(self, cell: RecipeCell) -> TunedMethod | None:
         """What its search chose; None while it is not decided."""
         key = (cell.row, cell.column)
         if key not in self.chosen and (result := self.search(cell).choice()) is not None:

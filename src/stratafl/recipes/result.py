@@ -9,7 +9,7 @@ from stratafl.recipes.claims import MEASURES, OF_CONVERGENCE
 from stratafl.recipes.recipe import Row
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.verdicts import Numbers, Place
-from stratafl.report.formats import MARK, duration_text, machine, span, versions
+from stratafl.report.formats import MARK, duration_text, machine, markdown_table, span, versions
 from stratafl.report.intervals import Spread
 from stratafl.report.outcome import read_outcome
 from stratafl.report.ranking import INCOMPARABLE
@@ -43,11 +43,9 @@ def result_markdown(reproduction: Reproduction, judged: Sequence[Verdict], comma
     for measure in recipe.measures:
         lines += ["", f"**{MEASURES[measure]}**", "", *table(reproduction, measure)]
     lines += ["", "; ".join(legend(reproduction)) + ".", ""]
-    lines += ["| claim | where | predicate | paper | measured | verdict | why |", "|---|---|---|---|---|---|---|"]
-    lines += [
-        f"| {v.claim} | {v.column} | {v.predicate} | {v.paper_value} | {v.measured} | **{v.words}** | {v.reason} |"
-        for v in judged
-    ]
+    head = ("claim", "where", "predicate", "paper", "measured", "verdict", "why")
+    rows = [(v.claim, v.column, v.predicate, v.paper_value, v.measured, f"**{v.words}**", v.reason) for v in judged]
+    lines += markdown_table(head, rows)
     if tuned := reproduction.tuning_lines():
         lines += ["", "Tuned on validation data, with a seed of its own:", "", *(f"- {each}" for each in tuned)]
     left, lost = reproduction.not_run(), reproduction.diverged()
@@ -75,8 +73,7 @@ def _made(reproduction: Reproduction) -> str:
 def table(reproduction: Reproduction, measure: str) -> list[str]:
     columns = heads(reproduction, measure)
     head = [f"{reproduction.shown(name) if what == HERE else name}: {what}" for name, what in columns]
-    lines = ["| method | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
-    return lines + ["| " + " | ".join([row.name, *texts]) + " |" for row, texts in cells(reproduction, measure)]
+    return markdown_table(["method", *head], [[row.name, *texts] for row, texts in cells(reproduction, measure)])
 
 
 def heads(reproduction: Reproduction, measure: str) -> list[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """Whether scores are better than chance, and what probabilities show where answers show nothing.
 
-Chance is the majority class: every client always gets the class that it has most in training. With 12 % positives
-hardly any probability is above one half, so the answers of a good model are nearly those. A ranking by answers then
-ranks noise, and the AUROC of the stored predictions tells more.
+Chance is the majority class, as if it were a method: every client always gives the class that it has most in training,
+and its probabilities are the shares of the classes there. A ranking shows what that scores below the methods. With 12 %
+positives hardly any probability is above one half, so the answers of a good model are nearly those. A ranking by
+answers then ranks noise, and the AUROC of the stored predictions tells more.
 """
 
 import os
@@ -13,15 +14,30 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from stratafl.errors import RunError
+from stratafl.evaluation.measure import MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
+from stratafl.evaluation.predictions import Predictions
 from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA, Uncertainty, sharing
 from stratafl.report.formats import score_text
-from stratafl.report.majority import majority_predictions, majority_values
-from stratafl.report.outcome import OF_ANSWERS, is_imported, measured_by, numbers_of
-from stratafl.report.paired import Paired, holm, pair_of, pairs, with_first
-from stratafl.report.pairing import Couple, ScoredRun, StoredScores, pair_uncertainty
+from stratafl.report.gains.sample_noise import ClientScores
+from stratafl.report.intervals import Spread
+from stratafl.report.outcome import OF_ANSWERS, Outcome, is_imported, measured_by, numbers_of
+from stratafl.report.paired import (
+    Couple,
+    Paired,
+    ScoredRun,
+    holm,
+    pair_of,
+    pair_uncertainty,
+    pairs,
+    scored_runs,
+    with_first,
+)
 from stratafl.report.ranking import Rank, comparable_ranks, ranking
 from stratafl.report.sentences import Finding, finding
 
@@ -30,6 +46,53 @@ MIN_LEAD = 0.002  # a method that is ahead of the majority class by less is no b
 SLIGHT_LEAD = 0.1  # of the way from the majority class to a perfect score: answers that say little
 LARGE_LEAD = 0.25  # of that way: no chance, however few the seeds, if test samples are enough
 AUROC = METRICS["auroc"]
+MAJORITY = "majority class"
+MAX_MAJORITY_SAMPLES = 2_000_000  # of larger federations its score is not computed
+
+
+# The majority class
+
+
+def majority(ranks: Sequence[Rank]) -> Rank | None:
+    """The row of the majority class, for the seeds of the first method; None for numbers and for your own metrics."""
+    members = ranks[0].members if ranks else ()
+    by_run = [numbers_of(values, run.evaluate) if (values := majority_values(run)) else {} for run in members]
+    names = [name for name in by_run[0] if all(name in numbers for numbers in by_run)] if by_run else []
+    if "score" not in names:
+        return None
+    spreads = {name: Spread.of([numbers[name] for numbers in by_run]) for name in names if name != "client_mean"}
+    return Rank(MAJORITY, ranks[0].seeds, (0, 0), False, spreads)
+
+
+def majority_values(run: Outcome) -> MetricValues | None:
+    """What the majority class scores on the test samples of a run, by the metric of the run."""
+    predicted = majority_predictions(run) if run.metric.classes and not is_imported(run.metric) else None
+    return None if predicted is None else MetricValues.of(run.metric, predicted)
+
+
+def majority_predictions(run: Outcome, tested: Predictions | None = None) -> Predictions | None:
+    """What the majority class gives for the test samples of the clients that took part; in the order of `tested`."""
+    class_counts = run.class_counts
+    if class_counts is None or class_counts["classes"] is None:
+        return None
+    train, test = (torch.tensor(class_counts["counts"][split])[: run.clients or None] for split in ("train", "test"))
+    if int(test.sum()) > MAX_MAJORITY_SAMPLES:
+        return None
+    clients, classes = test.shape
+    y = torch.arange(classes).repeat(clients).repeat_interleave(test.flatten())
+    client = torch.arange(clients).repeat_interleave(test.sum(1))
+    if tested is not None:
+        client, y = tested.client, tested.y
+    return Predictions(client, y, class_shares(train)[client])
+
+
+def class_shares(train: Tensor) -> Tensor:
+    """The shares of the classes in each client's training data; those of all clients for one without any."""
+    counts = torch.where(train.sum(1, keepdim=True) > 0, train, train.sum(0, keepdim=True)).double()
+    return counts / counts.sum(1, keepdim=True)
+
+
+# Better than that
 
 
 class Chance(NamedTuple):
@@ -46,8 +109,8 @@ def chance(ranks: Sequence[Rank]) -> Chance | None:
     metric = scored[0].members[0].metric if scored else None
     if metric is None or not metric.classes or is_imported(metric) or metric.name in OF_PROBABILITIES:
         return None
-    stored = StoredScores([run for rank in scored for run in rank.members])
-    couples = [_couples(rank, stored) for rank in scored]
+    runs = scored_runs(scored)
+    couples = [_couples([runs[run.folder] for run in rank.members if run.folder in runs]) for rank in scored]
     leads = [lead for pairs_of_rank in couples if (lead := pair_uncertainty(pairs_of_rank)) is not None]
     if len(leads) < len(scored):
         return None
@@ -74,19 +137,23 @@ def _significant(leads: Sequence[Uncertainty], metric: Metric) -> list[bool]:
     return [p < ALPHA for p in adjusted]
 
 
-def _couples(rank: Rank, stored: StoredScores) -> list[Couple]:
-    """Each run with a score, and what the majority class gives for its test samples."""
+def _couples(runs: Sequence[ScoredRun]) -> list[Couple]:
+    """Each run, and what the majority class gives for its test samples."""
     couples = []
-    for run in rank.members:
-        values = majority_values(run)
+    for scored in runs:
+        run, values = scored.outcome, majority_values(scored.outcome)
         numbers = {} if values is None else numbers_of(values, run.evaluate)
-        if values is None or "score" not in numbers or "score" not in run.numbers():
-            continue
-        tested = stored.predictions.get(run.folder)
-        predicted = None if tested is None else majority_predictions(run, tested)
-        scores = None if predicted is None else stored.scores(run, predicted)
-        couples.append((stored.run(run), ScoredRun(run, numbers["score"], values.clients, scores)))
+        if values is not None and "score" in numbers:
+            couples.append((scored, ScoredRun(run, numbers["score"], values.clients, _majority_tested(scored))))
     return couples
+
+
+def _majority_tested(scored: ScoredRun) -> ClientScores | None:
+    """What the majority class gives for the stored test samples of a run."""
+    if scored.tested is None:
+        return None
+    predicted = majority_predictions(scored.outcome, scored.tested.predictions)
+    return ClientScores(predicted, scored.outcome.metric, scored.tested.max_scores) if predicted else None
 
 
 class Probabilities(NamedTuple):

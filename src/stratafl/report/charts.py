@@ -77,33 +77,30 @@ def category_axis(title: str = "", down: bool = False) -> dict[str, Any]:
     return {"type": "category", "automargin": True, **titled, **({"autorange": "reversed"} if down else {})}
 
 
-def value_axis(
-    title: str, values: Iterable[float | None], *, share: bool, least: float | None = None
-) -> dict[str, Any]:
-    """An axis that shows these values and little else; a share is written in per cent.
-
-    It spans at least 2 points of a share, or `least`, so that nothing looks large because all values are alike.
-    """
+def value_axis(title: str, values: Iterable[float | None], *, share: bool) -> dict[str, Any]:
+    """An axis that shows these values and little else; a share is written in per cent."""
     axis: dict[str, Any] = {"title": {"text": title}}
     axis |= {"tickformatstops": [dict(stop) for stop in PERCENT]} if share else {}
-    ends = value_range(values, bounds=(0.0, 1.0) if share else None, least=least or (NARROWEST if share else 0.0))
+    ends = value_range(values, share=share)
     return axis | ({"range": ends} if ends else {})
 
 
-def value_range(
-    values: Iterable[float | None], *, bounds: tuple[float, float] | None = None, least: float = 0.0
-) -> list[float] | None:
-    """From below the smallest value to above the largest; hardly beyond the bounds. None if there is no value."""
+def value_range(values: Iterable[float | None], *, share: bool) -> list[float] | None:
+    """From below the smallest value to above the largest; None if there is no value.
+
+    For shares it hardly goes beyond 0 and 1, and it spans at least 2 points, so that nothing looks large because all
+    values are alike.
+    """
     finite = [value for value in values if value is not None and isfinite(value)]
     if not finite:
         return None
     low, high = min(finite), max(finite)
-    width = max(high - low, least) or abs(high) or 1.0
+    width = max(high - low, NARROWEST if share else 0.0) or abs(high) or 1.0
     middle, half = (low + high) / 2, width * (0.5 + MARGIN)
     ends = [middle - half, middle + half]
-    if bounds is not None:
-        edge = width * EDGE  # a marker at the bound is not cut
-        ends = [max(ends[0], bounds[0] - edge), min(ends[1], bounds[1] + edge)]
+    if share:
+        edge = width * EDGE  # a marker at 0 or 1 is not cut
+        ends = [max(ends[0], -edge), min(ends[1], 1.0 + edge)]
     return [float(f"{end:.{DIGITS}g}") for end in ends]
 
 
@@ -154,8 +151,8 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     return distinct(brief)
 
 
-def shortened(name: str, most: int = MAX_LABEL_LETTERS) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def shortened(name: str) -> str:
+    return name if len(name) <= MAX_LABEL_LETTERS else f"{name[: MAX_LABEL_LETTERS - 1]}…"
 
 
 def distinct(labels: Sequence[str]) -> list[str]:

@@ -8,8 +8,8 @@ from stratafl.errors import counted
 from stratafl.report import charts
 from stratafl.report.charts import COLOURS, Branches, Chart, Control, Figure, category_axis, plain_text, thinned
 from stratafl.report.formats import differing
-from stratafl.report.outcome import Outcome
-from stratafl.report.study import ClassCounts, Study
+from stratafl.report.outcome import ClassCounts, Outcome
+from stratafl.report.study import Study
 
 BUBBLES = 60  # with more clients or classes, a heat map replaces bubbles
 ROWS, COLUMNS = 200, 200  # clients and classes of a figure at most
@@ -20,10 +20,10 @@ PARTITIONS = 6  # to choose from at most
 def class_counts_chart(study: Study) -> Chart | None:
     """The class counts of every partition that the runs use; None if the runs do not record them."""
     partitions: list[tuple[ClassCounts, Outcome]] = []
-    for record in study.records.values():
-        is_repeated = any(record.class_counts == other for other, _ in partitions)
-        if record.class_counts.counts and not is_repeated and len(partitions) < PARTITIONS:
-            partitions.append((record.class_counts, record.outcome))
+    for run in study.outcomes:
+        is_repeated = any(run.split_counts == other for other, _ in partitions)
+        if run.split_counts.counts and not is_repeated and len(partitions) < PARTITIONS:
+            partitions.append((run.split_counts, run))
     if not partitions:
         return None
     labels = partition_labels([run for _, run in partitions])
@@ -91,10 +91,8 @@ def _bubble(rows: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequ
     traces = [charts.scatter("markers", x, y, name="samples", customdata=counts, marker=marker, hovertemplate=hover)]
     traces[0]["showlegend"] = False
     for count in sorted({max(1, largest // part) for part in (16, 4, 1)}):  # the legend
-        marker = {
-            **look,
-            "size": max(MIN_BUBBLE_PIXELS, MAX_BUBBLE_PIXELS * sqrt(count / largest)),
-        }  # its area is the count
+        pixels = MAX_BUBBLE_PIXELS * sqrt(count / largest)  # its area is the count
+        marker = {**look, "size": max(MIN_BUBBLE_PIXELS, pixels)}
         shown = {"name": counted(count, "sample"), "hoverinfo": "skip", "showlegend": True}
         traces.append(charts.scatter("markers", [None], [None], marker=marker, **shown))
     return {"data": traces, "layout": {"xaxis": _axis("class", classes), "yaxis": _axis("client", clients, down=True)}}

@@ -5,60 +5,39 @@ from statistics import fmean
 from typing import Any
 
 from stratafl.errors import counted
-from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import Metric
-from stratafl.report.charts import (
-    COLOURS,
-    Chart,
-    Figure,
-    category_axis,
-    line_style,
-    plain_text,
-    rounded,
-    scatter,
-    value_axis,
-)
+from stratafl.report import charts
 from stratafl.report.formats import NO_VALUE, listed, score_text
-from stratafl.report.outcome import measure, seed_labels, what_counts
-from stratafl.report.ranking import Rank
-from stratafl.report.report_tables import Cell, ReportTable, text
-from stratafl.report.study import RunRecord, Study
+from stratafl.report.outcome import Outcome, measure, seed_labels, what_counts
+from stratafl.report.report_tables import Cell, ReportTable, text, without_empty_columns
+from stratafl.report.study import Study
 
 STRIP = 500  # with more clients of a method, lines replace points
 BINS = 20
 WORST_CLIENTS = 3  # clients of each method in the table
 BOX = {"type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "line": {"width": 1.5}}
 BOX |= {"fillcolor": "rgba(128,128,128,0.12)", "hoverinfo": "text+x"}
-CLASSES = "classes in training"  # a column that is left out if it is empty
-Scored = tuple[RunRecord, Line, str]  # a run, the line of a client, and the key of its score
 
 
-def client_scores(records: Sequence[RunRecord], metric: str) -> list[tuple[str, float]]:
+def client_scores(runs: Sequence[Outcome]) -> list[tuple[str, float]]:
     """A label and the test score of every client that took part, over all seeds."""
-    outcomes = [record.outcome for record in records]
-    seeds = {run.folder: label for run, label in zip(outcomes, seed_labels(outcomes), strict=True)}
+    labelled = zip(runs, seed_labels(runs), strict=True)
     return [
-        (f"{client_label(record, line)}, seed {seeds[record.outcome.folder]}", float(line[key]))
-        for record, line, key in _scored(records, metric)
+        (f"{client_label(run, client)}, seed {seed}", score)
+        for run, seed in labelled
+        for client, score in run.by_client().items()
     ]
 
 
-def _scored(records: Sequence[RunRecord], metric: str) -> list[Scored]:
-    """The lines of clients that took part and have a score, with the key of the score."""
-    keyed = [(record, f"test.{record.outcome.evaluate.stage}.{metric}") for record in records]
-    lines = [(record, line, key) for record, key in keyed for line in record.clients if not line.get("new")]
-    return [(record, line, key) for record, line, key in lines if line.get(key) is not None]
-
-
-def client_label(record: RunRecord, line: Line) -> str:
+def client_label(run: Outcome, client: int) -> str:
     """The name of a client in the data, or its number."""
-    names, client = record.class_counts.clients, int(line["client"])
+    names = run.client_names
     return names[client] if client < len(names) else f"client {client}"
 
 
-def clients_chart(study: Study) -> Chart | None:
-    labels = [plain_text(label) for label in study.labels]
-    scores = [client_scores(study.of(rank), study.metric) for rank in study.ranks]
+def clients_chart(study: Study) -> charts.Chart | None:
+    labels = [charts.plain_text(label) for label in study.labels]
+    scores = [client_scores(rank.members) for rank in study.ranks]
     scored = {label: values for label, values in zip(labels, scores, strict=True) if values}
     if not scored:
         return None
@@ -67,14 +46,14 @@ def clients_chart(study: Study) -> Chart | None:
     what = _what_is_drawn(study, many)
     counts = what_counts(study.outcomes, one_by_one=True)
     caption = f"Test {measure(study.measured)} by client, {counts}. {what}"
-    return Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(scored))
+    return charts.Chart("clients", "Scores of clients", caption, figure, height=420 if many else 130 + 52 * len(scored))
 
 
 def _what_is_drawn(study: Study, many: bool) -> str:
     """What a point is and how many there are, for the method with the most of them."""
     clients, seeds, points = 0, 0, 0
     for rank in study.ranks:
-        counts = [len(_scored([record], study.metric)) for record in study.of(rank)]
+        counts = [len(run.by_client()) for run in rank.members]
         if sum(counts) > points:
             clients, seeds, points = max(counts), len(counts), sum(counts)
     if seeds == 1:
@@ -88,28 +67,28 @@ def _what_is_drawn(study: Study, many: bool) -> str:
     return f"Each point is a {what} ({total}); the box holds the middle half of the points."
 
 
-def _boxes(scored: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
+def _boxes(scored: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> charts.Figure:
     traces = []
     for label, clients in scored.items():
-        marker = {"color": COLOURS[labels.index(label) % len(COLOURS)], "size": 4, "opacity": 0.55}
-        x, texts = [rounded(value) for _, value in clients], [plain_text(who) for who, _ in clients]
+        marker = {"color": charts.COLOURS[labels.index(label) % len(charts.COLOURS)], "size": 4, "opacity": 0.55}
+        x, texts = [charts.rounded(value) for _, value in clients], [charts.plain_text(who) for who, _ in clients]
         traces.append({**BOX, "name": label, "x": x, "y": [label] * len(x), "text": texts, "marker": marker})
     every = [value for clients in scored.values() for _, value in clients]
-    layout = {"xaxis": _axis(every, metric), "yaxis": category_axis(down=True), "showlegend": False}
+    layout = {"xaxis": _axis(every, metric), "yaxis": charts.category_axis(down=True), "showlegend": False}
     return {"data": traces, "layout": layout}
 
 
-def _steps(scored: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> Figure:
+def _steps(scored: Mapping[str, Sequence[tuple[str, float]]], labels: Sequence[str], metric: Metric) -> charts.Figure:
     scores = {label: [value for _, value in clients] for label, clients in scored.items()}
     every = [value for values in scores.values() for value in values]
     low, high = min(every), max(every)
     width = (high - low) / BINS or 1.0
-    centres = [rounded(low + (i + 0.5) * width) for i in range(BINS)]
+    centres = [charts.rounded(low + (i + 0.5) * width) for i in range(BINS)]
     traces = []
     for label, values in scores.items():
-        shares = [rounded(share) for share in histogram(values, low, width)]
-        line = {**line_style(labels.index(label))["line"], "shape": "hvh"}
-        traces.append(scatter("lines", centres, shares, name=label, line=line))
+        shares = [charts.rounded(share) for share in histogram(values, low, width)]
+        line = {**charts.line_style(labels.index(label))["line"], "shape": "hvh"}
+        traces.append(charts.scatter("lines", centres, shares, name=label, line=line))
     y = {"title": {"text": "share of clients"}, "tickformat": ".0%", "rangemode": "tozero"}
     return {"data": traces, "layout": {"xaxis": _axis(every, metric), "yaxis": y}}
 
@@ -123,41 +102,35 @@ def histogram(values: Sequence[float], low: float, width: float) -> list[float]:
 
 
 def _axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
-    return value_axis(metric.title, values, share=metric.percent)
+    return charts.value_axis(metric.title, values, share=metric.percent)
 
 
 def worst_table(study: Study) -> ReportTable | None:
     """The clients with the worst scores; a client that every seed has counts once, with its mean."""
     metric = study.measured
-    head = ("method", "client", "seed", metric.title, "test samples", "training samples", CLASSES)
+    head = ("method", "client", "seed", metric.title, "test samples", "training samples", "classes in training")
     rows = list[tuple[Cell, ...]]()
     for rank in study.ranks:
-        groups: dict[tuple[Hashable, int], list[Scored]] = {}
-        for record, line, key in _scored(study.of(rank), study.metric):
-            who = (record.outcome.population, int(line["client"]))
-            groups.setdefault(who, []).append((record, line, key))
-        worst_first = sorted(groups.values(), key=lambda group: metric.sign * _mean(group))
-        rows += [_client(rank, group, metric) for group in worst_first[:WORST_CLIENTS]]
-    columns = [
-        at for at, title in enumerate(head) if title != CLASSES or any(row[at].shown != NO_VALUE for row in rows)
-    ]
+        groups: dict[tuple[Hashable, int], list[tuple[Outcome, float]]] = {}
+        for run in rank.members:
+            for client, score in run.by_client().items():
+                groups.setdefault((run.population, client), []).append((run, score))
+        means = [(fmean(score for _, score in runs), who, runs) for who, runs in groups.items()]
+        worst_first = sorted(means, key=lambda mean: metric.sign * mean[0])
+        for mean, (_, client), runs in worst_first[:WORST_CLIENTS]:
+            seed = runs[0][0].seed if len(runs) == 1 else f"mean of {len(runs)}"
+            who = map(text, (rank.label, client_label(runs[0][0], client), seed))
+            rows.append((*who, Cell(score_text(mean, metric), mean, "strong"), *_client_samples(runs[0][0], client)))
     caption = f"The {WORST_CLIENTS} clients of each method with the worst test {metric.title} in the selected round"
-    shown = tuple(tuple(row[at] for at in columns) for row in rows)
-    return ReportTable("worst", caption, tuple(head[at] for at in columns), shown, left=2) if rows else None
+    return without_empty_columns(ReportTable("worst", caption, head, tuple(rows), left=2)) if rows else None
 
 
-def _mean(group: Sequence[Scored]) -> float:
-    return fmean(line[key] for _, line, key in group)
-
-
-def _client(rank: Rank, group: Sequence[Scored], metric: Metric) -> tuple[Cell, ...]:
-    (record, line, _), value = group[0], _mean(group)
-    client, counts = int(line["client"]), record.class_counts.counts.get("train", ())
+def _client_samples(run: Outcome, client: int) -> tuple[Cell, ...]:
+    """Of the first seed: test samples, training samples, and their classes."""
+    counts = run.split_counts.counts.get("train", ())
     class_counts = counts[client] if client < len(counts) else ()
-    names = record.class_counts.classes or list(map(str, range(len(class_counts))))
+    names = run.split_counts.classes or list(map(str, range(len(class_counts))))
     classes = [name for name, count in zip(names, class_counts, strict=True) if count] if len(class_counts) > 1 else []
-    seed = record.outcome.seed if len(group) == 1 else f"mean of {len(group)}"
-    samples = (line.get("test.samples", NO_VALUE), sum(class_counts) if class_counts else NO_VALUE)
-    about = (*samples, listed(classes, 8) if classes else NO_VALUE)
-    who = (rank.label, client_label(record, line), seed)
-    return (*map(text, who), Cell(score_text(value, metric), value, "strong"), *map(text, about))
+    training = sum(class_counts) if class_counts else NO_VALUE
+    shown = (run.test_samples().get(client, NO_VALUE), training, listed(classes, 8) if classes else NO_VALUE)
+    return tuple(map(text, shown))

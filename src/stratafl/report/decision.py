@@ -18,10 +18,9 @@ from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
-from stratafl.report.formats import apart_by, limits, listed, score_text, size_text
+from stratafl.report.formats import apart_by, listed, over_seeds, score_text, size_text
 from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
-from stratafl.report.intervals import interval
 from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
@@ -64,9 +63,8 @@ def decision(study: Study) -> Decision:
         "How sure": _how_sure(choice),
         "What would change it": _what_would_change_it(choice),
     }
-    return Decision(
-        choice.use, _headline(choice), {title: findings for title, findings in answers.items() if findings}, cautions
-    )
+    answers = {title: findings for title, findings in answers.items() if findings}
+    return Decision(choice.use, _headline(choice), answers, cautions)
 
 
 def _cautions(study: Study) -> Findings:
@@ -120,8 +118,7 @@ class _Choice:
 
     def against(self, other: Rank) -> Paired | None:
         """The method to use compared with another one; None if that is unknown."""
-        pair = pair_of(self.study.pairs, self.use.label, other.label)
-        return pair if pair is not None and pair.seeds else None
+        return pair_of(self.study.pairs, self.use.label, other.label)
 
 
 def _choose(rivals: Sequence[Rank], study: Study) -> _Choice:
@@ -140,7 +137,8 @@ def _cost(rank: Rank) -> tuple[float, bool]:
 
 
 def _bytes(rank: Rank) -> float:
-    return rank.numbers["bytes"].mean if "bytes" in rank.numbers else inf
+    sent = rank.mean("bytes")
+    return inf if sent is None else sent
 
 
 def _is_as_good(rank: Rank, best: Rank, study: Study) -> bool:
@@ -204,10 +202,8 @@ def _who_gains(choice: _Choice) -> Findings:
         return [] if is_alone else [finding(say.NO_LOCAL, local=TRAINS_ALONE)]
     if not gains.clients:
         return [finding(say.GAINS_UNKNOWN, reason=gains.why)]
-    new = use.numbers.get("new_trained")
-    joining = (
-        [finding(say.NEW_CLIENTS_REACH, score=score_text(new.mean, choice.metric))] if new and not is_alone else []
-    )
+    new = None if is_alone else use.mean("new_trained")
+    joining = [finding(say.NEW_CLIENTS_REACH, score=score_text(new, choice.metric))] if new is not None else []
     return [*gain_counts(gains), *joining]
 
 
@@ -261,11 +257,8 @@ def _how_sure(choice: _Choice) -> Findings:
         methods = [pair.second for pair in pairs if pair.verdict == verdict]
         findings += [finding(sentence, methods=methods)] if methods else []
     seeds, clients = max(pair.seeds for pair in pairs), counted(max(pair.clients for pair in pairs), "client")
-    findings.append(
-        finding(say.RESTS_ON_ONE_SEED, clients=clients)
-        if seeds == 1
-        else finding(say.RESTS_ON, seeds=counted(seeds, "seed"), clients=clients)
-    )
+    rests_on = say.RESTS_ON_ONE_SEED if seeds == 1 else say.RESTS_ON
+    findings.append(finding(rests_on, seeds=counted(seeds, "seed"), clients=clients))
     return [*findings, *([finding(say.ABOUT_THESE_CLIENTS)] if all(pair.about_these_clients for pair in pairs) else [])]
 
 
@@ -304,25 +297,19 @@ def ranking_lead(study: Study) -> Findings:
 
 
 def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
-    metric, values = first.members[0].metric, list(first.by_seed("score").values())
+    metric, values = first.members[0].metric, first.scores
     tied = [rank.label for rank in study.ranks if rank.place == first.place and rank is not first]
     sentence = say.ALONE_REACHES if is_alone else say.SHARED_FIRST if tied else say.FIRST
     title = "loss" if metric.key == "loss" else metric.title
-    reached = {
-        "metric": title,
-        "score": score_text(first.numbers["score"].mean, metric),
-        "basis": _basis(values, metric),
-    }
+    reached = {"metric": title, "score": score_text(first.mean("score"), metric), "basis": _basis(values, metric)}
     return finding(sentence, method=first.label, others=tied, **reached)
 
 
 def _basis(values: Sequence[float], metric: Metric) -> str:
-    """What a mean over seeds is of; the t interval of two values would say nothing."""
+    """What a mean over seeds is of."""
     if len(values) == 1:
         return "one seed"
-    if len(values) == 2:
-        return f"2 seeds: {' and '.join(score_text(value, metric) for value in values)}"
-    return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
+    return f"{'2 seeds: ' if len(values) == 2 else f'mean of {len(values)} seeds, '}{over_seeds(values, metric)}"
 
 
 def _against_rivals(compared: Sequence[Paired]) -> Findings:
@@ -384,7 +371,7 @@ def _means_trace(
 
 
 def _seeds_trace(shown: Sequence[tuple[str, Rank]]) -> dict[str, Any]:
-    points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.by_seed("score").values()]
+    points = [(rounded(value), plain_text(label)) for label, rank in shown for value in rank.scores]
     x, y = [value for value, _ in points], [label for _, label in points]
     # Longer than the mark of the mean, so that none is hidden behind it.
     marker = {"color": COLOURS[6], "size": 10, "symbol": "line-ns-open", "line": {"width": 2}, "opacity": 0.8}

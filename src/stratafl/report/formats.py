@@ -1,12 +1,12 @@
 """Numbers, machines and times as people read them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor, isfinite, log10
 from typing import Any
 
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
-from stratafl.report.intervals import Interval, Spread
+from stratafl.report.intervals import Interval, Spread, interval
 
 NO_VALUE = "–"
 MARK = "†"  # follows the name of a method that leaks
@@ -25,40 +25,32 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-Kind = Metric | bool  # a metric, or whether values are plain numbers and not shares in per cent
-
-
-def plain_numbers(kind: Kind) -> bool:
-    """Whether values are written as numbers, not in per cent."""
-    return not kind.percent if isinstance(kind, Metric) else kind
-
-
-def score_text(value: float | None, kind: Kind = False) -> str:
+def score_text(value: float | None, metric: Metric) -> str:
     if value is None or not isfinite(value):
         return NO_VALUE
-    return minus(_digits(value, kind)) if plain_numbers(kind) else f"{100 * value:.1f} %"
+    return minus(_number(value, metric)) + _unit(metric)
 
 
-def _digits(value: float, kind: Kind) -> str:
-    """Three decimals of an area, which is at most 1; else four digits."""
-    return f"{value:.3f}" if isinstance(kind, Metric) and kind.name in AREAS else f"{value:.4g}"
+def _number(value: float, metric: Metric, sign: str = "", digits: int = 4) -> str:
+    """Per cent with one decimal, an area, which is at most 1, with three; anything else with so many digits."""
+    if metric.percent:
+        return f"{100 * value:{sign}.1f}"
+    return f"{value:{sign}.3f}" if metric.name in AREAS else f"{value:{sign}.{digits}g}"
 
 
-def spread(over_seeds: Spread | None, kind: Kind = False) -> str:
-    if over_seeds is None:
-        return NO_VALUE
-    mean = score_text(over_seeds.mean, kind)
-    if over_seeds.std is None:
-        return mean
-    if not plain_numbers(kind):
-        return f"{mean} ± {100 * over_seeds.std:.1f}"
-    if isinstance(kind, Metric) and kind.name in AREAS:
-        return f"{mean} ± {over_seeds.std:.3f}"
-    if not 1e-4 <= abs(over_seeds.mean) < 1e4:
-        return f"{mean} ± {minus(f'{over_seeds.std:.2g}')}"
+def _unit(metric: Metric) -> str:
+    return " %" if metric.percent else ""
+
+
+def spread(numbers: Spread | None, metric: Metric) -> str:
+    if numbers is None or numbers.std is None:
+        return score_text(numbers.mean if numbers else None, metric)
+    mean, std = numbers.mean, numbers.std
+    if metric.percent or metric.name in AREAS or not 1e-4 <= abs(mean) < 1e4:
+        return f"{score_text(mean, metric)} ± {minus(_number(std, metric, digits=2))}"
     # Both with the same decimals: four digits of the mean, and a digit of the deviation.
-    decimals = max(0, 3 - _power(over_seeds.mean), min(6, -_power(over_seeds.std)))
-    return minus(f"{over_seeds.mean:.{decimals}f} ± {over_seeds.std:.{decimals}f}")
+    decimals = max(0, 3 - _power(mean), min(6, -_power(std)))
+    return minus(f"{mean:.{decimals}f} ± {std:.{decimals}f}")
 
 
 def _power(value: float) -> int:
@@ -66,43 +58,38 @@ def _power(value: float) -> int:
     return floor(log10(abs(value))) if value else 0
 
 
-def limits(ends: Interval | None, kind: Kind = False) -> str:
+def over_seeds(values: Sequence[float], metric: Metric) -> str:
+    """The t interval over seeds, or two values themselves, of which it would say nothing; empty for one."""
+    if len(values) == 2:
+        return " and ".join(score_text(value, metric) for value in values)
+    return f"95 % interval {limits(interval(values), metric)}" if len(values) > 2 else ""
+
+
+def limits(ends: Interval | None, metric: Metric) -> str:
     """The limits of an interval, cut off where the metric ends: at 0 and, for a share, at 100 %."""
     if ends is None:
         return NO_VALUE
-    bounded = not isinstance(kind, Metric) or (kind.classes is not None and kind.name != "r2")
-    low = max(ends.low, 0) if bounded else ends.low
-    if plain_numbers(kind):
-        high = min(ends.high, 1) if isinstance(kind, Metric) and kind.name in AREAS else ends.high
-        return minus(f"{_digits(low, kind)} to {_digits(high, kind)}")
-    return f"{100 * low:.1f} to {100 * min(ends.high, 1):.1f} %"
+    low = max(ends.low, 0) if metric.classes is not None and metric.name != "r2" else ends.low
+    high = min(ends.high, 1) if metric.percent or metric.name in AREAS else ends.high
+    return minus(f"{_number(low, metric)} to {_number(high, metric)}") + _unit(metric)
 
 
 def apart_by(value: float, metric: Metric, sign: str = "") -> str:
     """A difference of two scores: in points with one digit after the point, or two if it is small."""
-    if metric.name in AREAS:
-        return minus(_without_zero(f"{value:{sign}.3f}"))
-    if not metric.percent:
-        return minus(f"{value:{sign}.3g}")
-    points = 100 * value
-    return minus(_without_zero(f"{points:{sign}.2f}" if 0.005 <= abs(points) < 0.095 else f"{points:{sign}.1f}"))
+    if metric.percent and 0.005 <= abs(100 * value) < 0.095:
+        return minus(f"{100 * value:{sign}.2f}")
+    number = _number(value, metric, sign, digits=3)
+    without_sign = not float(number) and (metric.percent or metric.name in AREAS)  # 0.0 for −0.0 and +0.0
+    return minus(number.lstrip("+-") if without_sign else number)
 
 
-def _without_zero(text: str) -> str:
-    """Nothing is below nothing: 0.0 for −0.0 and +0.0."""
-    return text if float(text) else text.lstrip("+-")
-
-
-def difference_text(paired: Interval | None, kind: Kind = False) -> str:
+def difference_text(paired: Interval | None, metric: Metric) -> str:
     """A paired difference with its limits; in percentage points for shares."""
     if paired is None:
         return NO_VALUE
-    if isinstance(kind, Metric) and kind.name in AREAS:
-        return minus(f"{paired.mean:+.3f} ({paired.low:+.3f} to {paired.high:+.3f})")
-    if plain_numbers(kind):
-        return minus(f"{paired.mean:+.3g} ({paired.low:+.3g} to {paired.high:+.3g})")
-    low, high = max(paired.low, -1), min(paired.high, 1)
-    return minus(f"{100 * paired.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})")
+    low, high = (max(paired.low, -1), min(paired.high, 1)) if metric.percent else (paired.low, paired.high)
+    mean, *ends = (minus(_number(value, metric, "+", digits=3)) for value in (paired.mean, low, high))
+    return f"{mean} ({' to '.join(ends)})"
 
 
 def size_text(count: float | None) -> str:
@@ -124,6 +111,11 @@ def duration_text(seconds: float | None) -> str:
 
 def listed(words: list[str], most: int = 12) -> str:
     return ", ".join(words) if len(words) <= most else f"{', '.join(words[:most])} and {len(words) - most} more"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
 def machine(env: Environment) -> str:

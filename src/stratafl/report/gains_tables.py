@@ -1,16 +1,18 @@
-"""Who gains, as tables of the page and as CSV."""
+"""Who gains, on the page: tables, their CSV, and a chart of each client's difference with its interval."""
 
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 from stratafl.evaluation.metrics import Metric
+from stratafl.report import charts
 from stratafl.report.formats import NO_VALUE, minus, score_text
 from stratafl.report.gains import ClientGain, Gains, SeedGain, verdict
+from stratafl.report.gains.gain_records import Outlook
 from stratafl.report.gains.gain_text import VERDICT_TEXTS, gain_unit, reading, share_text, signed, with_ends
 from stratafl.report.gains.traits import NEAREST, ClientFacts, Dependence
 from stratafl.report.ranking import Rank
-from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
+from stratafl.report.report_tables import Cell, ReportTable, as_csv, text, without_empty_columns
 from stratafl.report.study import Study
 
 WORST_CLIENTS = 3  # clients of each method in the table
@@ -20,6 +22,12 @@ CSV = (
     *("score", "alone", "difference", "low", "high", "verdict"),
     *("client_difference", "client_low", "client_high", "client_verdict"),
 )
+MAX_CLIENTS_DRAWN = 200  # clients at most
+LOOKS: dict[Outlook, tuple[str, str]] = {
+    "gains": ("#009E73", "triangle-up"),
+    "loses": ("#D55E00", "triangle-down"),
+    "cannot be told": ("#808080", "circle"),
+}
 
 
 def gains_table(study: Study) -> ReportTable | None:
@@ -31,11 +39,8 @@ def gains_table(study: Study) -> ReportTable | None:
     rows = []
     for gains in all_gains:
         open_ = 1 - gains.surely_better - gains.surely_worse
-        cells = [
-            text(gains.label),
-            text(len(gains.clients)),
-            Cell(signed(gains.mean, gains.metric), gains.mean, "strong"),
-        ]
+        cells = [text(gains.label), text(len(gains.clients))]
+        cells += [Cell(signed(gains.mean, gains.metric), gains.mean, "strong")]
         cells += [Cell(signed(gains.median, gains.metric), gains.median)]
         cells += [Cell(share_text(gains.better, gains.surely_better, gains), gains.better)]
         cells += [Cell(share_text(gains.worse, gains.surely_worse, gains), gains.worse)]
@@ -68,29 +73,19 @@ def losers_table(study: Study) -> ReportTable | None:
     for gains in all_gains:
         losers = sorted(gains.clients, key=lambda client: client.difference)[:WORST_CLIENTS]
         rows += [_loser(gains, client) for client in losers]
-    empty = [title for title in head if all(row[head.index(title)].shown == NO_VALUE for row in rows)]
-    columns = [at for at, title in enumerate(head) if title not in empty]
-    shown = tuple(tuple(row[at] for at in columns) for row in rows)
     caption = (
         f"The {WORST_CLIENTS} clients of each method that gain least or lose most, with their test and training "
         "samples; the CSV has all clients"
     )
     written = clients_csv(study.ranks, all_gains)
-    return (
-        ReportTable("losers", caption, tuple(head[at] for at in columns), shown, left=2, written=written)
-        if rows
-        else None
-    )
+    return without_empty_columns(ReportTable("losers", caption, head, tuple(rows), 2, written)) if rows else None
 
 
 def _loser(gains: Gains, client: ClientGain) -> tuple[Cell, ...]:
     metric = gains.metric
     look = {"gains": "holds", "loses": "fails"}.get(client.verdict, "unrun")
-    cells = [
-        text(gains.label),
-        text(gains.client_label(client)),
-        Cell(with_ends(client, metric), client.difference, "strong"),
-    ]
+    cells = [text(gains.label), text(gains.client_label(client))]
+    cells += [Cell(with_ends(client, metric), client.difference, "strong")]
     cells += [Cell(VERDICT_TEXTS[client.verdict], client.verdict, look)]
     cells += [Cell(score_text(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NO_VALUE, client.test_samples)]
@@ -147,13 +142,8 @@ def clients_csv(ranks: Sequence[Rank], all_gains: Sequence[Gains]) -> str:
             facts = ClientFacts(outcome.class_counts)
             for client, value in outcome.by_client().items():
                 pair = pairs.get((outcome.seeds, client))
-                about = [
-                    rank.label,
-                    gains.alone if pair and gains else None,
-                    outcome.metric.name,
-                    *outcome.seeds,
-                    client,
-                ]
+                against = gains.alone if pair and gains else None
+                about = [rank.label, against, outcome.metric.name, *outcome.seeds, client]
                 cells = [facts.name(client), *facts.traits(client), facts.test_samples(client) or None]
                 cells += [pair[1].score if pair else value, *(_pair_cells(*pair) if pair else [None] * 9)]
                 lines.append([*about, *map(_written, cells)])
@@ -170,3 +160,70 @@ def _written(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return int(value) if value.is_integer() else float(f"{value:.6g}") if isfinite(value) else None
+
+
+# The chart
+
+
+def gains_chart(study: Study) -> charts.Chart | None:
+    """Each client's difference with its interval, method by method, by difference or by training samples."""
+    all_gains = [gains for gains in study.gains if gains.clients]
+    if not all_gains:
+        return None
+    tree = charts.Branches()
+    for label, gains in zip(charts.short_labels([gains.label for gains in all_gains]), all_gains, strict=True):
+        orders = {"difference": sorted(gains.clients, key=lambda client: client.difference)}
+        if all(client.training_samples is not None for client in gains.clients):
+            orders["training samples"] = sorted(gains.clients, key=lambda client: client.training_samples or 0)
+        tree[charts.plain_text(label)] = charts.Branches(
+            {name: _figure(gains, clients) for name, clients in orders.items()}
+        )
+    most = max(len(gains.clients) for gains in all_gains)
+    cut = f" {MAX_CLIENTS_DRAWN} of {most} clients, evenly spaced." if most > MAX_CLIENTS_DRAWN else ""
+    over = " Bars: 95 % intervals." if any(gains.sure for gains in all_gains) else ""
+    unit = gain_unit(all_gains[0].metric)
+    caption = f"Each client's model against the one it trains alone: {unit}. Above 0 it gains.{over}{cut}"
+    return charts.Chart(
+        "gains", "Who gains", caption, tree, (charts.Control("method"), charts.Control("order by", "switch")), 440
+    )
+
+
+def _figure(gains: Gains, ordered: Sequence[ClientGain]) -> charts.Figure:
+    clients = [ordered[at] for at in charts.thinned(len(ordered), MAX_CLIENTS_DRAWN)]
+    names = charts.distinct([charts.plain_text(charts.shortened(gains.client_label(client))) for client in clients])
+    factor = 100 if gains.metric.percent else 1
+    traces = []
+    for outlook, (colour, symbol) in LOOKS.items():
+        some = [(name, client) for name, client in zip(names, clients, strict=True) if client.verdict == outlook]
+        if some:
+            marker = {"color": colour, "symbol": symbol, "size": 8}
+            y = [charts.rounded(factor * client.difference) for _, client in some]
+            bars = _bars([client for _, client in some], factor, colour)
+            hover = [_hover(client, gains) for _, client in some]
+            trace = charts.scatter(
+                "markers", [name for name, _ in some], y, name=VERDICT_TEXTS[outlook], marker=marker, text=hover, **bars
+            )
+            traces.append(trace | {"hovertemplate": "%{x}: %{text}<extra></extra>"})
+    x = charts.category_axis("client") | {"categoryorder": "array", "categoryarray": names}
+    y_axis = {"title": {"text": "percentage points" if factor == 100 else "difference"}, "zeroline": True}
+    return {"data": traces, "layout": {"xaxis": x, "yaxis": y_axis}}
+
+
+def _bars(clients: Sequence[ClientGain], factor: int, colour: str) -> dict[str, Any]:
+    """Of those clients that have an interval; 0 for the others."""
+    if all(client.low is None or client.high is None for client in clients):
+        return {}
+    up = [_length(each.difference, each.high, factor) for each in clients]
+    down = [_length(each.low, each.difference, factor) for each in clients]
+    look = {"color": colour, "thickness": 1, "width": 0}
+    return {"error_y": {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **look}}
+
+
+def _length(low: float | None, high: float | None, factor: int) -> float | None:
+    return 0.0 if low is None or high is None else charts.rounded(factor * max(0.0, high - low))
+
+
+def _hover(client: ClientGain, gains: Gains) -> str:
+    size = "" if client.training_samples is None else f", {client.training_samples:,.0f} training samples"
+    tested = f", {client.test_samples} test samples" if client.test_samples else ""
+    return f"{with_ends(client, gains.metric)}{tested}{size}"

@@ -18,8 +18,9 @@ from stratafl.report.charts import (
     shortened,
 )
 from stratafl.report.formats import size_text
-from stratafl.report.outcome import seed_labels
-from stratafl.report.study import LayerJournal, Matrix, RunRecord, Study
+from stratafl.report.outcome import Outcome, seed_labels
+from stratafl.report.run_journals import LayerJournal, Matrix
+from stratafl.report.study import Study
 
 HEAT_MAP_ROUNDS = 60  # of a heat map at most
 UPRIGHT = 8  # with more layers, their names are turned
@@ -51,7 +52,7 @@ def rounds_chart(study: Study) -> Chart | None:
     tree = Branches({name: branches for name, branches in shown.items() if branches})
     caption = "The diagnostics of each layer, for the rounds that have them. Colours mean the same in all methods."
     controls = (Control("show"), Control("method"), Control("seed", "switch"))
-    layers = max((len(record.layers.names) for record in study.records.values()), default=0)
+    layers = max((len(run.layers.names) for run in study.outcomes), default=0)
     height = min(1600, 170 + 26 * max(layers, 4))
     return Chart("layers", "Layers over rounds", caption, tree, controls, height) if tree else None
 
@@ -59,7 +60,7 @@ def rounds_chart(study: Study) -> Chart | None:
 def methods_chart(study: Study) -> Chart | None:
     keys = Branches()
     for key in _keys(study):
-        rounds = _rounds([record.layers for record in study.records.values()], key, SLIDER_ROUNDS)
+        rounds = _rounds([run.layers for run in study.outcomes], key, SLIDER_ROUNDS)
         by_round = {str(t): _lines(study, key, t) for t in rounds}
         branches = Branches({t: figure for t, figure in by_round.items() if figure["data"]})
         keys |= {NAMES.get(key, key): branches} if branches else {}
@@ -71,7 +72,7 @@ def methods_chart(study: Study) -> Chart | None:
 
 
 def _keys(study: Study) -> list[str]:
-    recorded = dict.fromkeys(key for record in study.records.values() for key in record.layers.numbers)
+    recorded = dict.fromkeys(key for run in study.outcomes for key in run.layers.numbers)
     return [*(key for key in NAMES if key in recorded), *(key for key in recorded if key not in NAMES)]
 
 
@@ -83,7 +84,7 @@ def _rounds(journals: Sequence[LayerJournal], key: str, most: int) -> list[int]:
 
 def _values(study: Study, key: str) -> list[float]:
     """All values of a number, over methods, seeds, layers and rounds."""
-    by_run = (record.layers.numbers.get(key, {}) for record in study.records.values())
+    by_run = (run.layers.numbers.get(key, {}) for run in study.outcomes)
     return [
         value for by_layer in by_run for rounds in by_layer.values() for value in rounds.values() if value is not None
     ]
@@ -98,8 +99,8 @@ def _ends(study: Study, key: str) -> tuple[float, float]:
     return (0.0, 1.0) if key in SHARES else (min(low, 0.0), max(high, 0.0) or 1.0)
 
 
-def _heat(key: str, ends: tuple[float, float], record: RunRecord) -> Figure | None:
-    layers = record.layers
+def _heat(key: str, ends: tuple[float, float], run: Outcome) -> Figure | None:
+    layers = run.layers
     if key not in layers.numbers:
         return None
     by_layer, rounds = layers.numbers[key], _rounds([layers], key, HEAT_MAP_ROUNDS)
@@ -115,11 +116,11 @@ def _heat(key: str, ends: tuple[float, float], record: RunRecord) -> Figure | No
 
 
 def _lines(study: Study, key: str, number: int) -> Figure:
-    by_run = [record.layers.numbers.get(key, {}) for record in study.records.values()]
+    by_run = [run.layers.numbers.get(key, {}) for run in study.outcomes]
     layers = [layer for layer in study.layer_names if any(layer in each for each in by_run)]
     traces = []
     for place, (label, rank) in enumerate(zip(study.labels, study.ranks, strict=True)):
-        seeds = [record.layers.numbers.get(key, {}) for record in study.of(rank)]
+        seeds = [run.layers.numbers.get(key, {}) for run in rank.members]
         means = {layer: _mean([each.get(layer, {}).get(number) for each in seeds]) for layer in layers}
         if any(value is not None for value in means.values()):
             x, y = list(map(plain_text, means)), list(map(rounded, means.values()))
@@ -135,19 +136,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known_values) if known_values and len(known_values) == len(values) else None
 
 
-def by_method_and_seed(study: Study, make: Callable[[RunRecord], Any]) -> Branches:
+def by_method_and_seed(study: Study, make: Callable[[Outcome], Any]) -> Branches:
     """A tree over methods and seeds of what `make` gives for a run, without runs that give None."""
     methods = Branches()
     for label, rank in zip(study.labels, study.ranks, strict=True):
-        by_seed = dict(zip(seed_labels(rank.members), map(make, study.of(rank)), strict=True))
+        by_seed = dict(zip(seed_labels(rank.members), map(make, rank.members), strict=True))
         seeds = Branches({seed: each for seed, each in by_seed.items() if each is not None})
         methods |= {label: seeds} if seeds else {}
     return methods
 
 
 def mixing_chart(study: Study) -> Chart | None:
-    rounds, side = _limits([record.layers for record in study.records.values()])
-    tree = by_method_and_seed(study, lambda record: _weights(record, rounds, side))
+    rounds, side = _limits([run.layers for run in study.outcomes])
+    tree = by_method_and_seed(study, lambda run: _weights(run, rounds, side))
     some = "" if side is None else f" Only {side} clients are shown, evenly spaced."
     caption = f"The weights with which each layer was mixed. The slider sets the round.{some}"
     controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
@@ -174,14 +175,14 @@ def _matrices(layers: LayerJournal) -> Iterator[tuple[str, str, Mapping[int, Mat
             yield key, layer, rounds
 
 
-def _weights(record: RunRecord, most: int, side: int | None) -> Branches | None:
+def _weights(run: Outcome, most: int, side: int | None) -> Branches | None:
     """For each layer and round a matrix, with the same colours in all rounds."""
-    by_name, layers = Branches(), record.layers
+    by_name, layers = Branches(), run.layers
     for key, layer, rounds in _matrices(layers):
         matrices = {t: _part(rounds[t], side) for t in (sorted(rounds)[i] for i in charts.thinned(len(rounds), most))}
         values = [x for matrix in matrices.values() for row in matrix for x in row if x is not None] or [0.0, 1.0]
         ends = min(values), max(values)
-        names = _clients(record, len(next(iter(rounds.values()))), side)
+        names = _clients(run, len(next(iter(rounds.values()))), side)
         name = layer if len(layers.matrices) == 1 else f"{layer}, {key}"
         by_name[name] = Branches({str(t): _matrix_figure(matrix, key, ends, names) for t, matrix in matrices.items()})
     return by_name or None
@@ -194,9 +195,9 @@ def _part(matrix: Matrix, side: int | None) -> Matrix:
     return [[matrix[i][j] for j in columns] for i in charts.thinned(len(matrix), side)]
 
 
-def _clients(record: RunRecord, rows: int, side: int | None) -> list[str]:
+def _clients(run: Outcome, rows: int, side: int | None) -> list[str]:
     """The names of the clients that the rows of a matrix stand for; none if it has rows of some clients only."""
-    names = list(record.class_counts.clients)[: record.outcome.clients]
+    names = list(run.client_names)[: run.clients]
     if len(names) != rows:
         return []
     brief = charts.distinct([plain_text(shortened(name)) for name in names])
@@ -222,7 +223,7 @@ def bytes_chart(study: Study) -> Chart | None:
     layers = study.layer_names
     by_place: dict[int, Means] = {}
     for place, rank in enumerate(study.ranks):
-        seeds = [record.layers.bytes for record in study.of(rank)]
+        seeds = [run.layers.bytes for run in rank.members]
         common = [layer for layer in layers if all(layer in sent for sent in seeds)]
         means = {layer: fmean(sent[layer] for sent in seeds) for layer in common}
         if any(means.values()):

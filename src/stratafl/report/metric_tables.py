@@ -115,5 +115,5 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
 
 
 def _class_names(study: Study, rank: Rank, count: int) -> Sequence[str]:
-    names = study.of(rank)[0].class_counts.classes
+    names = rank.members[0].split_counts.classes
     return names if len(names) == count else list(map(str, range(count)))

@@ -13,7 +13,7 @@ from stratafl.report.guards import ADVISED_VALIDATION
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE, Rank
 from stratafl.report.sentences import Finding, finding
-from stratafl.report.study import RunRecord, Study
+from stratafl.report.study import Study
 from stratafl.runs.summary import VALIDATED
 
 FEW_SAMPLES = 50  # for validation: the standard error of a share is up to 7 points
@@ -109,7 +109,7 @@ def _doubts_of_selection(study: Study) -> Findings:
 def _few_validation_samples(study: Study) -> Findings:
     """So few validation samples selected a round that another few would have selected another one."""
     selected = [run for run in study.outcomes if not run.is_guarded and _is_selected_by_validation(run)]
-    counts = [count for run in selected if (count := _validation_samples(study.records[run.folder]))]
+    counts = [count for run in selected if (count := _validation_samples(run))]
     if not counts or min(counts) >= FEW_SAMPLES:
         return []
     span = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
@@ -124,10 +124,9 @@ def _is_selected_by_validation(run: Outcome) -> bool:
     return run.selection.select == "validation" and len(lines) > 1
 
 
-def _validation_samples(record: RunRecord) -> int:
+def _validation_samples(run: Outcome) -> int:
     """Of the clients that took part; 0 if it is unknown."""
-    rows = record.class_counts.counts.get("validation", ())
-    return sum(map(sum, rows[: record.outcome.clients or None]))
+    return sum(map(sum, run.split_counts.counts.get("validation", ())[: run.clients or None]))
 
 
 # Cautions
@@ -162,7 +161,7 @@ def _unchecked(study: Study) -> Findings:
 
 
 def _resumed(study: Study) -> Findings:
-    resumed = [(folder, record.environment.get("resumed") or []) for folder, record in study.records.items()]
+    resumed = [(run.folder, run.environment.get("resumed") or []) for run in study.outcomes]
     changed = [(folder, entry["changed"]) for folder, entries in resumed for entry in entries if entry.get("changed")]
     return [finding(say.RESUMED_ELSEWHERE, folder=folder, changes="; ".join(changes)) for folder, changes in changed]
 
@@ -174,7 +173,7 @@ def _unlike(study: Study) -> Findings:
     seeds = {tuple(sorted(run.seeds.parts for run in rank.members)) for rank in study.ranks}
     findings += [finding(say.UNLIKE_SEEDS)] if len(seeds) > 1 else []
     for key, what in MACHINES.items():
-        values = list(dict.fromkeys(str(record.environment.get(key)) for record in study.records.values()))
+        values = list(dict.fromkeys(str(run.environment.get(key)) for run in study.outcomes))
         findings += [finding(say.UNLIKE_MACHINES, what=what, values=listed(values))] if len(values) > 1 else []
     return findings
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.metric_choice import stored_metric
@@ -20,7 +20,7 @@ from stratafl.evaluation.measure import Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import is_plain
-from stratafl.report.client_journal import lines_of_round
+from stratafl.report.run_journals import LayerJournal, lines_of_round, read_layer_journal
 from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
 from stratafl.runs.json_files import read_lines
@@ -31,7 +31,17 @@ OF_ANSWERS = ("accuracy", "balanced_accuracy", "macro_f1")  # metrics that see o
 SEEDS_OF_PARTS = ("data.seed", "model.seed", "run.batch_seed")
 SCORED = ("test.", "validation.", "new.")
 STAGES = ("received", "trained", "deployed")
+CONVERGED = ("round", "seconds", "bytes")  # at which a run has converged
 NEEDED_KEYS = ("round", "bytes.down", "bytes.up", "seconds.train", "seconds.server")
+
+
+@short_repr
+class ClassCounts(NamedTuple):
+    """Samples by split, client and class, and the names of clients and classes, if there are any."""
+
+    counts: Mapping[str, Sequence[Sequence[int]]]
+    clients: Sequence[str] = ()
+    classes: Sequence[str] = ()
 
 
 @short_repr
@@ -55,12 +65,8 @@ class Outcome:
     @cached_property
     def seeds(self) -> Seeds:
         """With those of its parts, which tell one run of a configuration from another."""
-        tables = (
-            self.config["data"].get("seed"),
-            self.config["model"].get("seed"),
-            self.config["run"].get("batch_seed"),
-        )
-        return Seeds.of(self.seed, *tables)
+        parts = (path.split(".") for path in SEEDS_OF_PARTS)
+        return Seeds.of(self.seed, *(self.config[table].get(key) for table, key in parts))
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -137,6 +143,25 @@ class Outcome:
         return lines_of_round(self.folder / "clients.jsonl", selected, summed=self.checked)
 
     @cached_property
+    def layers(self) -> LayerJournal:
+        directory.check_committed(self.folder, "layers")
+        return read_layer_journal(self.folder / "layers.jsonl", summed=self.checked)
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        return directory.environment_of(self.folder)
+
+    @cached_property
+    def split_counts(self) -> ClassCounts:
+        """The class counts, or else the number of samples of its evaluated clients as a single class."""
+        if self.class_counts is not None:
+            names = (self.class_counts.get(key, ()) for key in ("client_names", "class_names"))
+            return ClassCounts(self.class_counts["counts"], *names)
+        lines = [line for line in self.client_lines if "test.samples" in line]
+        splits = [split for split in ("validation", "test") if any(f"{split}.samples" in line for line in lines)]
+        return ClassCounts({split: [[int(line.get(f"{split}.samples", 0))] for line in lines] for split in splits})
+
+    @cached_property
     def _participants(self) -> list[Line]:
         return [line for line in self.client_lines if not line.get("new")]
 
@@ -185,10 +210,7 @@ class Outcome:
             "best": scored(best(self.lines, evaluate), evaluate),
             "last": scored(last(self.lines), evaluate),
             "selected_round": chosen["round"],
-            **{
-                f"converged_{kind}": convergence and getattr(convergence, kind)
-                for kind in ("round", "seconds", "bytes")
-            },
+            **{f"converged_{kind}": convergence and getattr(convergence, kind) for kind in CONVERGED},
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
         }
         if self.values is not None:
@@ -211,7 +233,7 @@ def measured_by(run: Outcome, metric: Metric) -> Outcome:
     if metric.name == run.metric.name:
         return run
     stored = run.predictions
-    if stored is None or not len(stored):
+    if not stored:
         raise RunError(
             f"'{run.folder}' has no stored predictions to measure {metric.title} of: "
             f"finish it with 'strata resume', or compare again with --metric {metric.name}"
@@ -225,12 +247,6 @@ def measured_by(run: Outcome, metric: Metric) -> Outcome:
 def is_imported(metric: Metric) -> bool:
     """Whether it is code of your own, which no report runs."""
     return ":" in metric.name
-
-
-def stored_predictions(outcomes: Iterable[Outcome]) -> dict[Path, Predictions]:
-    """The predictions of those runs that have stored some, by their folders."""
-    stored = ((outcome.folder, outcome.predictions) for outcome in outcomes)
-    return {folder: predictions for folder, predictions in stored if predictions is not None and len(predictions)}
 
 
 def read_outcome(folder: Path) -> Outcome:
@@ -265,14 +281,9 @@ def _definite(evaluate: EvaluateTable, lines: Sequence[Line]) -> dict[str, Any]:
 SQUARED = METRICS["mse"].title  # the score of a regression, whatever it is trained with
 
 
-def measure(metric: Metric | bool) -> str:
+def measure(metric: Metric) -> str:
     """The score of runs in words."""
-    metric = _as_metric(metric)
     return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
-
-
-def _as_metric(kind: Metric | bool) -> Metric:
-    return kind if isinstance(kind, Metric) else METRICS["mse" if kind else "accuracy"]
 
 
 _MODELS = {"received": "models as received", "trained": "models right after training"}
@@ -300,18 +311,12 @@ def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
 
 def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:
     """The seeds of runs of a configuration, with those of their parts that differ where `run.seed` is the same."""
-    seeds = [run_seeds.seeds for run_seeds in outcomes]
-    parts = range(len(SEEDS_OF_PARTS))
-    varied = [
-        at
-        for at in parts
-        if len({(run_seeds.run, run_seeds.parts[at]) for run_seeds in seeds})
-        > len({run_seeds.run for run_seeds in seeds})
-    ]
-    return [
-        ", ".join([str(run_seeds.run), *(f"{SEEDS_OF_PARTS[at]} {run_seeds.parts[at]}" for at in varied)])
-        for run_seeds in seeds
-    ]
+    seeds = [run.seeds for run in outcomes]
+    runs, labels = {each.run for each in seeds}, [str(each.run) for each in seeds]
+    for at, name in enumerate(SEEDS_OF_PARTS):
+        if len({(each.run, each.parts[at]) for each in seeds}) > len(runs):
+            labels = [f"{label}, {name} {each.parts[at]}" for label, each in zip(labels, seeds, strict=True)]
+    return labels
 
 
 def run_folders(places: Iterable[Path]) -> list[Path]:

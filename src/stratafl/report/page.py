@@ -21,8 +21,7 @@ from stratafl.report.curves import curves_chart
 from stratafl.report.decision import MAX_DOUBTS, decision, decision_chart, ranking_lead
 from stratafl.report.flagged_clients import flag_table
 from stratafl.report.gains.gain_text import how_to_see_gains, unpaired
-from stratafl.report.gains_chart import gains_chart
-from stratafl.report.gains_tables import dependence_table, gains_table, losers_table
+from stratafl.report.gains_tables import dependence_table, gains_chart, gains_table, losers_table
 from stratafl.report.guards import guard_sentences
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.metric_tables import confusion_chart, metrics_table
@@ -131,7 +130,7 @@ def sections(study: Study) -> list[Section]:
     if study.ranks:
         lead = f'<p class="lead">{escaped(_joined(ranking_lead(study)))}</p>'
         warning = _warning("Please note", [*doubts(study)[MAX_DOUBTS:], *cautions(study)])
-        runs = "This run has" if len(study.records) == 1 else "These runs have"
+        runs = "This run has" if len(study.outcomes) == 1 else "These runs have"
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         after += [

@@ -74,8 +74,14 @@ class Rank:
             remarks.append(ONE_ANSWER)
         return f"{self.label} ({', '.join(remarks)})" if remarks else self.label
 
-    def by_seed(self, name: str) -> dict[tuple[int, ...], float]:
-        return {run.seeds.parts: numbers[name] for run in self.members if name in (numbers := run.numbers())}
+    @property
+    def scores(self) -> list[float]:
+        """The score of each seed that has one."""
+        return [numbers["score"] for run in self.members if "score" in (numbers := run.numbers())]
+
+    def mean(self, name: str) -> float | None:
+        """A number as its mean over seeds; None if it is unknown."""
+        return self.numbers[name].mean if name in self.numbers else None
 
 
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
@@ -146,7 +152,7 @@ def to_csv(ranks: Sequence[Rank], behind: Mapping[str, Interval] | None = None) 
         spreads = [rank.numbers.get(name) for name in names]
         row = [rank.label, len(rank.seeds), *(x for each in spreads for x in ((each.mean, each.std) if each else NONE))]
         if behind is not None:
-            score_interval, against = interval(list(rank.by_seed("score").values())), behind.get(rank.label)
+            score_interval, against = interval(rank.scores), behind.get(rank.label)
             row += [score_interval.low, score_interval.high] if score_interval else NONE
             row += [against.mean, against.low, against.high] if against else [None, *NONE]
         rows.append([*row, *([INCOMPARABLE if rank.leaks else ""] if leaking else [])])

@@ -6,19 +6,19 @@ from stratafl.errors import counted
 from stratafl.report.formats import (
     MARK,
     NO_VALUE,
-    Kind,
     difference_text,
     differing,
     duration_text,
     limits,
     minute,
+    over_seeds,
     score_text,
     size_text,
     spread,
 )
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import is_imported, measure, what_counts
-from stratafl.report.paired import Paired, pair_of
+from stratafl.report.paired import pair_of
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import Study
@@ -36,17 +36,14 @@ def ranking_table(study: Study) -> ReportTable:
     head = ("method", *(("seeds",) if counts else ()), metric.title, "against the first", "worst 10 %")
 
     def row(rank: Rank) -> tuple[Cell, ...]:
-        values, numbers = list(rank.by_seed("score").values()), rank.numbers
         leads = rank is first and len(study.ranks) > 1 and study.no_choice is None
         cells = [text(rank.title, "first" if leads else "")]
         cells += [text(len(rank.seeds))] if counts else []
-        lost = "score" not in numbers and rank.diverged
-        reached = DIVERGED if lost else spread(numbers.get("score"), metric)
-        worst = numbers.get("worst10")
-        cells.append(Cell(reached, None, "strong", _interval(values, metric)))
-        cells += [_against(rank, first, study), Cell(score_text(worst.mean if worst else None, metric))]
-        sent, seconds = (numbers[key].mean if key in numbers else None for key in ("bytes", "seconds"))
-        return (*cells, Cell(size_text(sent)), Cell(duration_text(seconds)))
+        lost = "score" not in rank.numbers and rank.diverged
+        reached = DIVERGED if lost else spread(rank.numbers.get("score"), metric)
+        cells.append(Cell(reached, None, "strong", over_seeds(rank.scores, metric)))
+        cells += [_against(rank, first, study), Cell(score_text(rank.mean("worst10"), metric))]
+        return (*cells, Cell(size_text(rank.mean("bytes"))), Cell(duration_text(rank.mean("seconds"))))
 
     caption = (
         f"Test {measure(metric)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
@@ -65,32 +62,19 @@ def ranking_table(study: Study) -> ReportTable:
     return ReportTable("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
 
 
-def _interval(values: Sequence[float], kind: Kind) -> str:
-    """The t interval over seeds; the two values themselves, of which it would say nothing."""
-    if len(values) == 2:
-        return " and ".join(score_text(value, kind) for value in values)
-    return f"95 % interval {limits(interval(values), kind)}" if len(values) > 2 else ""
-
-
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     if first is None or rank is first:
         return Cell("first" if rank is first else NO_VALUE)
-    pair = _pair(rank, first, study)
+    pair = pair_of(study.pairs, rank.label, first.label)
     if pair is None:
         return Cell(NO_VALUE)
     verdict = "not significant" if pair.verdict == "unclear" else pair.verdict
     return Cell(difference_text(pair.difference, study.measured), pair.difference.mean, "", verdict)
 
 
-def _pair(rank: Rank, first: Rank, study: Study) -> Paired | None:
-    """The comparison with a method that comes before it, if they have a common seed."""
-    pair = pair_of(study.pairs, rank.label, first.label)
-    return pair if pair is not None and pair.seeds else None
-
-
 def _minus(rank: Rank, first: Rank, study: Study) -> Interval | None:
     """The paired difference, this one minus the first."""
-    pair = _pair(rank, first, study)
+    pair = pair_of(study.pairs, rank.label, first.label)
     return pair.difference if pair else None
 
 
@@ -123,15 +107,12 @@ def _table_of(name: str, caption: str, columns: Mapping[str, str], study: Study)
         return None
 
     def cell(rank: Rank, key: str) -> Cell:
-        over_seeds = rank.numbers.get(key)
+        mean = rank.mean(key)
         if key == "converged_round":
-            return Cell(
-                NO_VALUE if over_seeds is None else f"{over_seeds.mean:.0f}", over_seeds.mean if over_seeds else None
-            )
-        alone = key == "spread"
-        kind = study.measured
-        shown = score_text(over_seeds.mean if over_seeds else None, kind) if alone else spread(over_seeds, kind)
-        return Cell(shown, over_seeds.mean if over_seeds else None)
+            return Cell(NO_VALUE if mean is None else f"{mean:.0f}", mean)
+        if key == "spread":
+            return Cell(score_text(mean, study.measured), mean)
+        return Cell(spread(rank.numbers.get(key), study.measured), mean)
 
     rows = tuple((text(rank.label), *(cell(rank, key) for key in columns)) for rank in study.ranks)
     return ReportTable(name, caption, ("method", *columns.values()), rows)
@@ -141,8 +122,8 @@ def runs_table(study: Study) -> ReportTable:
     head = ("run", "method", "seed", "rounds", "selected", study.measured.title, "started", "device", "commit")
     rows = []
     for rank in study.ranks:
-        for record in study.of(rank):
-            run, env, numbers = record.outcome, record.environment, record.outcome.numbers()
+        for run in rank.members:
+            env, numbers = run.environment, run.numbers()
             rounds = f"{run.rounds} of {run.config['run']['rounds']}"
             value = numbers.get("score")
             scored = Cell(DIVERGED if value is None and run.diverged else score_text(value, study.measured), value)
@@ -168,12 +149,11 @@ def _ablation(number: int, name: str, group: Sequence[Rank], keys: Sequence[str]
     metric = study.measured
 
     def row(rank: Rank) -> tuple[Cell, ...]:
-        config, numbers = rank.settings, rank.numbers.get("score")
-        against = _minus(rank, group[0], study)
-        shown = spread(numbers, metric) + (f" {MARK}" if rank.leaks else "")
+        config, against = rank.settings, _minus(rank, group[0], study)
+        shown = spread(rank.numbers.get("score"), metric) + (f" {MARK}" if rank.leaks else "")
         cells = [*(text(config.get(key, NO_VALUE)) for key in keys), text(len(rank.seeds))]
-        cells += [Cell(shown, numbers.mean if numbers else None, "strong")]
-        cells += [Cell(limits(interval(list(rank.by_seed("score").values())), metric))]
+        cells += [Cell(shown, rank.mean("score"), "strong")]
+        cells += [Cell(limits(interval(rank.scores), metric))]
         behind = "best" if rank is group[0] else difference_text(against, metric)
         return (*cells, Cell(behind, against.mean if against else None))
 

@@ -4,10 +4,11 @@ import csv
 import html
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stratafl.errors import printable
+from stratafl.report.formats import NO_VALUE
 
 UNFOLDED = 18  # a table with more rows is folded
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that starts so for a formula
@@ -64,6 +65,13 @@ class ReportTable:
 
     def _side(self, column: int) -> str:
         return ' class="left"' if column < self.left else ""
+
+
+def without_empty_columns(table: ReportTable) -> ReportTable:
+    """The table without the columns in which no row has a value."""
+    columns = [at for at in range(len(table.head)) if any(row[at].shown != NO_VALUE for row in table.rows)]
+    rows = tuple(tuple(row[at] for at in columns) for row in table.rows)
+    return replace(table, head=tuple(table.head[at] for at in columns), rows=rows)
 
 
 def escaped(text: str) -> str:

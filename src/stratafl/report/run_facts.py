@@ -6,20 +6,20 @@ from pathlib import Path
 from stratafl.errors import counted
 from stratafl.report.formats import Environment, listed, machine, minus, span, versions
 from stratafl.report.outcome import Outcome, measure, what_counts
-from stratafl.report.study import RunRecord, Study
+from stratafl.report.study import Study
 
 PARTS = {"partition": "the partition", "weights": "the initial weights", "batches": "the batches"}
 
 
 def run_facts(study: Study) -> dict[str, str]:
     """Each fact by its name; empty ones are left out."""
-    outcomes, environments = study.outcomes, [record.environment for record in study.records.values()]
+    outcomes, environments = study.outcomes, [run.environment for run in study.outcomes]
     if not outcomes:
         return {}
     seeds = sorted({run.seed for run in outcomes})
     facts = {
         "methods": listed([rank.label for rank in study.ranks], 20),
-        "data": _joined(_data(study.records[run.folder]) for run in outcomes),
+        "data": _joined(_data(run) for run in outcomes),
         "model": _models(study),
         "training": _joined(_training(run) for run in outcomes),
         "rounds": _joined(str(run.config["run"]["rounds"]) for run in outcomes),
@@ -48,12 +48,12 @@ def _joined(values: Iterable[str], most: int = 4) -> str:
     return "; ".join(distinct[:most]) + (f"; and {len(distinct) - most} more" if len(distinct) > most else "")
 
 
-def _data(record: RunRecord) -> str:
-    run, data = record.outcome, record.outcome.config["data"]
+def _data(run: Outcome) -> str:
+    data = run.config["data"]
     partition = data["partition"]
     if partition == "auto":
         drawn = "iid" if run.regression else "dirichlet"
-        partition = "clients as named in the data" if record.class_counts.clients else drawn
+        partition = "clients as named in the data" if run.client_names else drawn
     shown = {
         "dirichlet": f"Dirichlet shares, α = {data['alpha']:g}",
         "pfllib": f"PFLlib's Dirichlet shares, α = {data['alpha']:g}",
@@ -67,9 +67,9 @@ def _models(study: Study) -> str:
     """Each model with its parameters; with the methods that have as many, if they differ."""
     methods: dict[tuple[str, int | None], list[str]] = {}
     for rank in study.ranks:
-        for record in study.of(rank):
-            columns = record.environment.get("columns")
-            key = (str(record.outcome.config["model"]["name"]), columns if isinstance(columns, int) else None)
+        for run in rank.members:
+            columns = run.environment.get("columns")
+            key = (str(run.config["model"]["name"]), columns if isinstance(columns, int) else None)
             methods.setdefault(key, []).append(rank.label)
     models = []
     for (name, columns), labels in methods.items():

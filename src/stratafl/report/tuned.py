@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.errors import DamagedError, shown
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report import charts
 from stratafl.report.charts import Chart, plain_text, rounded, scatter, value_axis
 from stratafl.report.formats import NO_VALUE, score_text, spread
@@ -50,9 +51,18 @@ class TunedMethod:
     percent: bool = True
 
     @property
-    def regression(self) -> bool:
-        """Whether its scores are numbers and not shares."""
-        return not self.percent
+    def like(self) -> Metric:
+        """A metric whose values are written like its scores."""
+        return METRICS["accuracy" if self.percent else "mse"]
+
+    @property
+    def sign(self) -> int:
+        """1 or −1: times this, larger values of the metric are better."""
+        return 1 if self.larger else -1
+
+    @property
+    def is_default(self) -> bool:
+        return self.settings == self.default
 
     @property
     def steps(self) -> int:
@@ -87,7 +97,7 @@ class TunedMethod:
         return [(rate, float(best[rate].score or 0.0), best[rate].rounds) for rate in sorted(best)]
 
     def _good(self, trial: TunedTrial) -> float:
-        return (1 if self.larger else -1) * float(trial.score or 0.0)
+        return self.sign * float(trial.score or 0.0)
 
     def remark(self) -> str:
         """What a reader should know of the choice: values at the end of what was tried, and trials that failed."""
@@ -166,12 +176,12 @@ def tuning_table(tuned: Sequence[TunedMethod]) -> ReportTable | None:
 
 
 def _row(method: TunedMethod) -> tuple[Cell, ...]:
-    loss, (tuned, untuned) = method.regression, (method.spread("tuned"), method.spread("untuned"))
+    metric, (tuned, untuned) = method.like, (method.spread("tuned"), method.spread("untuned"))
     chosen = ", ".join(f"{_short(key)} = {_value(value)}" for key, value in (method.settings or {}).items())
     cells = [text(method.method), Cell(chosen or NO_VALUE, chosen)]
-    cells += [Cell(score_text(method.validation, loss), method.validation)]
-    cells += [Cell(spread(tuned, loss), tuned.mean if tuned else None, "strong")]
-    cells += [Cell(spread(untuned, loss), untuned.mean if untuned else None)]
+    cells += [Cell(score_text(method.validation, metric), method.validation)]
+    cells += [Cell(spread(tuned, metric), tuned.mean if tuned else None, "strong")]
+    cells += [Cell(spread(untuned, metric), untuned.mean if untuned else None)]
     return (*cells, text(len(method.trials)), text(method.remark() or NO_VALUE))
 
 
@@ -191,11 +201,10 @@ def rates_chart(tuned: Sequence[TunedMethod]) -> Chart | None:
         return None
     labels = charts.short_labels([each.method for each, _ in shown])
     traces = [_curve(place, *each) for place, each in enumerate(zip(labels, *zip(*shown, strict=True), strict=True))]
-    loss = shown[0][0].regression
     values = [value for _, points in shown for _, value, _ in points]
     layout = {
         "xaxis": {"title": {"text": "learning rate"}, "type": "log"},
-        "yaxis": value_axis("validation score", values, share=not loss),
+        "yaxis": value_axis("validation score", values, share=shown[0][0].percent),
     }
     caption = (
         "The best validation score at each learning rate; the large marker is the rate that was chosen. A method whose "
@@ -211,7 +220,7 @@ def _curve(
     chosen = (method.settings or {}).get(LR)
     sizes = [13 if rate == chosen else 7 for rate, _, _ in points]
     x, y = [rate for rate, _, _ in points], [rounded(value) for _, value, _ in points]
-    form = ".4g" if method.regression else ".1%"
+    form = ".1%" if method.percent else ".4g"
     hover = f"%{{x:g}}: %{{y:{form}}}, %{{customdata}} rounds<extra>%{{fullData.name}}</extra>"
     more = {"line": style["line"], "marker": {**style["marker"], "size": sizes}, "hovertemplate": hover}
     return scatter("lines+markers", x, y, name=plain_text(label), customdata=[r for *_, r in points], **more)

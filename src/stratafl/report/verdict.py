@@ -7,10 +7,11 @@ from typing import Any
 
 from stratafl.errors import RunError, counted, unknown
 from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
-from stratafl.runs.json_files import read_json_value
+from stratafl.runs.json_files import check_table, read_json_value
 
 VERDICTS = "verdicts.json"
 KEYS = ("paper", "table", "claim", "predicate", "paper_value", "measured", "holds", "reason", "noise", "stand_in")
+SIGNS: dict[str, Any] = {"holds": bool | None, "noise": bool, "stand_in": bool}
 NOISE = "within noise: other seeds may change the verdict"
 STAND_IN = "measured on other data than the paper's, so this is no evidence"
 STOOD_IN = "here on other data and another model"
@@ -91,22 +92,18 @@ def _read(path: Path) -> list[Verdict]:
 
 
 def _verdict(path: Path, number: int, entry: Any) -> Verdict:
-    if not isinstance(entry, dict):
-        raise RunError(f"'{path}': verdict {number} must be an object, not {type(entry).__name__}")
+    try:
+        check_table(entry, SIGNS, optional=("noise", "stand_in"))
+    except ValueError as error:
+        raise RunError(f"'{path}': verdict {number} is wrong: {error}") from error
     for key in entry:
         if key not in KEYS:
             raise unknown(f"key of verdict {number} in '{path}'", key, KEYS)
-    for key in ("paper", "claim", "holds"):
+    for key in ("paper", "claim"):
         if key not in entry:
             raise RunError(f"'{path}': verdict {number} lacks '{key}'")
-    if entry["holds"] not in (True, False, None) or isinstance(entry["holds"], int) != isinstance(entry["holds"], bool):
-        raise RunError(f"'{path}': holds of verdict {number} must be true, false or null, not {entry['holds']!r}")
-    signs = {key: entry.get(key, False) for key in ("noise", "stand_in")}
-    for key, sign in signs.items():
-        if not isinstance(sign, bool):
-            raise RunError(f"'{path}': {key} of verdict {number} must be true or false, not {sign!r}")
-    texts: dict[str, Any] = {name: _text(entry.get(name)) for name in KEYS if name not in ("holds", *signs)}
-    return Verdict(**texts, holds=entry["holds"], **signs)
+    texts: dict[str, Any] = {name: _text(entry.get(name)) for name in KEYS if name not in SIGNS}
+    return Verdict(**texts, **{name: entry[name] for name in SIGNS if name in entry})
 
 
 def _text(value: Any) -> str:

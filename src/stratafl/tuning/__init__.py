@@ -7,11 +7,11 @@ and `cli` import it.
 """
 
 from stratafl.tuning.halving import Rung, promoted, rungs
-from stratafl.tuning.search import Search, SearchResult, TuningPlan
+from stratafl.tuning.search import Search, TuningPlan
 from stratafl.tuning.space import Dimension, search_space
 from stratafl.tuning.trials import PendingRun
 from stratafl.tuning.tuning import Tuning, is_tuning
 from stratafl.tuning.worker import advance
 
-__all__ = ["Dimension", "PendingRun", "Rung", "Search", "SearchResult", "Tuning", "TuningPlan", "advance"]
+__all__ = ["Dimension", "PendingRun", "Rung", "Search", "Tuning", "TuningPlan", "advance"]
 __all__ += ["is_tuning", "promoted", "rungs", "search_space"]

@@ -40,9 +40,3 @@ def promoted(scores: Mapping[int, float | None], keep: int) -> list[int]:
     if any(scores[number] is None for number in sound):
         return sorted(sound)
     return sorted(sorted(sound, key=lambda number: (-(scores[number] or 0.0), number))[:keep])
-
-
-def rounds_in_all(schedule: list[Rung]) -> int:
-    """The rounds of all trials together."""
-    before = [0, *(rung.rounds for rung in schedule)]
-    return sum(rung.trials * (rung.rounds - before[k]) for k, rung in enumerate(schedule))

@@ -16,10 +16,13 @@ from typing import Any, Literal
 
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.metric_choice import stored_metric
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import said
 from stratafl.errors import RecordError, unknown
+from stratafl.evaluation.metrics import Metric
+from stratafl.report.tuned import TunedMethod, TunedTrial
 from stratafl.tuning.grid import beyond, points
 from stratafl.tuning.halving import Rung, promoted, rungs
 from stratafl.tuning.space import LR, NO_GRIDS, OPTION_PREFIX, Dimension, Grids, search_space
@@ -62,44 +65,6 @@ class SearchDecision:
     best: int | None = None
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """What became of a trial: its validation score after `rounds` rounds, and after the first rung (`first`)."""
-
-    number: int
-    settings: Settings
-    rounds: int
-    steps: int
-    first: float | None = None
-    score: float | None = None  # higher is better
-    failed: str | None = None  # why it counts as the worst
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """What the search of a method came to; without settings if every trial failed."""
-
-    settings: Settings | None
-    default: Settings
-    score: float | None
-    trials: tuple[TrialResult, ...]
-    sides: Mapping[str, Side] = field(default_factory=dict)  # where the chosen value lies among those tried
-    widened: bool = False
-    left: tuple[str, ...] = ()  # settings with a range that were left at their defaults
-
-    @property
-    def is_default(self) -> bool:
-        return self.settings == self.default
-
-    @property
-    def steps(self) -> int:
-        return sum(trial.steps for trial in self.trials)
-
-    @property
-    def rounds(self) -> int:
-        return sum(trial.rounds for trial in self.trials)
-
-
 class Search:
     """Trials of one method in a folder, on a grid with successive halving; `base` has the method and the seed."""
 
@@ -121,7 +86,7 @@ class Search:
         """The runs that can be advanced now; none if the choice is made."""
         return self.decision().pending
 
-    def choice(self) -> SearchResult | None:
+    def choice(self) -> TunedMethod | None:
         """The settings that the trials choose; None while trials are missing."""
         decision = self.decision()
         return None if decision.pending else self._result(decision)
@@ -215,28 +180,34 @@ class Search:
 
     # What it came to
 
-    def _result(self, decision: SearchDecision) -> SearchResult:
+    def _result(self, decision: SearchDecision) -> TunedMethod:
         settings, best = decision.settings, decision.best
         tried = {each.path: [trial[each.path] for trial in settings.values()] for each in self.space}
         varied = [each for each in self.space if each.numeric and len({*tried[each.path]}) > 1]
         chosen = None if best is None else settings[best]
         sides = {} if chosen is None else {each.path: self._side(each, chosen, tried[each.path]) for each in varied}
-        return SearchResult(
-            chosen,
-            self.default,
-            score=None if best is None else self.journals.score(best, self.rounds),
-            trials=tuple(self._trial_result(number, trial) for number, trial in settings.items()),
-            sides=sides,
-            widened=len(settings) > self.planned,
-            left=tuple(path for path, values in tried.items() if len({*map(str, values)}) == 1),
-        )
+        score = None if best is None else self.journals.score(best, self.rounds)
+        left = [path for path, values in tried.items() if len({*map(str, values)}) == 1]
+        trials = [self._trial_result(number, trial) for number, trial in settings.items()]
+        widened, metric = len(settings) > self.planned, self._metric
+        about: dict[str, Any] = {"metric": metric.name, "larger": metric.larger_is_better, "percent": metric.percent}
+        scored = (self._natural(score), sides, widened, left, trials)
+        return TunedMethod(self.method, chosen, self.default, *scored, **about)
 
-    def _trial_result(self, number: int, settings: Settings) -> TrialResult:
+    @property
+    def _metric(self) -> Metric:
+        return stored_metric(self.base.evaluate, regression=False)  # definite since the tuning was made
+
+    def _natural(self, score: float | None) -> float | None:
+        """A score of the journals, of which higher is better, as a value of the metric; None if it is not finite."""
+        return self._metric.sign * score if score is not None and isfinite(score) else None
+
+    def _trial_result(self, number: int, settings: Settings) -> TunedTrial:
         lines = self.journals.lines(number)
         rounds = lines[-1]["round"] if lines else 0
-        first, score = (_finite(self.journals.score(number, end)) for end in (self.schedule[0].rounds, rounds))
+        first, score = (self._natural(self.journals.score(number, end)) for end in (self.schedule[0].rounds, rounds))
         failed = self.journals.failed(number, rounds)
-        return TrialResult(number, settings, rounds, self.journals.steps(number), first, score, failed)
+        return TunedTrial(number, settings, rounds, self.journals.steps(number), first, score, failed)
 
     def _side(self, dimension: Dimension, chosen: Settings, tried: Sequence[Any]) -> Side:
         """Where the chosen value of a setting lies among those tried."""
@@ -280,10 +251,6 @@ def shown_settings(settings: Settings) -> str:
 
 def said_value(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
 
 
 def _or_worst(score: float | None) -> float:

@@ -9,7 +9,7 @@ untuned/                     the same with the defaults, of methods whose choice
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import MAX_INTEGER
 from stratafl.errors import DamagedError, DataError, RecordError, RunError, UnknownNameError, shown, unknown
 from stratafl.files import is_plain, write_atomically
+from stratafl.report.tuned import TunedMethod
 from stratafl.runs.comparison import (
     SEEDS,
     Comparison,
-    Member,
     check_member,
     folder_name,
     is_comparison,
@@ -40,7 +40,7 @@ from stratafl.runs.distributed import check_stage
 from stratafl.runs.json_files import check_table, check_value, is_list_of
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.folder_claims import waited_for
-from stratafl.tuning.search import Search, SearchResult, TuningPlan
+from stratafl.tuning.search import Search, TuningPlan
 from stratafl.tuning.space import OPTION_PREFIX, is_own, own_settings, search_space
 from stratafl.tuning.tpe import TPESearch, optuna_or_refusal
 from stratafl.tuning.trials import PendingRun, is_open
@@ -49,22 +49,17 @@ CHOSEN, WINNERS, UNTUNED, TRIALS = "tuned.toml", "winners", "untuned", "trials"
 PLAN = {"trials": int, "eta": int, "only": list, "grids": dict, "sampler": str, "budget": str, "widen": bool}
 
 
+@dataclass(frozen=True, eq=False)
 class Tuning:
     """Methods that are tuned alike, in a directory; `per_method` are settings of single methods."""
 
-    def __init__(
-        self,
-        folder: Path,
-        base: Experiment,
-        methods: Sequence[str],
-        per_method: Mapping[str, Settings],
-        plan: TuningPlan,
-        seeds: int,
-        trust: Trust = NO_TRUST,
-    ) -> None:
-        self.folder, self.base, self.methods, self.per_method = folder, base, tuple(methods), per_method
-        self.plan, self.seeds, self.trust = plan, seeds, trust
-        self._made: dict[str, Comparison] = {}
+    folder: Path
+    base: Experiment
+    methods: Sequence[str]
+    per_method: Mapping[str, Settings]
+    plan: TuningPlan
+    seeds: int
+    trust: Trust = NO_TRUST
 
     @classmethod
     def create(
@@ -86,8 +81,8 @@ class Tuning:
         base = with_absolute_paths(with_values(base, common))
         _check_seeds(seeds, base)
         tuning = cls(folder, base, methods, per_method, plan, seeds, trust)
-        base = replace(base, evaluate=tuning._check())  # once, because shares of classes differ a little between seeds
-        tuning = cls(folder, base, methods, per_method, plan, seeds, trust)
+        # Once, because shares of classes differ a little between seeds.
+        tuning = replace(tuning, base=replace(base, evaluate=tuning._check()))
         with new_folder(folder) as partial:
             write_atomically(partial / TUNING, tomli_w.dumps(tuning._tables()).encode())
         return tuning
@@ -159,7 +154,7 @@ class Tuning:
             self._fix()
         return self._runs_left()
 
-    def choices(self) -> dict[str, SearchResult]:
+    def choices(self) -> dict[str, TunedMethod]:
         """What every search came to; those that have not ended are left out."""
         results = {search.method: search.choice() for search in self.shared()}
         return {method: choice for method, choice in results.items() if choice is not None}
@@ -196,6 +191,7 @@ class Tuning:
                         f"{chosen}: remove it, and write it again with 'strata resume'"
                     )
 
+    @cached_property
     def comparisons(self) -> list[Comparison]:
         """The chosen settings on fresh seeds, and the defaults on the same seeds where they differ."""
         tuned = self.tuned()
@@ -206,22 +202,20 @@ class Tuning:
 
     def _comparison(self, name: str, settings: Mapping[str, Settings]) -> Comparison:
         folder = self.folder / name
-        if name not in self._made:
-            per_method = {method: {**self.per_method[method], **each} for method, each in settings.items()}
-            with waited_for(folder):
-                if not is_comparison(folder):
-                    typed = {path: v for m in per_method for path, v in own_settings(m, per_method[m]).items()}
-                    Comparison.create(folder, self.fresh, list(settings), self.seeds, typed, self.trust, checked=False)
-            comparison = Comparison.open(folder, self.trust)
-            seeds = tuple(self.fresh.run.seed + i for i in range(self.seeds))
-            settled = {method: without_none(options) for method, options in per_method.items()}
-            if comparison.per_method != settled or comparison.seeds != seeds:
-                raise DamagedError(
-                    f"'{folder}' is damaged: its settings or seeds are not those of '{self.folder / CHOSEN}' and "
-                    f"{TUNING}: remove the folder '{folder}', and run it again with 'strata resume'"
-                )
-            self._made[name] = comparison
-        return self._made[name]
+        per_method = {method: {**self.per_method[method], **each} for method, each in settings.items()}
+        with waited_for(folder):
+            if not is_comparison(folder):
+                typed = {path: v for m in per_method for path, v in own_settings(m, per_method[m]).items()}
+                Comparison.create(folder, self.fresh, list(settings), self.seeds, typed, self.trust, checked=False)
+        comparison = Comparison.open(folder, self.trust)
+        seeds = tuple(self.fresh.run.seed + i for i in range(self.seeds))
+        settled = {method: without_none(options) for method, options in per_method.items()}
+        if comparison.per_method != settled or comparison.seeds != seeds:
+            raise DamagedError(
+                f"'{folder}' is damaged: its settings or seeds are not those of '{self.folder / CHOSEN}' and "
+                f"{TUNING}: remove the folder '{folder}', and run it again with 'strata resume'"
+            )
+        return comparison
 
     def _trials_left(self) -> list[PendingRun]:
         if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
@@ -252,25 +246,14 @@ class Tuning:
         write_atomically(self.folder / CHOSEN, tomli_w.dumps(tables).encode())
 
     def _runs_left(self) -> list[PendingRun]:
-        totals = {search.method: search.rounds for search in self.searches}
-        work = [
-            PendingRun(
-                member.method,
-                f"{member.method}, seed {member.seed}",
-                member.experiment,
-                member.folder,
-                total,
-                self.trust,
-            )
-            for member in self._members()
-            for total in [totals[member.method]]
-        ]
-        return [member for member in work if is_open(member)]
-
-    def _members(self) -> list[Member]:
         """The runs on fresh seeds, seed by seed."""
-        members = [member for comparison in self.comparisons() for member in comparison.members()]
-        return sorted(members, key=lambda member: member.seed)
+        rounds = {search.method: search.rounds for search in self.searches}
+        members = [member for comparison in self.comparisons for member in comparison.members()]
+        work = []
+        for member in sorted(members, key=lambda member: member.seed):
+            title, method = f"{member.method}, seed {member.seed}", member.method
+            work.append(PendingRun(method, title, member.experiment, member.folder, rounds[method], self.trust))
+        return [run for run in work if is_open(run)]
 
     def _check(self) -> EvaluateTable:
         """How runs are evaluated on this data.
@@ -355,11 +338,11 @@ def read_tuned(folder: Path) -> dict[str, dict[str, Any]]:
     return Tuning.read(folder).tuned()
 
 
-def _entry(choice: SearchResult) -> dict[str, Any]:
+def _entry(choice: TunedMethod) -> dict[str, Any]:
     """A choice as a table of TOML, which has no none."""
     failed = [f"trial {trial.number}: {trial.failed}" for trial in choice.trials if trial.failed]
     entry: dict[str, Any] = {} if choice.settings is None else {"settings": without_none(choice.settings)}
-    entry |= {} if choice.score is None else {"validation": choice.score}
+    entry |= {} if choice.validation is None else {"validation": choice.sign * choice.validation}  # higher is better
     entry |= {"is_default": choice.is_default, "default": without_none(choice.default), "trials": len(choice.trials)}
     entry |= {"rounds": choice.rounds, "steps": choice.steps, "sides": dict(choice.sides), "widened": choice.widened}
     return entry | {"left_at_default": list(choice.left), "failed": failed}

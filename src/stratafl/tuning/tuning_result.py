@@ -6,6 +6,7 @@ trials.csv      a line per trial
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from stratafl.config.metric_choice import stored_metric
@@ -14,11 +15,11 @@ from stratafl.files import write_atomically
 from stratafl.report.formats import NO_VALUE, score_text, spread
 from stratafl.report.outcome import measure, read_outcome
 from stratafl.report.report_tables import as_csv
-from stratafl.report.tuned import TUNING_RESULT, TunedMethod, TunedTrial, to_tuning_table
+from stratafl.report.tuned import TUNING_RESULT, TunedMethod, to_tuning_table
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import write_json
 from stratafl.runs.summary import evaluated
-from stratafl.tuning.search import Search, SearchResult, shown_settings
+from stratafl.tuning.search import shown_settings
 from stratafl.tuning.space import OPTION_PREFIX
 from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
@@ -28,7 +29,7 @@ HEAD = ("method", "chosen", "validation", "test, tuned", "test, untuned")
 def results(tuning: Tuning) -> list[TunedMethod]:
     """Every method, in the order of the tuning, with the test scores that there are."""
     scores: dict[str, dict[str, dict[str, float]]] = {WINNERS: {}, UNTUNED: {}}
-    for comparison in tuning.comparisons():
+    for comparison in tuning.comparisons:
         for member in comparison.members():
             outcome = read_outcome(member.folder) if is_run(member.folder) else None
             score_of_run = outcome.numbers().get("score") if outcome is not None and evaluated(outcome.lines) else None
@@ -40,7 +41,7 @@ def results(tuning: Tuning) -> list[TunedMethod]:
         if choice is not None:
             tuned = scores[WINNERS].get(method, {})
             untuned = tuned if choice.is_default else scores[UNTUNED].get(method, {})
-            methods.append(_method(search, choice, tuned, untuned))
+            methods.append(replace(choice, tuned=tuned, untuned=untuned))
     return methods
 
 
@@ -61,9 +62,9 @@ def result_rows(methods: Sequence[TunedMethod]) -> list[tuple[str, ...]]:
         (
             method.method,
             NO_VALUE if method.settings is None else shown_settings(_tuned_only(method, method.settings)),
-            score_text(method.validation, not method.percent),
-            spread(method.spread("tuned"), not method.percent),
-            spread(method.spread("untuned"), not method.percent),
+            score_text(method.validation, method.like),
+            spread(method.spread("tuned"), method.like),
+            spread(method.spread("untuned"), method.like),
         )
         for method in ranked(methods)
     ]
@@ -88,7 +89,7 @@ def remarks(methods: Sequence[TunedMethod]) -> list[str]:
 def ranked(methods: Sequence[TunedMethod]) -> list[TunedMethod]:
     def place(method: TunedMethod) -> float:
         mean = method.spread("tuned")
-        return float("inf") if mean is None else (-1 if method.larger else 1) * mean.mean
+        return float("inf") if mean is None else -method.sign * mean.mean
 
     return sorted(methods, key=place)
 
@@ -96,33 +97,6 @@ def ranked(methods: Sequence[TunedMethod]) -> list[TunedMethod]:
 def _tuned_only(method: TunedMethod, settings: Settings) -> Settings:
     """The settings that several values were tried of."""
     return {path: value for path, value in settings.items() if path not in method.left}
-
-
-def _method(search: Search, choice: SearchResult, tuned: dict[str, float], untuned: dict[str, float]) -> TunedMethod:
-    metric = stored_metric(search.base.evaluate, regression=False)  # definite since the tuning was made
-
-    def natural(value: float | None) -> float | None:
-        return None if value is None else metric.sign * value
-
-    trials = [
-        TunedTrial(t.number, dict(t.settings), t.rounds, t.steps, natural(t.first), natural(t.score), t.failed)
-        for t in choice.trials
-    ]
-    return TunedMethod(
-        search.method,
-        None if choice.settings is None else dict(choice.settings),
-        dict(choice.default),
-        natural(choice.score),
-        dict(choice.sides),
-        choice.widened,
-        list(choice.left),
-        trials,
-        tuned,
-        untuned,
-        metric.name,
-        metric.larger_is_better,
-        metric.percent,
-    )
 
 
 def _methods_csv(methods: Sequence[TunedMethod]) -> str:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -18,19 +17,15 @@ from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
 from stratafl.runs.joined import JoinedRuns
 from stratafl.tuning.folder_claims import claimed
+from stratafl.tuning.search import Search
 from stratafl.tuning.trials import PendingRun, is_open
+from stratafl.tuning.tuning import Tuning
 
 POLL_SECONDS = 0.5  # seconds until a process that has nothing to do looks again
 # How PyTorch names what a device lacks; a tensor that is on the wrong one names it in small letters.
 DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|CUSOLVER|NCCL|NVIDIA|DefaultCPUAllocator|\bMPS\b|\bHIP")
 Watch = Callable[[PendingRun, int, Sequence[Line]], None]  # rounds done, and their lines
 Notes = Callable[[PendingRun, str], None]
-
-
-class WorkSource(Protocol):
-    """What knows the work that can be done now: a tuning, or the searches of a reproduction."""
-
-    def work(self) -> Sequence[PendingRun]: ...
 
 
 def never() -> bool:
@@ -43,13 +38,13 @@ def silent(*_: object) -> None:
 
 
 def advance(
-    source: WorkSource,
+    source: Tuning | Search,
     watch: Watch = silent,
     note: Notes = silent,
     interrupted: Callable[[], bool] = never,
     jobs: int = 1,
 ) -> bool:
-    """PendingRun until nothing is left; False if interrupted.
+    """Do the work of a tuning, or of one search, until nothing is left; False if interrupted.
 
     Runs that can be done now are joined, as many as memory allows. Other processes may work on the same, `jobs` in all.
     """

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from stratafl.data import Reading
-from stratafl.data.new_samples import new_samples
 from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
+from stratafl.data.site_samples import new_samples
 from stratafl.errors import DataError
 
 TABLE = SampleFormat(Preprocessing("float32", (2,)), 2, columns=("b", "a"))

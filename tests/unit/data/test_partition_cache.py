@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stratafl.data import digits, draw_partition
-from stratafl.data import partition_cache as cache
+from stratafl.data import cache, digits, draw_partition
 from stratafl.data.partitions import ClientDirichlet, Dirichlet, Partition, PFLlibDirichlet
 
 LABELS = np.random.default_rng(0).integers(0, 5, 400)
@@ -80,7 +79,7 @@ def test_everything_that_a_draw_depends_on_makes_another_entry(folder):
 
 def test_another_version_draws_again(folder, monkeypatch):
     draw_partition(PARTITION, LABELS, 6, 1)
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(cache, "DRAW_VERSION", cache.DRAW_VERSION + 1)
     draw_partition(PARTITION, LABELS, 6, 1)
     assert len(files(folder)) == 2
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from stratafl.config.assemble import federation_to_run, simulation_of
 from stratafl.config.experiment import Experiment, with_values
-from stratafl.data import shared
+from stratafl.data import loading as shared
 from stratafl.execute import memory
 from stratafl.runs import environment
 from stratafl.runtime import build

@@ -6,10 +6,9 @@ decide who tests on what and return an `Assignment`. This package imports `core`
 `data` imports it.
 """
 
-from stratafl.data.partitions.base import IID, Assignment, Partition, Pool
+from stratafl.data.partitions.base import IID, Assignment, Owners, Partition, Pool
 from stratafl.data.partitions.classes import Classes, KClasses, OneClass, Pathological, PFedLAClasses, PFedLADominant
 from stratafl.data.partitions.dirichlet import ClientDirichlet, Dirichlet, PFLlibDirichlet
-from stratafl.data.partitions.owners import Owners
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID, "dirichlet": Dirichlet, "pfllib": PFLlibDirichlet, "perclient": ClientDirichlet, "classes": Classes,

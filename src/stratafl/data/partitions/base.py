@@ -1,10 +1,9 @@
-"""What every partition is, what it returns, and the class counts that most of them are made of.
+"""What every partition is, what it returns, and the class counts that most of them are made of; `IID` and `Owners`.
 
-`IID`, at the end, is the simplest partition: copy it to write your own.
+`IID` is the simplest partition: copy it to write your own.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.annotations import Range
 from stratafl.core.records import record
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.errors import PartitionError
 
 Indices = NDArray[np.int64]
@@ -22,8 +21,7 @@ Some = Annotated[int, Range(least=1)]
 Share = Annotated[float, Range(above=0, below=1)]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Assignment:
     """One array of sample indices per client to train on and, if the partition decides that too, to test on.
 
@@ -36,8 +34,7 @@ class Assignment:
     overlap: bool = False
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Pool:
     """What a partition may look at: labels and, if known, the publishers' test samples and the owner of each sample."""
 
@@ -121,3 +118,42 @@ class IID(Partition):
 
     def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
         return [np.sort(part) for part in np.array_split(rng.permutation(len(pool.labels)), clients)]
+
+
+@record
+class Owners(Partition):
+    """FedPer's partition of FLICKR-AES: each client is one of the owners in the data, drawn at random.
+
+    Owners with fewer than `minimum` or more than `maximum` samples, or fewer than `per_class` of any class, cannot be.
+    """
+
+    minimum: Some = 1
+    maximum: int | None = None
+    per_class: Annotated[int, Range(least=0)] = 0
+
+    def __post_init__(self) -> None:
+        if self.maximum is not None and self.maximum < self.minimum:
+            raise PartitionError(f"maximum={self.maximum} was given: it must be at least minimum={self.minimum}")
+
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
+        if pool.owner is None:
+            raise PartitionError(
+                "the partition 'owners' needs the owner of each sample: name its column with data.client"
+            )
+        _, owner, sizes = np.unique(pool.owner, return_inverse=True, return_counts=True)
+        fitting = np.flatnonzero((sizes >= self.minimum) & (sizes <= (self.maximum or sizes.max())))
+        if self.per_class:
+            rarest = np.min([np.bincount(owner[members], minlength=len(sizes)) for members in pool.classes()], axis=0)
+            fitting = fitting[rarest[fitting] >= self.per_class]
+        if len(fitting) < clients:
+            few = f"only {len(fitting)} of {len(sizes)} owners have the samples that the partition needs"
+            raise PartitionError(f"data.clients = {clients}, but {few}: set data.clients lower")
+        chosen = np.sort(rng.choice(fitting, clients, replace=False))
+        samples_by_owner = by_owner(pool.owner)
+        return [samples_by_owner[each] for each in chosen]
+
+
+def by_owner(owner: NDArray[Any]) -> list[Indices]:
+    """The samples of each owner, in the order of the owners' names."""
+    _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])

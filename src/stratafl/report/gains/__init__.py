@@ -4,7 +4,7 @@
 (`sample_noise`), which paired differences of methods use too; `traits` is what gains may depend on.
 """
 
-from stratafl.report.gains.client_gains import TRAINS_ALONE, client_gains, gains_of
+from stratafl.report.gains.client_gains import TRAINS_ALONE, client_gains
 from stratafl.report.gains.gain_records import ClientGain, Gains, SeedGain, verdict
 
-__all__ = ["TRAINS_ALONE", "ClientGain", "Gains", "SeedGain", "client_gains", "gains_of", "verdict"]
+__all__ = ["TRAINS_ALONE", "ClientGain", "Gains", "SeedGain", "client_gains", "verdict"]

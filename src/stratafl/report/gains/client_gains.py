@@ -6,7 +6,6 @@ from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.gains.gain_intervals import Limits, Noise, gain_limits
 from stratafl.report.gains.gain_records import ClientGain, Gains, SeedGain
-from stratafl.report.gains.sample_noise import ClientScores, bound_of, paired_noise, scores_per_client
+from stratafl.report.gains.sample_noise import ClientScores, bound_of, paired_noise, stored_scores
 from stratafl.report.gains.traits import ClientFacts
-from stratafl.report.outcome import Outcome, is_imported, stored_predictions
+from stratafl.report.outcome import Outcome, is_imported
 from stratafl.report.ranking import Rank
 from stratafl.runs.summary import VALIDATED, counting, prefix_of, quality
 
@@ -25,48 +24,13 @@ Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
-class Ranked(Protocol):
-    """A study, which imports this module."""
-
-    @property
-    def ranks(self) -> Sequence[Rank]: ...
-
-
-def client_gains(study: Ranked, reference: str = TRAINS_ALONE) -> list[Gains]:
-    """The gains of every method of a study against the reference, best first; empty if that was not run."""
-    return gains_of(study.ranks, reference)
-
-
-def gains_of(ranks: Sequence[Rank], reference: str = TRAINS_ALONE) -> list[Gains]:
-    """The gains of every configuration in the order of the ranking."""
-    ranks = [rank for rank in ranks if rank.members]
-    references = [rank for rank in ranks if rank.method == reference]
-    if not references:
-        return []
-    runs = _Runs(ranks)
-    methods = [rank for rank in ranks if rank.method != reference]
+def client_gains(ranks: Sequence[Rank]) -> list[Gains]:
+    """The gains of every configuration over training alone, in the order of the ranking; empty if that was not run."""
+    references = [rank for rank in ranks if rank.method == TRAINS_ALONE]
+    methods = [rank for rank in ranks if rank.method != TRAINS_ALONE] if references else []
+    scores = stored_scores(run for rank in (*references, *methods) for run in rank.members)
     paired = [(rank, _best_reference(rank, references)) for rank in methods]
-    return [_gains(rank, alone, runs) for rank, alone in paired if alone is not None]
-
-
-class _Runs:
-    """Stored predictions and client facts of runs, read once."""
-
-    def __init__(self, ranks: Sequence[Rank]) -> None:
-        self.metric = ranks[0].members[0].metric
-        outcomes = [outcome for rank in ranks for outcome in rank.members]
-        stored = {} if is_imported(self.metric) else stored_predictions(outcomes)
-        max_scores = scores_per_client(list(stored.values()))
-        self._scores = {folder: ClientScores(each, self.metric, max_scores) for folder, each in stored.items()}
-        self._facts = dict[Path, ClientFacts]()
-
-    def scores(self, outcome: Outcome) -> ClientScores | None:
-        return self._scores.get(outcome.folder)
-
-    def facts(self, outcome: Outcome) -> ClientFacts:
-        if outcome.folder not in self._facts:
-            self._facts[outcome.folder] = ClientFacts(outcome.class_counts)
-        return self._facts[outcome.folder]
+    return [_gains(rank, alone, scores) for rank, alone in paired if alone is not None]
 
 
 def _best_reference(rank: Rank, references: Sequence[Rank]) -> Rank | None:
@@ -92,12 +56,12 @@ def _validation_quality(rank: Rank) -> float:
     return fmean(quality(line, VALIDATED, prefix_of(evaluate), evaluate) for line, evaluate in selected)
 
 
-def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
+def _gains(rank: Rank, alone: Rank, scores: Mapping[Path, ClientScores]) -> Gains:
     with_method, trained_alone = ({run.seeds.parts: run for run in each.members} for each in (rank, alone))
     common = sorted(set(with_method) & set(trained_alone))
-    pairs = [_Pair(with_method[parts], trained_alone[parts], runs) for parts in common]
-    average, seeds = rank.members[0].evaluate.average, tuple(pair.method.seeds for pair in pairs)
-    empty = Gains(rank.label, alone.label, runs.metric, average, seeds)
+    pairs = [_Pair(with_method[parts], trained_alone[parts], scores) for parts in common]
+    first = rank.members[0]
+    empty = Gains(rank.label, alone.label, first.metric, first.evaluate.average)
     if not pairs:
         return replace(empty, why=f"it has no seed in common with {alone.label}")
     unlike = [pair.alone.seed for pair in pairs if not pair.fits]
@@ -107,7 +71,7 @@ def _gains(rank: Rank, alone: Rank, runs: _Runs) -> Gains:
     partitions: dict[Hashable, list[_Pair]] = {}
     for pair in pairs:
         partitions.setdefault(pair.alone.population, []).append(pair)
-    by_partition = [_clients(group, runs.metric) for group in partitions.values()]
+    by_partition = [_clients(group, first.metric) for group in partitions.values()]
     gains = replace(
         empty,
         clients=tuple(client for clients, _ in by_partition for client in clients),
@@ -134,10 +98,10 @@ def _why(gains: Gains, pairs: Sequence["_Pair"]) -> str:
 class _Pair:
     """A method and training alone with the same seeds; without predictions of both, as their journals have them."""
 
-    def __init__(self, method: Outcome, alone: Outcome, runs: _Runs) -> None:
-        self.method, self.alone, self.facts = method, alone, runs.facts(alone)
-        scores = runs.scores(method), runs.scores(alone)
-        self.scores = None if scores[0] is None or scores[1] is None else (scores[0], scores[1])
+    def __init__(self, method: Outcome, alone: Outcome, scores: Mapping[Path, ClientScores]) -> None:
+        self.method, self.alone, self.facts = method, alone, ClientFacts(alone.class_counts)
+        both = method.folder in scores and alone.folder in scores
+        self.scores = (scores[method.folder], scores[alone.folder]) if both else None
 
     @property
     def fits(self) -> bool:

@@ -89,7 +89,6 @@ class Gains:
     alone: str  # the label of the configuration that it is compared with
     metric: Metric
     average: str  # what scores are means over: "samples" or "clients"
-    seeds: tuple[Seeds, ...] = ()
     mean: float = float("nan")
     clients: tuple[ClientGain, ...] = ()
     partitions: int = 1  # each with clients of its own

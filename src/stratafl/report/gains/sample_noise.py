@@ -5,8 +5,9 @@ AUROC, macro-F1 and others the jackknife gives it. Two runs on the same samples 
 is hard for both models does not count as noise of their difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.gains.gain_intervals import Noise, noise_of_means, pooled
 from stratafl.report.jackknife import sample_values
+from stratafl.report.outcome import Outcome, is_imported
 
 Array = NDArray[np.float64]
 MEANS = ("accuracy", "log_loss", "brier", "mse", "mae")  # over samples
@@ -23,11 +25,6 @@ BY_CLASS = ("balanced_accuracy", "macro_f1", "auroc", "auprc", "sensitivity")  #
 RANKED = ("auroc", "auprc", "sensitivity")  # of two classes there is one such score, not one for each class
 SHARES = ("auroc", "auprc", "ece")  # from 0 to 1 like a metric in per cent
 STUDY_SCORES = 40_000_000  # that jackknifes of a whole study compute, if every client has few samples: some seconds
-
-
-def scores_per_client(runs: Sequence[Predictions]) -> int:
-    """How many scores the jackknife of each client of these runs may compute."""
-    return STUDY_SCORES // max(1, sum(len(predictions.clients) for predictions in runs))
 
 
 def bound_of(metric: Metric) -> float | None:
@@ -43,7 +40,7 @@ class ClientScores:
     """The scores of a run, client by client, and what each test sample adds to them."""
 
     def __init__(self, predictions: Predictions, metric: Metric, max_scores: int = STUDY_SCORES) -> None:
-        self.predictions, self.metric, self._max_scores = predictions, metric, max_scores
+        self.predictions, self.metric, self.max_scores = predictions, metric, max_scores
         self.ids, self.place = (x.numpy() for x in predictions.client.unique(return_inverse=True))
         self.samples = np.bincount(self.place, minlength=len(self.ids))
 
@@ -63,7 +60,7 @@ class ClientScores:
         """Values of the samples whose mean is the score of their client; NaN where that is undefined."""
         if self.metric.name not in MEANS:
             by_class = _kind(self.metric) in BY_CLASS
-            values = sample_values(self.metric, self.predictions, self._max_scores, keep_classes=by_class)
+            values = sample_values(self.metric, self.predictions, self.max_scores, keep_classes=by_class)
             return np.asarray(values.numpy())
         y, scores = self.predictions.y[:, None], self.predictions.scores[:, None]
         return np.asarray(self.metric(y, scores, torch.ones(y.shape)).numpy())
@@ -81,6 +78,14 @@ class ClientScores:
         inverse = np.where(present, 1 / np.maximum(counts, 1), 0).sum(axis=1)
         is_one_score = _kind(self.metric) in RANKED and classes == 2
         return np.asarray((1 if is_one_score else present.sum(axis=1) ** 2) / np.maximum(inverse, 1e-300))
+
+
+def stored_scores(outcomes: Iterable[Outcome]) -> dict[Path, ClientScores]:
+    """The scores of runs that have stored predictions, by folder; reports do not run a metric of your own."""
+    measurable = (run for run in outcomes if not is_imported(run.metric))
+    stored = [(run, predictions) for run in measurable if (predictions := run.predictions)]
+    max_scores = STUDY_SCORES // max(1, sum(len(predictions.clients) for _, predictions in stored))
+    return {run.folder: ClientScores(predictions, run.metric, max_scores) for run, predictions in stored}
 
 
 Both = tuple[ClientScores, ClientScores]  # of a method and of training alone with the same seed

@@ -137,16 +137,13 @@ def _nearest(shares: Array) -> Array:
 
 def dependences(gains: Sequence[float], traits: Mapping[str, Sequence[float | None]]) -> list[Dependence]:
     """How these gains depend on each trait that differs between clients."""
-    found_dependences = []
+    by_trait = []
     for name, values in traits.items():
-        is_known = np.array([value is not None and np.isfinite(value) for value in values], dtype=bool)
-        present = np.array([value for value in values if value is not None], dtype=np.float64)
-        present, their_gains = present[np.isfinite(present)], np.asarray(gains, dtype=np.float64)[is_known]
+        numbers = np.array(values, dtype=np.float64)  # None becomes NaN
+        present, their_gains = (each[np.isfinite(numbers)] for each in (numbers, np.asarray(gains, dtype=np.float64)))
         if len(np.unique(present)) > 1:
-            found_dependences.append(
-                Dependence(name, spearman(present, their_gains), thirds(name, present, their_gains))
-            )
-    return found_dependences
+            by_trait.append(Dependence(name, spearman(present, their_gains), thirds(name, present, their_gains)))
+    return by_trait
 
 
 def thirds(name: str, values: Array, gains: Array) -> tuple[Third, ...]:
