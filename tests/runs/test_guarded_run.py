@@ -21,6 +21,7 @@ from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.layout import Rows
+from stratafl.core.round import Round
 from stratafl.data import digits
 from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError
 from stratafl.evaluation import candidates
@@ -176,14 +177,14 @@ def test_candidates_are_tried_one_after_the_other(done: Path, monkeypatch: pytes
     """When a candidate predicts, the models of those before are gone, but for the received ones: they are trained."""
     fitted = stratafl.load(done, device="cpu")
     alive: list[weakref.ref[torch.Tensor]] = []
-    predict = candidates.predictions_of_rows
+    predict = candidates.row_predictions
 
-    def watched(sim: Simulation, progress: Progress, rows: Rows, ids: torch.Tensor, split: str) -> Predictions:
+    def watched(sim: Simulation, rnd: Round, rows: Rows, ids: torch.Tensor, split: str) -> Predictions:
         assert sum(each() is not None for each in alive) <= 1
         alive.append(weakref.ref(rows["fc.weight"]))
-        return predict(sim, progress, rows, ids, split)
+        return predict(sim, rnd, rows, ids, split)
 
-    monkeypatch.setattr(candidates, "predictions_of_rows", watched)
+    monkeypatch.setattr(candidates, "row_predictions", watched)
     made = GuardCandidates(fitted.sim, fitted.progress, fitted.sim, fitted.progress, LocalTraining(batch=100), epochs=1)
     assert list(made.predictions(torch.arange(4), ["test"])["test"]) == [
         "received",

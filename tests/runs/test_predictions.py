@@ -10,7 +10,7 @@ from stratafl.data import from_clients
 from stratafl.errors import DamagedError
 from stratafl.evaluation.evaluate import deployed
 from stratafl.evaluation.metrics import METRICS
-from stratafl.evaluation.predictions import Predictions, predictions, predictions_of_rows
+from stratafl.evaluation.predictions import Predictions, predictions, row_predictions
 from stratafl.execute import simulation
 from stratafl.models import MLP
 from stratafl.runs import Run, read_run
@@ -43,7 +43,7 @@ def test_they_are_what_the_stored_models_give(example):
     ids, found = torch.arange(3), read_predictions(example)
     for again in (
         predictions(sim, progress, ids, "test"),
-        predictions_of_rows(sim, progress, deployed(sim, progress, ids), ids, "test"),
+        row_predictions(sim, sim.at(progress.t), deployed(sim, progress, ids), ids, "test"),
     ):
         assert torch.equal(found.client, again.client)
         assert torch.equal(found.y, again.y)

@@ -200,7 +200,7 @@ def test_clients_in_several_portions_have_the_same_values(monkeypatch):
     mixed = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     given = Predictions(owner, y, p).at(mixed)
     at_once = given.by_client(METRICS["auroc"])
-    monkeypatch.setattr("stratafl.evaluation.predictions.CHUNK_SCORES", 50)
+    monkeypatch.setattr("stratafl.evaluation.predictions.BLOCK_SCORES", 50)
     assert Predictions(owner, y, p).at(mixed).by_client(METRICS["auroc"]) == pytest.approx(at_once, abs=1e-12)
     assert len(at_once) > 5
 

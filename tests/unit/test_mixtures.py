@@ -117,7 +117,7 @@ def test_apple_weighs_all_cores_equally_and_is_pulled_to_their_numbers_of_sample
         pulls.append(float(client["pull"][0]))
     assert pulls == pytest.approx([1.0, 0.5, 0.0, 0.0])  # 2·λ(r)·μ, L = 2
     assert torch.allclose(client["p_0"][3], torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES))
-    assert torch.equal(client["place"], torch.eye(6, dtype=torch.float64))
+    assert torch.equal(client["is_own"], torch.eye(6, dtype=torch.float64))
 
 
 def test_a_new_client_of_apple_trains_its_weights_alone():
@@ -126,7 +126,7 @@ def test_a_new_client_of_apple_trains_its_weights_alone():
     progress = sim.run(Matrix())
     rnd, task, client = at_work(sim, progress, sim.new_clients, new=True)
     assert torch.allclose(client["p"], client["p_0"])
-    assert not client["place"].any()
+    assert not client["is_own"].any()
     kept = sim.algorithm.work(rnd, client, task).client
     for name, x in rows_of(client, "core").items():
         assert torch.equal(rows_of(kept, "core")[name], x) == rnd.layout.specs[name].trainable

@@ -27,7 +27,7 @@ from stratafl.policies.descent import Fields, GradientAt
     paper="Luo and Wu, 2022",
     title="Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning",
     sends="the core model",
-    new_client="a mixture of all cores by their numbers of samples, whose weights alone it trains",
+    new_client="all cores, weighted by their numbers of samples; it trains these weights only",
 )
 def apple(
     *,
@@ -52,14 +52,14 @@ def apple(
         send=(Upload(field="core", columns="trainable"),),
         merge=(StoreRows("cores", "core"), StoreRows("sizes", "samples")),
         server={"cores": Start(per_client=True, columns="trainable"), "sizes": Number(1.0, per_client=True)},
-        client={"core": Start(), "p": Number(width="clients"), "met": Number()},
+        client={"core": Start(), "p": Number(width="clients"), "met": Number()},  # met: 1 once the client took part
         welcome=serve,
     )
 
 
 @record
 class Downhill:
-    """x ← x − lr·slope, where the gradient rule leaves the slope: a tensor that is learned beside the row."""
+    """x ← x − lr·slope, where the gradient rule leaves the slope: a tensor that is learned along with the row."""
 
     field: str
     slope: str
@@ -73,9 +73,10 @@ class Downhill:
 
 @record
 class Weigh(Mix):
-    """p_0j = n_j/Σn, how strongly p_i is pulled to it, and where a client's own core is, which a new client lacks.
+    """The weights p_i, their prior p_0j = n_j/Σn, the pull to it (λ(r): see Cosine), and which core is the own one.
 
-    p_ii starts at `own` (None: 1/N), a new client at p_0; `scaled` cores learn 1/own times as fast. λ(r): see Cosine.
+    The first weights are `own` for the own core (None: 1/N) and equal for the others. A new client has no core and
+    starts at p_0. A `scaled` core learns 1/own times as fast.
     """
 
     strength: float
@@ -83,55 +84,62 @@ class Weigh(Mix):
     own: float | None
     scaled: bool
     reads = ("sizes", "p", "met")
-    writes = ("p", "p_0", "pull", "place", "pace", "met")
+    writes = ("p", "p_0", "pull", "is_own", "core_speed", "met")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         n, p, met = (tensor_of(client, name) for name in self.reads)
-        r, L, N = rnd.schedule[0], self.until * rnd.schedule[1], rnd.setup.clients
-        p_0, place = n / n.sum(1, keepdim=True), task.ids[:, None] == torch.arange(N, device=p.device)
+        N = rnd.setup.clients
+        p_0 = n / n.sum(1, keepdim=True)
+        is_own = task.ids[:, None] == torch.arange(N, device=p.device)
         own_weight = 1 / N if self.own is None or N == 1 else self.own
-        mixed = torch.full_like(p, (1 - own_weight) / max(N - 1, 1)).masked_fill(place, own_weight)
-        start = torch.where(place.any(1, keepdim=True), mixed, p_0)
-        pull = 2 * self.strength * (Cosine()(r, L) if r < L else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
-        ones, p = torch.ones_like(met), torch.where(met[:, None] > 0, p, start)
-        numbers = {"pull": pull * ones[:, None], "pace": ones / own_weight if self.scaled else ones, "met": ones}
-        return {"p": p, "p_0": p_0, "place": place.to(p.dtype), **numbers}
+        others = torch.full_like(p, (1 - own_weight) / max(N - 1, 1))
+        # A new client has no core.
+        start = torch.where(is_own.any(1, keepdim=True), others.masked_fill(is_own, own_weight), p_0)
+        p = torch.where(met[:, None] > 0, p, start)
+
+        r, until = rnd.schedule[0], self.until * rnd.schedule[1]
+        pull = 2 * self.strength * (Cosine()(r, until) if r < until else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
+        ones = torch.ones_like(met)
+        numbers = {"pull": pull * ones[:, None], "core_speed": ones / own_weight if self.scaled else ones, "met": ones}
+        return {"p": p, "p_0": p_0, "is_own": is_own.to(p.dtype), **numbers}
 
 
 @record
 class AtMixture:
     """The gradient g at w_i = Σ_j p_ij·w_j: p_ii·g for the core, ⟨g, w_j⟩ + 2λ(r)μ(p_ij − p_0j) for each weight."""
 
-    reads = ("p", "p_0", "pull", "place", "pace", "cores")
+    reads = ("p", "p_0", "pull", "is_own", "core_speed", "cores")
     gives = ("slope",)
     draws = 1
 
     def __call__(self, gradient: GradientAt, row: Rows, client: Fields, layout: Layout) -> tuple[Gradients, State]:
-        p, p_0, pull, place, pace = (tensor_of(client, name) for name in self.reads[:5])
+        names = ("p", "p_0", "pull", "is_own", "core_speed")
+        p, p_0, pull, is_own, core_speed = (tensor_of(client, name) for name in names)
         cores = common(rows_of(client, "cores"))
-        out = gradient({**row, **mixture(p, place, cores, row, layout)})
-        others = layout.cross(out.rows, cores, row_by_row=True).movedim(0, 2).contiguous().sum(2)  # each as if alone
+        out = gradient({**row, **mixture(p, is_own, cores, row, layout)})
+        by_layer = layout.cross(out.rows, cores, row_by_row=True).movedim(0, 2)
+        others = by_layer.contiguous().sum(2)  # contiguous: the bits do not depend on the number of clients
         own_slope = layout.dot(out.rows, row).sum(1, keepdim=True)
-        moved = {n: g * per_row(pace * (p * place).sum(1), g) for n, g in out.rows.items()}
-        return replace(out, rows=moved), {"slope": torch.where(place > 0, own_slope, others) + pull * (p - p_0)}
+        moved = {n: g * per_row(core_speed * (p * is_own).sum(1), g) for n, g in out.rows.items()}
+        return replace(out, rows=moved), {"slope": torch.where(is_own > 0, own_slope, others) + pull * (p - p_0)}
 
 
 @record
 class Personalise(Train):
     """The client's model: the mixture of the cores, with its own statistics."""
 
-    reads = ("p", "place", "cores", "core")
+    reads = ("p", "is_own", "cores", "core")
     writes = ("theta",)
 
     def footprint(self, setup: Setup) -> Footprint:
         return Footprint(client=setup.row_bytes(), served=setup.clients * setup.row_bytes())  # captured cores too
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
-        p, place, core = tensor_of(client, "p"), tensor_of(client, "place"), rows_of(client, "core")
-        return {"theta": {**core, **mixture(p, place, common(rows_of(client, "cores")), core, rnd.layout)}}
+        p, is_own, core = tensor_of(client, "p"), tensor_of(client, "is_own"), rows_of(client, "core")
+        return {"theta": {**core, **mixture(p, is_own, common(rows_of(client, "cores")), core, rnd.layout)}}
 
 
-def mixture(p: Tensor, place: Tensor, cores: Rows, core: Rows, layout: Layout) -> Rows:
+def mixture(p: Tensor, is_own: Tensor, cores: Rows, core: Rows, layout: Layout) -> Rows:
     """Σ_j p_ij·w_j, where w_i is the client's own core as it is now: one product for all others and all clients."""
-    own_weight, others = (p * place).sum(1), layout.blend(p * (1 - place), cores, row_by_row=True)
+    own_weight, others = (p * is_own).sum(1), layout.blend(p * (1 - is_own), cores, row_by_row=True)
     return {n: x.addcmul_(core[n], per_row(own_weight, x)) for n, x in others.items()}

@@ -28,10 +28,10 @@ from stratafl.core.task import Task
 from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, MeanOfRows, Take, Upload
 
 HEAD, BASE = select("head"), select("base")
-ITERATIONS = 60  # about twenty are needed
-GAP = 1e-21  # α·s at the solution, of a Q scaled to a diagonal of about 1: where both are 0, α is exact to its root
-BACK = 0.995  # of the way to the boundary
-MAX_NUMBERS = 2**22  # numbers in the matrices of the programmes that are solved side by side
+MAX_ITERATIONS = 60  # about 20 are needed
+MIN_GAP = 1e-21  # mean of α·s to stop at; where both are 0, α is then exact to about √MIN_GAP (Q is scaled to 1)
+STEP_SHARE = 0.995  # of the longest step that keeps α and s positive
+MAX_NUMBERS = 2**22  # in the matrices of the programmes that are solved together
 
 
 @method(
@@ -126,18 +126,18 @@ def head_weights(H: Tensor, V: Tensor) -> Tensor:
     return sparse / sparse.sum(1, keepdim=True)
 
 
-# Many quadratic programmes on the simplex at once: min_α αᵀQα − 2·gᵀα with α ≥ 0 and Σα = 1, one Q for all and a g for
-# each, by an interior-point method in float64. Mehrotra's predictor-corrector steps (Nocedal and Wright, 2006, section
-# 16.6) take as many iterations however ill-conditioned Q is, where gradient methods would need thousands, and no
-# programme waits for another's decision.
+# The solver: many quadratic programmes on the simplex at once, min_α αᵀQα − 2·gᵀα with α ≥ 0 and Σα = 1, one Q for all
+# and a g for each, by an interior-point method in float64. Mehrotra's predictor-corrector steps (Nocedal and Wright,
+# 2006, section 16.6) take about as many iterations however ill-conditioned Q is, where gradient methods would need
+# thousands, and all programmes take the same steps, so that they run as one batch.
 
 
 def minimise_on_simplex(Q: Tensor, g: Tensor) -> Tensor:
     """The minimisers `[M, n]` for a positive definite Q `[n, n]` and linear terms g `[M, n]`."""
     Q, g = Q.double(), g.double()
     scale = Q.diagonal().mean()
-    some = max(1, MAX_NUMBERS // Q.numel())
-    return torch.cat([_solved(Q / scale, part / scale) for part in g.split(some)])
+    together = max(1, MAX_NUMBERS // Q.numel())
+    return torch.cat([_solved(Q / scale, part / scale) for part in g.split(together)])
 
 
 def _solved(Q: Tensor, g: Tensor) -> Tensor:
@@ -146,19 +146,21 @@ def _solved(Q: Tensor, g: Tensor) -> Tensor:
     slope = alpha @ Q - g
     lam = slope.amin(1, keepdim=True) - 1.0
     s = slope - lam  # at least 1: dual feasible, and stays so, as α stays on the simplex
-    for _ in range(ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         gap = (alpha * s).mean(1, keepdim=True)
-        if bool((gap <= 2 * GAP).all()):
+        if bool((gap <= 2 * MIN_GAP).all()):
             break
         factor = torch.linalg.cholesky(Q + torch.diag_embed(s / alpha))
         residual = alpha @ Q - g - lam - s
-        ahead = _direction(factor, alpha, s, residual, alpha * s)
-        left = ((alpha + _reach(alpha, ahead[0]) * ahead[0]) * (s + _reach(s, ahead[2]) * ahead[2])).mean(
-            1, keepdim=True
-        )
-        target = ((left / gap) ** 3 * gap).clamp(min=GAP)
-        to_alpha, to_lam, to_s = _direction(factor, alpha, s, residual, alpha * s + ahead[0] * ahead[2] - target)
-        step = BACK * torch.minimum(_reach(alpha, to_alpha), _reach(s, to_s))
+        # Predictor: how far a plain Newton step would close the gap.
+        newton_alpha, _, newton_s = _direction(factor, alpha, s, residual, alpha * s)
+        alpha_ahead = alpha + _reach(alpha, newton_alpha) * newton_alpha
+        s_ahead = s + _reach(s, newton_s) * newton_s
+        gap_ahead = (alpha_ahead * s_ahead).mean(1, keepdim=True)
+        # Corrector: aim at a gap that this makes likely, and remove the predictor's second-order error.
+        target = ((gap_ahead / gap) ** 3 * gap).clamp(min=MIN_GAP)
+        to_alpha, to_lam, to_s = _direction(factor, alpha, s, residual, alpha * s + newton_alpha * newton_s - target)
+        step = STEP_SHARE * torch.minimum(_reach(alpha, to_alpha), _reach(s, to_s))
         alpha, lam, s = alpha + step * to_alpha, lam + step * to_lam, s + step * to_s
     return alpha / alpha.sum(1, keepdim=True)
 

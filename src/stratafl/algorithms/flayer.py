@@ -64,9 +64,9 @@ def flayer(
 
     Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
     `accuracy` is the split on which A_k is measured, or a fixed A; `accuracy_of` is the model, as trained or
-    initialised; `least` is the smallest share of a layer that is sent; `unsent="zero"` averages what was not sent as
-    zeros, as line 12 says to the letter, and collapses. `preset="official"` is what the authors' code does (see
-    `flayer_official`), with `p` and `middle`, which are its alone, instead of all these.
+    initialised; `least` is the smallest share of a layer that is sent; `unsent="zero"` averages unsent parameters as
+    zeros, as line 12 literally says, and training collapses. `preset="official"` is what the authors' code does (see
+    `flayer_official`); it takes only `p` and `middle`.
     """
     _refuse_ignored(preset, locals())
     if preset == "official":
@@ -76,7 +76,7 @@ def flayer(
     descent = train or LocalTraining()
     if rates:
         descent = replace(descent, rates=(*descent.rates, LayerRate()))  # Eq. 4
-    method = replace(
+    built = replace(
         fedavg(),
         mix=(Take(), Remember()),
         train=(descent,),
@@ -84,17 +84,17 @@ def flayer(
         merge=(Mean(unsent=unsent),),  # line 12
     )
     if not guide:
-        return method
+        return built
     head = select(f"last:{s}")
-    steps, A = training_with_accuracy(method.train, accuracy, accuracy_of)
+    steps, A = training_with_accuracy(built.train, accuracy, accuracy_of)
     # Eq. 2
-    return replace(method, mix=(Guide(head), Remember()), train=steps, client={"theta": Start(head), "accuracy": A})
+    return replace(built, mix=(Guide(head), Remember()), train=steps, client={"theta": Start(head), "accuracy": A})
 
 
 def _refuse_ignored(preset: str, options: Mapping[str, Any]) -> None:
     """Refuse an option that only the other preset takes, unless it is at its default."""
     parameters = inspect.signature(flayer).parameters
-    official_only = preset == "paper"  # which options the preset ignores
+    official_only = preset == "paper"  # the paper's preset ignores the official options, and the other way round
     for name in [n for n in parameters if n not in ("preset", "train") and (n in OFFICIAL_OPTIONS) == official_only]:
         if options[name] != parameters[name].default:
             raise RecordError(f"flayer: the preset '{preset}' ignores {name}: leave out {name}={options[name]!r}")
@@ -173,7 +173,7 @@ class LayerRate:
 class TopChange(Send):
     """The UP^i = min(max(i/L, 0.1), 1) of each layer that changed most since initialisation, and n_k (Eq. 5–9).
 
-    Of a method that sends some `layers` only, only those; i and L count all layers of the model.
+    Only `layers` are sent; i and L still count all layers of the model.
     """
 
     least: float = 0.1

@@ -1,6 +1,6 @@
-"""The hypernetwork of pFedHN: one for all clients, which generates tensors of a model from an embedding of the client.
+"""The hypernetwork of pFedHN: one network for all clients, which generates model tensors from a client's embedding.
 
-It is stored as fields of the server. For each number that it generates it has `hidden` + 1 numbers.
+It is stored as fields of the server. Each number that it generates takes `hidden` + 1 numbers of its own.
 """
 
 import math
@@ -38,6 +38,7 @@ class ModelGenerator:
 
     @property
     def inner(self) -> tuple[str, ...]:
+        """The tensors of the inner layers."""
         return tuple(f"psi{d}.{part}" for d in range(self.depth + 1) for part in ("weight", "bias"))
 
     @property
@@ -45,7 +46,7 @@ class ModelGenerator:
         return ("v", *self.inner, WEIGHTS, BIASES)
 
     def fields(self) -> dict[str, FieldSpec]:
-        """All that is learned."""
+        """Every tensor of the hypernetwork, as fields of the server."""
         drawn: dict[str, FieldSpec] = {name: GeneratorField(self, name) for name in self.names}
         return drawn if self.initial == "drawn" else {**drawn, BIASES: GeneratorField(self, BIASES, "model")}
 
@@ -62,11 +63,12 @@ class ModelGenerator:
         return {name: _linear(x, weight, biases[name]) for name, weight in rows_of(server, WEIGHTS).items()}
 
     def width(self, setup: Setup) -> int:
+        """How many numbers an embedding has."""
         return 1 + setup.clients // 4 if self.embedding is None else self.embedding
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`[C, …]` from `[C, n]` and `[…, n]`, client by client: one product for all has other bits for another C."""
+    """`[C, …]` from `[C, n]` and `[…, n]`, client by client: one product would round differently for another C."""
     flat = weight.reshape(-1, weight.shape[-1])
     out = torch.bmm(flat.expand(len(x), *flat.shape), x.unsqueeze(-1))
     return out.reshape(len(x), *bias.shape) + bias
@@ -85,26 +87,34 @@ class GeneratorField(FieldSpec):
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
         if self.name not in (WEIGHTS, BIASES):
-            width, hidden = self.net.width(setup), self.net.hidden
-            sizes = {"v": (setup.clients, width), "psi0.weight": (hidden, width)}.get(self.name, (hidden, hidden))
-            return self._values(setup, "", sizes[:1] if self.name.endswith("bias") else sizes)
+            return self._values(setup, "", self._shape(setup))
         shapes = {name: setup.layout.specs[name].shape for name in setup.layout.trainable(self.net.layers)}
         if self.start == "model":
             return {name: setup.start[name].clone() for name in shapes}
         last = (self.net.hidden,) if self.name == WEIGHTS else ()
         return {name: self._values(setup, name, (*shape, *last)) for name, shape in shapes.items()}
 
-    def _values(self, setup: Setup, tensor: str, shape: tuple[int, ...]) -> Tensor:
+    def _shape(self, setup: Setup) -> tuple[int, ...]:
+        """The shape of the embeddings, or of a tensor of the inner layers."""
+        width, hidden = self.net.width(setup), self.net.hidden
+        if self.name == "v":
+            return (setup.clients, width)
+        if self.name.endswith("bias"):
+            return (hidden,)
+        return (hidden, width if self.name == "psi0.weight" else hidden)
+
+    def _values(self, setup: Setup, tensor_name: str, shape: tuple[int, ...]) -> Tensor:
         like = next(iter(setup.start.values()))
         values = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        if values.is_meta:  # only its size is asked for
+        if values.is_meta or self.start != "drawn":  # only its size is asked for, or zeros
             return values
+        # Each client's embedding has a key of its own; every other tensor has one.
         ids = torch.arange(setup.clients if self.name == "v" else 1)
-        key = keys.keys(setup.seeds.weights, 0, ids, f"generator/{self.name}/{tensor}")[:, None]
+        key = keys.keys(setup.seeds.weights, 0, ids, f"generator/{self.name}/{tensor_name}")[:, None]
         flat = values.reshape(len(ids), -1)
-        for some in pieces(flat.shape[1]) if self.start == "drawn" else ():
-            index = torch.arange(some.start, min(some.stop, flat.shape[1]))
-            flat[:, some] = self._drawn(key, index, setup).to(like)
+        for piece in pieces(flat.shape[1]):
+            index = torch.arange(piece.start, min(piece.stop, flat.shape[1]))
+            flat[:, piece] = self._drawn(key, index, setup).to(like)
         return values
 
     def _drawn(self, key: Tensor, index: Tensor, setup: Setup) -> Tensor:

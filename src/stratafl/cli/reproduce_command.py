@@ -27,7 +27,7 @@ from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.result import HERE, cells, heads, legend, write_result
 from stratafl.report.verdict import Verdict, tally
-from stratafl.runs.comparison import SEEDS
+from stratafl.runs.comparison import MAX_SEEDS
 from stratafl.runs.joined import JoinedRuns
 from stratafl.tuning import advance as advance_search
 
@@ -39,8 +39,8 @@ def reproduce_tables(name: str, options: ReproduceOptions) -> int:
     minutes, seeds, settings = options.minutes, options.seeds, settings_of(options.settings)
     if minutes is not None and not 0 < minutes < float("inf"):
         raise RecordError(f"--minutes must be above 0 and finite, not {minutes:g}")
-    if seeds is not None and not 1 <= seeds <= SEEDS:
-        raise RecordError(f"--seeds must be from 1 to {SEEDS:,}, not {shown(seeds)}")
+    if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
+        raise RecordError(f"--seeds must be from 1 to {MAX_SEEDS:,}, not {shown(seeds)}")
     root = options.out or RUNS / "reproduce"
     trusted = typed(paths_in(settings), options.trust).asked_by(name)
     with show_warnings(note_console()) as release_warnings:

@@ -36,14 +36,14 @@ def cache_folder() -> Path:
 
 
 def fingerprint(place: Path) -> list[list[Any]]:
-    """Name, size and time of every file of a place: if the list differs, something may have changed."""
+    """Name, size and time of every file of a place: a different list means that a file may have changed."""
     files = sorted(file for file in _below(place) if file.is_file()) if place.is_dir() else [place]
     stats = [(file, file.stat()) for file in files]
     return [[str(file.absolute()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def _below(place: Path) -> Iterator[Path]:
-    """All files below a folder, following links but no circle of links."""
+    """All files below a folder, following links, but each folder once."""
     seen = set[str]()
     for folder, folders, files in os.walk(place, followlinks=True):
         real = os.path.realpath(folder)
@@ -122,9 +122,9 @@ def draw_partition(
 ) -> Assignment:
     """What the partition draws, from the cache if it has been drawn before."""
     entry = _draw_file(partition, [labels, tests, owner], clients, seed)
-    cached = None if entry is None else _read_draw(entry)
-    if cached is not None:
-        return cached
+    stored = None if entry is None else _read_draw(entry)
+    if stored is not None:
+        return stored
     started = time.perf_counter()
     drawn = partition(labels, clients, seed, tests=tests, owner=owner)
     assignment = drawn if isinstance(drawn, Assignment) else Assignment(drawn)
@@ -133,46 +133,41 @@ def draw_partition(
     return assignment
 
 
-def _draw_file(partition: Partition, arrays: list[NDArray[Any] | None], clients: int, seed: int) -> Path | None:
+def _draw_file(partition: Partition, inputs: list[NDArray[Any] | None], clients: int, seed: int) -> Path | None:
     """The file of a draw; None for a partition that is not a record, whose settings are unknown."""
     try:
         record = to_table(partition)
     except RecordError:
         return None
-    dependencies = {
-        "version": DRAW_VERSION,
-        "numpy": np.__version__,
-        "record": record,
-        "clients": clients,
-        "seed": seed,
-    }
-    total = hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode())
-    for array in arrays:
+    versions = {"version": DRAW_VERSION, "numpy": np.__version__}
+    dependencies = {**versions, "record": record, "clients": clients, "seed": seed}
+    digest = hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode())
+    for array in inputs:
         plain = np.ascontiguousarray([] if array is None else array)
         plain = plain.astype(np.str_) if plain.dtype == object else plain
-        total.update(f"{array is None} {plain.dtype} {plain.shape}".encode())
-        total.update(plain.tobytes())
-    return cache_folder() / "partitions" / f"{total.hexdigest()}.npz"
+        digest.update(f"{array is None} {plain.dtype} {plain.shape}".encode())
+        digest.update(plain.tobytes())
+    return cache_folder() / "partitions" / f"{digest.hexdigest()}.npz"
 
 
 def _read_draw(entry: Path) -> Assignment | None:
-    """The stored draw, or None if there is no file or its checksums do not match."""
+    """The stored draw, or None if there is no file or it is damaged (a zip archive has checksums)."""
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        train = np.split(arrays["train"], arrays["train_cuts"])
-        test = np.split(arrays["test"], arrays["test_cuts"]) if "test" in arrays else None
-        return Assignment(train, test, bool(arrays.get("overlap")))  # early versions did not write it for most
+            columns = {name: stored[name] for name in stored.files}
+        train = np.split(columns["train"], columns["train_cuts"])
+        test = np.split(columns["test"], columns["test_cuts"]) if "test" in columns else None
+        return Assignment(train, test, bool(columns.get("overlap")))  # early versions wrote it for few partitions
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
         return None
 
 
 def _write_draw(entry: Path, assignment: Assignment) -> None:
-    arrays: dict[str, NDArray[Any]] = {"overlap": np.array(assignment.overlap)}
+    columns: dict[str, NDArray[Any]] = {"overlap": np.array(assignment.overlap)}
     for name, indices in (("train", assignment.train), ("test", assignment.test)):
         if indices is not None:
-            arrays |= {name: np.concatenate(indices), f"{name}_cuts": np.cumsum([*map(len, indices)])[:-1]}
+            columns |= {name: np.concatenate(indices), f"{name}_cuts": np.cumsum([*map(len, indices)])[:-1]}
     with suppress(OSError):  # if it cannot be written, it is drawn again next time
         entry.parent.mkdir(parents=True, exist_ok=True)
         with atomically(entry) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **columns)  # type: ignore[arg-type]

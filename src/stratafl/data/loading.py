@@ -29,10 +29,11 @@ from stratafl.data.shards import is_sharded, read_shards
 from stratafl.data.user_files import npz_samples, user_samples
 from stratafl.errors import DataError, first_line, shown, unknown
 
-_DECODING = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
-_DECODED = ["normalise", "owners", "fewest", "most"]  # settings with an effect on samples that are decoded already
-_NOT_DECODED = ("path", "normalise", "targets", "limit")  # settings without an effect on what is cached
-_USER_OPTIONS = [*_DECODED, "label", "client", "group", "targets", "size"]
+_DECODER_VERSION = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
+# Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
+_NOT_IN_KEY = ("path", "normalise", "targets", "limit")
+_SHARD_OPTIONS = ["normalise", "owners", "fewest", "most"]  # settings that apply to samples decoded before, too
+_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "targets", "size"]
 log = logging.getLogger("stratafl")
 USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
@@ -94,14 +95,7 @@ def _published(name: str, dataset: Dataset, reading: Reading) -> Samples:
     if reading.path is None:
         key = _key(reading, hub=dataset.hub)
         return cache.cached(name, key, lambda: _from_hub(name, dataset, reading), reading.limit)
-    whole = Path(reading.path)
-    place = whole / name if (whole / name).is_dir() else whole  # a folder of several data sets
-    others = [other for other in DATASETS if (whole / other).is_dir()]
-    if place is whole and others:
-        raise DataError(f"data.path = '{whole}' has no folder '{name}', only: {', '.join(others)}")
-    if not place.exists():
-        wrong = f"{name} cannot be read from data.path = '{place}', which does not exist"
-        raise DataError(f"{wrong}: {_advice(name, dataset)}")
+    place = _dataset_folder(name, dataset, Path(reading.path))
     if is_sharded(place):
         samples = _shards(place, reading)
         if samples.name != name:
@@ -111,29 +105,42 @@ def _published(name: str, dataset: Dataset, reading: Reading) -> Samples:
     return cache.cached(name, key, lambda: published_samples(name, dataset, place, reading), reading.limit)
 
 
+def _dataset_folder(name: str, dataset: Dataset, path: Path) -> Path:
+    """The folder of a data set at `data.path`, which may also have a folder for each of several data sets."""
+    if (path / name).is_dir():
+        return path / name
+    others = [other for other in DATASETS if (path / other).is_dir()]
+    if others:
+        raise DataError(f"data.path = '{path}' has no folder '{name}', only: {', '.join(others)}")
+    if not path.exists():
+        raise DataError(f"data.path = '{path}' does not exist, so {name} cannot be read: {_advice(name, dataset)}")
+    return path
+
+
 def _shards(place: Path, reading: Reading) -> Samples:
-    _check_options(reading, [*_DECODED, "path"], str(place))
+    _check_options(reading, [*_SHARD_OPTIONS, "path"], str(place))
     return reading.of_owners(read_shards(place, reading.limit))
 
 
 def _key(reading: Reading, **source: Any) -> dict[str, Any]:
-    options = {key: value for key, value in asdict(reading).items() if key not in _NOT_DECODED}
+    options = {key: value for key, value in asdict(reading).items() if key not in _NOT_IN_KEY}
     # The seed matters only where owners are drawn; otherwise all seeds share one entry.
     options = options if reading.owners is not None else options | {"seed": 0}
     if reading.group is None:
         del options["group"]  # so that entries of older versions are still found
-    decoding = {"decoding": _DECODING} if "files" in source else {}  # files of the hub are decoded as ever
+    # How files of the hub are decoded has never changed, so their keys have no version.
+    decoding = {"decoding": _DECODER_VERSION} if "files" in source else {}
     return {"format": 1, "options": options, **decoding, **source}
 
 
 def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
-    looked = f"{name} is not on this machine: data.path is not set, and it is not in '{cache.cache_folder()}'"
+    problem = f"{name} is not on this machine: data.path is not set, and it is not in '{cache.cache_folder()}'"
     if dataset.hub is None:
-        raise DataError(f"{looked}; it is not on the hub: {_advice(name, dataset)}")
+        raise DataError(f"{problem}; it is not on the hub: {_advice(name, dataset)}")
     try:
         place = _download(dataset.hub, dataset.files)
     except DataError as error:
-        raise DataError(f"{looked}; from the hub ({dataset.hub}): {error}; {_advice(name, dataset)}") from error
+        raise DataError(f"{problem}; from the hub ({dataset.hub}): {error}; {_advice(name, dataset)}") from error
     samples = published_samples(name, dataset, place, reading)
     if len(samples.x) != dataset.samples:  # the hub's cache does not notice an interrupted download
         share = f"{len(samples.x):,} of the {dataset.samples:,} samples of {name}"
@@ -158,10 +165,10 @@ def is_fetched(name: str) -> bool:
 def _advice(name: str, dataset: Dataset) -> str:
     if dataset.hub is None:
         return f"{dataset.otherwise}, and set data.path to the folder"
-    else_ = f" ({dataset.otherwise})" if dataset.otherwise else ""
+    alternative = f" ({dataset.otherwise})" if dataset.otherwise else ""
     return (
         f"on a machine with a network, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
-        f"download https://huggingface.co/datasets/{dataset.hub} and set data.path to it{else_}"
+        f"download https://huggingface.co/datasets/{dataset.hub} and set data.path to it{alternative}"
     )
 
 
@@ -184,7 +191,7 @@ def shared_federation(
 
 
 def _sharing_key(name: str, path: str | None, settings: Hashable, device: torch.device | str) -> Hashable:
-    """Everything that the data depends on; None where the files cannot be looked at, which reading explains."""
+    """Everything that the data depends on; None if the files cannot be listed: reading them then raises the error."""
     places = [place for place in (path, name if is_place(name) else None) if place is not None]
     try:
         files = tuple(tuple(file) for place in places for file in cache.fingerprint(Path(place)))

@@ -26,7 +26,7 @@ from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
 from stratafl.evaluation.guard import SAFE, Choice, choose
 from stratafl.evaluation.metrics import Metric
-from stratafl.evaluation.predictions import Predictions, join_predictions, predictions_of_rows
+from stratafl.evaluation.predictions import Predictions, join_predictions, row_predictions
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.context import client_state_format
 from stratafl.execute.executors import chunk_size
@@ -59,7 +59,7 @@ class GuardCandidates:
             for name, rows in self._each(some):
                 sim, progress = self._alone() if name == SAFE else (self.sim, self.progress)
                 for split in splits:
-                    predicted = predictions_of_rows(sim, progress, rows, some.ids, split)
+                    predicted = row_predictions(sim, sim.at(progress.t), rows, some.ids, split)
                     parts[split].setdefault(name, []).append(predicted)
         return {
             split: {name: join_predictions(each) for name, each in by_candidate.items()}

@@ -6,6 +6,7 @@ They are computed only where a metric needs more than hits and loss, and once at
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +23,20 @@ from stratafl.execute.packing import sendable
 from stratafl.execute.process_group import ProcessGroup
 from stratafl.execute.simulation import Progress, Simulation
 
-CHUNK_SCORES = 1 << 22  # scores of clients side by side, padded to the largest of them
+BLOCK_SCORES = 1 << 22  # scores of clients side by side, padded to the largest of them
+
+
+class _Block(NamedTuple):
+    """Clients of similar size, whose samples stand in the rows of one matrix."""
+
+    places: Tensor  # [C], in `Predictions.clients`
+    samples: Tensor  # [C, n]; a row goes on with arbitrary samples behind the client's own
+    counts: Tensor  # [C, 1]: how many of a row are the client's own
 
 
 @holder
 class Predictions:
-    """Samples one below the other: whose each is, its target, and what that client's model gives for it.
+    """One row per sample: its client, its target, and the scores of that client's model.
 
     Scores are probabilities of the classes, or for numbers the outputs `[n, 1]`.
     """
@@ -55,7 +64,7 @@ class Predictions:
 
     @cached_property
     def clients(self) -> list[int]:
-        """Those that have samples, in the order of their numbers."""
+        """The clients that have samples, in ascending order."""
         ids: list[int] = self.client.unique().tolist()
         return ids
 
@@ -79,9 +88,9 @@ class Predictions:
         """The metric of each client; those for whom it is not defined are left out."""
         self._check(metric)
         by_place: dict[int, float] = {}
-        for some, at, count in self._side_by_side:
-            values = metric(self.y[at], self.scores[at], torch.arange(at.shape[1]) < count)
-            by_place |= dict(zip(some.tolist(), values.tolist(), strict=True))
+        for places, samples, counts in self._blocks:
+            values = metric(self.y[samples], self.scores[samples], torch.arange(samples.shape[1]) < counts)
+            by_place |= dict(zip(places.tolist(), values.tolist(), strict=True))
         return {client: by_place[place] for place, client in enumerate(self.clients) if isfinite(by_place[place])}
 
     def average(self, metric: Metric, over: str) -> float:
@@ -92,13 +101,13 @@ class Predictions:
         return sum(values) / len(values) if values else float("nan")
 
     def confusion(self) -> Tensor:
-        """How many samples of each class (rows) are given each class (columns), `[K, K]`."""
+        """How many samples of each class (rows) are predicted as each class (columns), `[K, K]`."""
         if not self.labelled:
             raise DataError("a confusion matrix needs classes, and the targets are numbers")
         return confusion(self.y[None], self.scores[None], torch.ones(1, len(self)))[0]
 
     def hits(self) -> Tensor:
-        """Whether each sample is given its class; for numbers always False."""
+        """Whether each sample is predicted correctly; for numbers always False."""
         return self.scores.argmax(-1) == self.y if self.labelled else torch.zeros_like(self.y, dtype=torch.bool)
 
     def losses(self) -> Tensor:
@@ -109,62 +118,75 @@ class Predictions:
         return label_losses(self.y, scores) if self.labelled else (scores[:, 0] - self.y.double()).square()
 
     def one_answer(self) -> dict[int, bool]:
-        """Of each client that has several classes, whether its model gives the same class for all its samples."""
+        """For each client with several classes, whether its model predicts the same class for all its samples."""
         if not self.labelled or not len(self):
             return {}
         place = self.client.unique(return_inverse=True)[1]
 
-        def several(values: Tensor) -> list[bool]:
-            every = torch.zeros(len(self.clients), dtype=values.dtype)
-            least, most = (every.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
-            differs: list[bool] = (least != most).tolist()
-            return differs
+        def varies(values: Tensor) -> Tensor:
+            blank = torch.zeros(len(self.clients), dtype=values.dtype)
+            least, most = (blank.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
+            return least != most
 
-        rows = zip(self.clients, several(self.y), several(self.scores.argmax(-1)), strict=True)
-        return {client: not answers for client, classes, answers in rows if classes}
+        per_client = zip(self.clients, varies(self.y).tolist(), varies(self.scores.argmax(-1)).tolist(), strict=True)
+        return {client: not answers for client, classes, answers in per_client if classes}
 
     def summed(self, ids: Tensor) -> Scores:
         """Hits, loss and samples of these clients."""
-        place = torch.full((max([-1, *ids.tolist(), *self.clients]) + 1,), -1).scatter(0, ids, torch.arange(len(ids)))
-        at = place[self.client]
-        hits, loss = (torch.zeros(len(ids), dtype=torch.float64) for _ in range(2))
+        # The place of each client in `ids`, by its number; -1 for clients that are not asked for.
+        places = torch.full((max([-1, *ids.tolist(), *self.clients]) + 1,), -1).scatter(0, ids, torch.arange(len(ids)))
+        at, zeros = places[self.client], torch.zeros(len(ids), dtype=torch.float64)
         count = torch.bincount(at, minlength=len(ids))
-        return Scores(hits.index_add(0, at, self.hits().double()), loss.index_add(0, at, self.losses()), count)
+        return Scores(zeros.index_add(0, at, self.hits().double()), zeros.index_add(0, at, self.losses()), count)
 
     def _check(self, metric: Metric) -> None:
         if metric.classes is not None and metric.classes != self.labelled:
             actual, needed = ("classes", "numbers") if self.labelled else ("numbers", "classes")
-            raise DataError(f"{metric.name} needs {needed}, and the targets are {actual}")
+            raise DataError(f"{metric.name} needs {needed}, but the targets are {actual}")
 
     @cached_property
-    def _side_by_side(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Clients of similar size at a time: their places in `clients`, their samples `[C, n]`, how many `[C, 1]`.
-
-        Rows are padded with any samples.
-        """
+    def _blocks(self) -> list[_Block]:
+        """All clients, the largest first."""
         _, place, count = self.client.unique(return_inverse=True, return_counts=True)
-        order, first = torch.argsort(place, stable=True), count.cumsum(0) - count
-        left, groups = torch.argsort(count, descending=True, stable=True), []
-        while len(left):
-            longest = int(count[left[0]])
+        order = torch.argsort(place, stable=True)  # the samples, client by client
+        first = count.cumsum(0) - count
+        remaining = torch.argsort(count, descending=True, stable=True)
+        blocks = []
+        while len(remaining):
+            longest = int(count[remaining[0]])
             # Clients within a factor of two in size share a block, so that padding at most doubles the work.
-            near = int((2 * count[left] >= longest).sum())
-            some = left[: min(near, max(1, CHUNK_SCORES // (longest * self.scores.shape[1])))]
-            left = left[len(some) :]
-            at = order[(first[some, None] + torch.arange(longest)).clamp(max=len(order) - 1)]
-            groups.append((some, at, count[some, None]))
-        return groups
+            similar = int((2 * count[remaining] >= longest).sum())
+            chosen = remaining[: min(similar, max(1, BLOCK_SCORES // (longest * self.scores.shape[1])))]
+            remaining = remaining[len(chosen) :]
+            samples = order[(first[chosen, None] + torch.arange(longest)).clamp(max=len(order) - 1)]
+            blocks.append(_Block(chosen, samples, count[chosen, None]))
+        return blocks
 
 
 sendable(Predictions)
 
 
-def join_predictions(parts: Sequence[Predictions]) -> Predictions:
-    """All samples of several, in the order of clients."""
-    loss = [part.loss for part in parts if part.loss is not None]
-    columns = [torch.cat([getattr(part, name) for part in parts]) for name in ("client", "y", "scores")]
-    whole = Predictions(columns[0], columns[1], columns[2], torch.cat(loss) if len(loss) == len(parts) else None)
-    return whole.at(torch.argsort(whole.client, stable=True))
+StagePredictions = dict[str, Predictions]  # by "split.stage", such as "test.deployed"
+
+
+def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Predictions:
+    """What these rows give for the clients' own samples; the split may be `test`."""
+    with sim.arithmetic():
+        place, y, outputs = sim.task(ids, rnd, splits=(split,)).outputs(rows, split)
+    classes = sim.setup.classes
+    loss = sample_losses(outputs, y, classes).double()
+    scores = (outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)).double()
+    scores = scores if classes is None else torch.softmax(scores, -1)
+    return Predictions(ids[place.cpu()], y.cpu(), scores.float().cpu(), loss.cpu())
+
+
+def stage_predictions(
+    sim: Simulation, progress: Progress, ids: Tensor, splits: Sequence[str], stages: Sequence[str], new: bool = False
+) -> StagePredictions:
+    """Predictions at each stage on each split, as many clients at a time as memory allows."""
+    with sim.arithmetic():
+        models = client_models(sim, progress, ids if new else sim.checked(ids), new)
+        return join_stages([some.each(splits, stages, row_predictions) for some in models])
 
 
 def predictions(
@@ -174,28 +196,6 @@ def predictions(
     return stage_predictions(sim, progress, ids, (split,), (stage,), new)[f"{split}.{stage}"]
 
 
-def predictions_of_rows(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: str) -> Predictions:
-    """What these rows give for the clients' own samples; the split may be `test`."""
-    return row_predictions(sim, sim.at(progress.t), rows, ids, split)
-
-
-StagePredictions = dict[str, Predictions]  # by "split.stage", such as "test.deployed"
-
-
-def stage_predictions(
-    sim: Simulation,
-    progress: Progress,
-    ids: Tensor,
-    splits: Sequence[str],
-    stages: Sequence[str],
-    new: bool = False,
-) -> StagePredictions:
-    """Predictions at each stage on each split, as many clients at a time as memory allows."""
-    with sim.arithmetic():
-        models = client_models(sim, progress, ids if new else sim.checked(ids), new)
-        return join_stages([some.each(splits, stages, row_predictions) for some in models])
-
-
 def trained_predictions(
     sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, splits: Sequence[str]
 ) -> StagePredictions:
@@ -203,14 +203,12 @@ def trained_predictions(
     return join_stages(after_training(sim, rnd, rows, ids, splits, row_predictions))
 
 
-def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Predictions:
-    with sim.arithmetic():
-        place, y, outputs = sim.task(ids, rnd, splits=(split,)).outputs(rows, split)
-    classes = sim.setup.classes
-    loss = sample_losses(outputs, y, classes).double()
-    scores = (outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)).double()
-    scores = scores if classes is None else torch.softmax(scores, -1)
-    return Predictions(ids[place.cpu()], y.cpu(), scores.float().cpu(), loss.cpu())
+def join_predictions(parts: Sequence[Predictions]) -> Predictions:
+    """All samples of several, in the order of clients."""
+    loss = [part.loss for part in parts if part.loss is not None]
+    columns = [torch.cat([getattr(part, name) for part in parts]) for name in ("client", "y", "scores")]
+    whole = Predictions(columns[0], columns[1], columns[2], torch.cat(loss) if len(loss) == len(parts) else None)
+    return whole.at(torch.argsort(whole.client, stable=True))
 
 
 def join_stages(parts: Sequence[StagePredictions]) -> StagePredictions:
@@ -233,6 +231,6 @@ def gather_predictions(process_group: ProcessGroup, predictions: StagePrediction
 def predict_in_shares(
     process_group: ProcessGroup, sim: Simulation, ids: Tensor, predicted: Callable[[Tensor], StagePredictions]
 ) -> StagePredictions:
-    """The predictions of these clients, of which each process of a process group has its share `predicted`."""
+    """The predictions of these clients: each process computes those of its share with `predicted`."""
     share = process_group.share(sim, ids)
     return gather_predictions(process_group, predicted(share) if len(share) else {})

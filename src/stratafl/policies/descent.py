@@ -157,7 +157,7 @@ def descend(
 ) -> State:
     """The `row` after descent at this rate, fields that moved along, and each client's `steps` and summed `loss`.
 
-    `kept` is the optimiser's state to go on from, which otherwise begins with zeros.
+    `previous` is the optimiser's state to go on from, which otherwise begins with zeros.
     """
     objective = objective or task.objective()
     like = next(iter(row.values()))

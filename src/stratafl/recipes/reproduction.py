@@ -32,7 +32,7 @@ from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
 from stratafl.report.tuned import TunedMethod
 from stratafl.report.verdict import Verdict
-from stratafl.runs.comparison import SEEDS
+from stratafl.runs.comparison import MAX_SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import line_bodies
 from stratafl.runs.run import Run
@@ -104,7 +104,7 @@ class Reproduction:
         """The search for the learning rate of a row in a column, with a seed that no cell has."""
         key = (cell.row, cell.column)
         if key not in self.searches:
-            base = with_values(cell.experiment, {"run.seed": SEEDS})
+            base = with_values(cell.experiment, {"run.seed": MAX_SEEDS})  # cells have those from 0 on
             if base.data.validation == 0:
                 base = with_values(base, {"data.validation": VALIDATION})
             plan = TuningPlan(self.recipe.at(self.scale).trials, only=(LR,))

@@ -124,15 +124,16 @@ class _Choice:
 def _choose(rivals: Sequence[Rank], study: Study) -> _Choice:
     unsure = study.chance.unsure if study.chance else frozenset[str]()
     learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
-    best = learned[0]
-    equal = [rank for rank in learned if _cost(rank) < _cost(best) < (inf,) and _is_as_good(rank, best, study)]
-    use = min([best, *equal], key=_cost)
+    best = learned[0]  # without one, the study has a `no_choice`
+    # Where its bytes are unknown, nothing is known to be cheaper.
+    cheaper = [rank for rank in learned if _cost(rank) < _cost(best) and _bytes(best) < inf]
+    use = min([best, *(rank for rank in cheaper if _is_as_good(rank, best, study))], key=_cost)
     skipped, others = rivals[: rivals.index(best)], [rank for rank in rivals if rank is not use]
     return _Choice(use, best, skipped, others, study)
 
 
 def _cost(rank: Rank) -> tuple[float, bool]:
-    """What it sends; at the same bytes the guard costs local training besides."""
+    """Bytes sent. With equal bytes, a guarded method costs more, because it also trains locally."""
     return _bytes(rank), rank.is_guarded
 
 
@@ -233,7 +234,7 @@ def _surely(clients: Sequence[ClientGain], gains: Gains, some: str, none: str) -
 
 
 def _by_chance(gains: Gains) -> Finding:
-    """How many clients would seem to gain, and as many to lose, if none did: intervals are of one client alone."""
+    """How many clients would seem to gain, and as many to lose, if none did: each interval covers one client only."""
     count = round(ALPHA / 2 * sum(client.low is not None for client in gains.clients))
     return finding(say.BY_CHANCE, count=count) if count else finding(say.RARELY_BY_CHANCE)
 
@@ -306,7 +307,7 @@ def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
 
 
 def _basis(values: Sequence[float], metric: Metric) -> str:
-    """What a mean over seeds is of."""
+    """How many seeds a mean is over, and their spread."""
     if len(values) == 1:
         return "one seed"
     return f"{'2 seeds: ' if len(values) == 2 else f'mean of {len(values)} seeds, '}{over_seeds(values, metric)}"
@@ -379,6 +380,6 @@ def _seeds_trace(shown: Sequence[tuple[str, Rank]]) -> dict[str, Any]:
 
 
 def _chance_line(at: float | None, names: Sequence[str]) -> dict[str, Any]:
-    """Down through all methods."""
+    """A vertical line through all methods."""
     look = {"color": COLOURS[6], "width": 2, "dash": "dot"}
     return scatter("lines", [at, at], [names[0], names[-1]], name="most frequent class", line=look, hoverinfo="x")

@@ -30,9 +30,9 @@ from stratafl.runs.distributed import check_stage
 from stratafl.runs.json_files import is_list_of
 from stratafl.runs.run import Run, with_absolute_paths
 
-SEEDS = 10_000  # of a comparison, at most
+MAX_SEEDS = 10_000  # of a comparison
 METHOD_TABLES = ("train", "server")  # tables in which methods may differ; in the others they would not be comparable
-OPEN = (AUTO, PLAIN)  # settings that each run makes definite by its data
+UNRESOLVED = (AUTO, PLAIN)  # settings that each run resolves from its data
 Varied = Literal["all", "partition", "weights", "batches"]
 OWN_SEEDS = {"partition": "data.seed", "weights": "model.seed", "batches": "run.batch_seed"}
 
@@ -47,9 +47,8 @@ class Member:
     experiment: Experiment
     folder: Path
     trust: Trust = NO_TRUST
-    alone: LocalTraining | None = (
-        None  # how local training is set in this comparison, which a guard takes as the safe choice
-    )
+    # How this comparison sets local training, which is a guard's safe choice.
+    alone: LocalTraining | None = None
 
     def run(self) -> Run:
         """Its run, new or resumed."""
@@ -60,7 +59,7 @@ class Member:
     def _run(self) -> Run:
         for place in (self.folder.parent, self.folder):
             if os.path.lexists(place) and not is_plain_folder(place):
-                raise RunError(f"'{place}' is not a folder of the comparison but a link or a file: put the folder back")
+                raise RunError(f"'{place}' is a link or a file, not a folder of the comparison: restore the folder")
         if is_run(self.folder):
             return Run.open(self.folder, trust=self.trust)
         try:
@@ -104,26 +103,30 @@ class Comparison:
         If it is `checked`, a method that cannot be run is refused before anything is written.
         """
         common, per_method = shared_and_own(methods, settings)
-        if not 1 <= seeds <= SEEDS:
-            raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
+        if not 1 <= seeds <= MAX_SEEDS:
+            raise RecordError(f"a comparison has from 1 to {MAX_SEEDS:,} seeds, not {shown(seeds)}")
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > MAX_INTEGER:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {MAX_INTEGER}")
         varied = _varied(vary, base)
         comparison = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), per_method, trust, varied)
-        for member in comparison.members() if checked else ():
-            if member.seed == first:
-                # Errors of any method come before the first one runs.
-                sim = simulation_of(member.experiment, trust=trust)
-                definite = with_metric(member.experiment, sim.runtime.federation, trust).evaluate
-                check_stage(definite.stage, sim)
-                if base.evaluate.metric == AUTO:  # once, because shares of classes may differ a little between seeds
-                    comparison = replace(comparison, base=replace(base, evaluate=definite))
+        comparison = comparison._checked() if checked else comparison
         refuse_existing(folder)
         with new_folder(folder) as partial:
             write_atomically(partial / COMPARISON, tomli_w.dumps(comparison._tables()).encode())
         return comparison
+
+    def _checked(self) -> "Comparison":
+        """The comparison with a definite metric; builds every method once, so that its errors precede the first run."""
+        for method in self.methods:
+            experiment = self._seeded(self._of(method), self.seeds[0])
+            sim = simulation_of(experiment, trust=self.trust)
+            definite = with_metric(experiment, sim.runtime.federation, self.trust).evaluate
+            check_stage(definite.stage, sim)
+        # A metric is chosen once, because shares of classes may differ a little between seeds.
+        chosen = definite if self.base.evaluate.metric == AUTO else self.base.evaluate
+        return replace(self, base=replace(self.base, evaluate=chosen))
 
     @classmethod
     def open(cls, folder: Path, trust: Trust | bool = NO_TRUST) -> "Comparison":
@@ -146,7 +149,7 @@ class Comparison:
             raise RunError(f"{damaged}: methods and seeds are lists, settings a table")
         wrong = [seed for seed in seeds if not 0 <= seed <= MAX_INTEGER]
         if wrong:
-            raise RunError(f"{damaged}: a seed is from 0 to {MAX_INTEGER}, not {shown(wrong[0])}")
+            raise RunError(f"{damaged}: seeds must be from 0 to {MAX_INTEGER}, not {shown(wrong[0])}")
         for method in methods:
             if is_list_of(str, per_method.get(method)):  # as they were typed, in comparisons of older versions
                 per_method[method] = parse_settings(per_method[method])
@@ -169,8 +172,9 @@ class Comparison:
         return with_values(self.base, {"algorithm.name": method, **self.per_method[method]})
 
     def _seeded(self, experiment: Experiment, seed: int) -> Experiment:
-        """The experiment with this seed for what varies, and for the rest with what it has with the first seed."""
-        run, first = experiment.run, seeds_of(replace(experiment, run=replace(experiment.run, seed=self.seeds[0])))
+        """The experiment with `seed` for the part that varies; the other parts keep the first seed."""
+        run = experiment.run
+        first = seeds_of(replace(experiment, run=replace(run, seed=self.seeds[0])))
         fixed = {} if self.vary == "all" else {p: getattr(first, p) for p in OWN_SEEDS if p != self.vary}
         return replace(
             experiment,
@@ -188,12 +192,12 @@ class Comparison:
 def check_member(path: Path, run: Path, experiment: Experiment) -> None:
     """Raise if a run was not begun with an experiment that the file at `path` describes."""
     begun, today = to_tables(config_of(run)), to_tables(experiment)
-    chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in OPEN}
+    chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in UNRESOLVED}
     check_config(path, begun, today | {"evaluate": today["evaluate"] | chosen})
 
 
 def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings, dict[str, Settings]]:
-    """The settings of all methods, and those of each, where `method.key` is an option and `method.table.key` is not."""
+    """The settings of all methods, and those of each."""
     if not methods or len(set(methods)) < len(methods):
         raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
     for typed in settings:
@@ -202,15 +206,18 @@ def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings
             raise RecordError(f"'{typed}' would be an option of every method: write METHOD.{option} for one of them")
         if table in ALGORITHMS and table not in methods:
             raise RecordError(f"'{typed}' is an option of {table}, which is not compared: {', '.join(methods)}")
-    per_method: dict[str, Settings] = {}
-    for m in methods:
-        options = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}
-        per_method[m] = {k if k.partition(".")[0] in METHOD_TABLES else f"algorithm.{k}": v for k, v in options.items()}
-    return {path: v for path, v in settings.items() if not any(path.startswith(f"{m}.") for m in methods)}, per_method
+    common = {path: v for path, v in settings.items() if not path.startswith(tuple(f"{m}." for m in methods))}
+    return common, {method: _own(method, settings) for method in methods}
+
+
+def _own(method: str, settings: Settings) -> Settings:
+    """The settings of one method: `method.key` is its option, `method.table.key` a setting of a table."""
+    own = {path.removeprefix(f"{method}."): v for path, v in settings.items() if path.startswith(f"{method}.")}
+    return {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in own.items()}
 
 
 def without_none(settings: Settings) -> dict[str, Any]:
-    """Settings as TOML can hold them: it has no none."""
+    """Settings without None, which TOML cannot store."""
     return {path: value for path, value in settings.items() if value is not None}
 
 
@@ -232,5 +239,5 @@ def _varied(vary: str, base: Experiment) -> Varied:
 
 
 def folder_name(method: str) -> str:
-    """The name of a method as that of a folder: one of your own is a path of modules."""
+    """A folder name for a method; your own method is named by its import path."""
     return method.replace(":", "-").replace("/", "-")

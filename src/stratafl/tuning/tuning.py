@@ -27,7 +27,7 @@ from stratafl.errors import DamagedError, DataError, RecordError, RunError, Unkn
 from stratafl.files import is_plain, write_atomically
 from stratafl.report.tuned import TunedMethod
 from stratafl.runs.comparison import (
-    SEEDS,
+    MAX_SEEDS,
     Comparison,
     check_member,
     folder_name,
@@ -307,7 +307,7 @@ def _damaged(path: Path) -> Iterator[None]:
 
 
 def _check_seeds(seeds: int, base: Experiment) -> None:
-    most = min(SEEDS, MAX_INTEGER - base.run.seed)
+    most = min(MAX_SEEDS, MAX_INTEGER - base.run.seed)
     if not 1 <= seeds <= most:
         raise RecordError(f"--seeds must be from 1 to {most:,}, not {shown(seeds)}")
 
