@@ -218,7 +218,8 @@ class Tuning:
         return comparison
 
     def _trials_left(self) -> list[PendingRun]:
-        if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
+        first = [work for search in self.searches for work in search.pending_for_cost()]
+        if self.plan.budget == "steps" and first:
             return first
         pending = [work for search in self.shared() for work in search.work()]
         return sorted(pending, key=lambda work: (work.rounds, work.folder.name))
