@@ -29,7 +29,7 @@ class PhaseError(RecordError):
     """A phase that a run never reaches: it begins after `before` rounds, and there are `rounds`."""
 
     def __init__(self, before: int, rounds: int) -> None:
-        taken = f"{counted(before, 'round')} and the run has {rounds:,}"
+        taken = f"{counted(before, 'round')}, but the run has {rounds:,}"
         more = f"run at least {counted(before + 1, 'round')}, or shorten the phases before it"
         super().__init__(f"the phases before its last one take {taken}, so the last phase never begins: {more}")
         self.before, self.rounds = before, rounds
@@ -182,7 +182,7 @@ def _text(value: object) -> str:
     try:
         return str(value)
     except ValueError:  # a whole number with more digits than Python writes down
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
 
 
 def _escaped(letter: str) -> str:

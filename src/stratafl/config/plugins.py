@@ -1,4 +1,4 @@
-"""What a person names by `package.module:name`: a model, an algorithm or a metric of their own."""
+"""Your own code, named by `package.module:name`: a model, an algorithm or a metric."""
 
 import functools
 import importlib
@@ -24,7 +24,7 @@ def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise RecordError(f"{kind} '{shown(path)}' is not a name of the catalogue, nor written package.module:name")
+        raise RecordError(f"{kind} '{shown(path)}' is neither in the catalogue nor written package.module:name")
     trust = Trust.of(trust)
     trust.check(kind, path)
     if trust.everything:
@@ -36,7 +36,7 @@ def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[.
     except ModuleNotFoundError as error:
         named = f"{module_name.removesuffix('.py').replace('/', '.')}:{name}"
         hint = f"; write {shown(named)}" if named != path else ""
-        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here{hint}") from error
+        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}'{hint}") from error
     except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
         raise RecordError(f"{kind} '{path}' cannot be imported: {first_line(error, typed=True)}") from error
     if not hasattr(module, name):
@@ -58,7 +58,7 @@ def _check_kind(kind: str, path: str, target: Any) -> None:
         what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
         allowed = "a function f(y_true, y_score)"
         if wanted is not None:
-            allowed = f"a subclass of {wanted.__name__} or a function that makes one"
+            allowed = f"a subclass of {wanted.__name__} or a function that returns one"
         raise RecordError(f"{kind} '{path}' is {what}, not {allowed}")
     refuse_standard_library(kind, path, str(maker.__module__))
 
@@ -66,7 +66,7 @@ def _check_kind(kind: str, path: str, target: Any) -> None:
 def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
     """What `maker` gives for these options and those of the offered arguments that it takes."""
     if not callable(maker):
-        raise RecordError(f"{what} is {type(maker).__name__}, not something that can be called to make one")
+        raise RecordError(f"{what} is of type {type(maker).__name__}, which cannot be called")
     taken = accepted(maker)
     if taken is not None:
         for option in options:
@@ -80,7 +80,7 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
     except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
         shown_options = ", ".join(f"{name}={value!r}" for name, value in options.items())
         why = first_line(error, typed=True)
-        raise RecordError(f"{what} cannot be made with ({shown(shown_options, 400)}): {why}") from error
+        raise RecordError(f"{what} cannot be created with ({shown(shown_options, 400)}): {why}") from error
 
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:

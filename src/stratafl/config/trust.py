@@ -1,4 +1,4 @@
-"""Which of the code that a configuration names may be imported: a file alone never decides that.
+"""Trust: which code that a configuration names may be imported. A file alone never decides that.
 
 A path `package.module:name` runs code when it is imported. It is imported if a person typed that very path, or if they
 trust the author of the file that names it (`--trust`, `trust=True`). Names of the catalogue need neither.
@@ -65,7 +65,7 @@ class Trust:
         for length in range(1, module.count(".") + 2):
             spec = _found(".".join(module.split(".")[:length]), path)
             if spec is None:
-                return f"module '{shown(module)}', which is not here"
+                return f"module '{shown(module)}', which was not found"
             path = list(spec.submodule_search_locations or [])
         return f"'{shown(spec.origin or module, 200)}'" if spec is not None else f"module '{shown(module)}'"
 
