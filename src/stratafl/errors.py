@@ -29,7 +29,7 @@ class PhaseError(RecordError):
     """A phase that a run never reaches: it begins after `before` rounds, and there are `rounds`."""
 
     def __init__(self, before: int, rounds: int) -> None:
-        taken = f"{counted(before, 'round')}, but the run has {rounds:,}"
+        taken = f"{counted(before, 'round')} and the run has {rounds:,}"
         more = f"run at least {counted(before + 1, 'round')}, or shorten the phases before it"
         super().__init__(f"the phases before its last one take {taken}, so the last phase never begins: {more}")
         self.before, self.rounds = before, rounds

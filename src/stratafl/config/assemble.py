@@ -264,5 +264,5 @@ def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) 
     if "warmup" not in parameters(builder_of(name, trust)):
         return f"{name}: {error}"
     less = f", or shorten the warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
-    taken = f"{name}'s warm-up takes {counted(error.before, 'round')}, but the run has {error.rounds:,}"
+    taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
     return f"{taken}, so its mechanism never starts: {more}{less}"

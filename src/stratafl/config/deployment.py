@@ -58,9 +58,7 @@ class DeployTable:
     megabytes: Annotated[
         float, Range(above=0, most=1e9), "MB that a site may send per minute; the gate refuses more"
     ] = 4000.0
-    scores: Annotated[bool, "whether sites report the test scores of the models that they receive"] = (
-        True
-    )
+    scores: Annotated[bool, "whether sites report the test scores of the models that they receive"] = True
 
     def __post_init__(self) -> None:
         check_exchange_name("a federation", self.name)

@@ -1,6 +1,6 @@
 """Protocols: named groups of settings for choices that differ between papers and between code bases.
 
-A protocol gives defaults, which any setting of a configuration or a command goes before.
+A protocol only sets defaults: any setting of a configuration or a command takes precedence.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ PROTOCOLS: dict[str, Protocol] = {
         _PFLLIB,
     ),
     "flayer-official": Protocol(
-        "the code of FLAYER's authors: PFLlib's, and of their method what they published, where test accuracy steers "
+        "the FLAYER authors' code: PFLlib's protocol with their published method, in which test accuracy steers "
         "training",
         {**_PFLLIB, "flayer.preset": "official"},
     ),

@@ -103,7 +103,7 @@ class Notices:
         ]
         yield from _few(where, left_out, "are left out")
         far = [
-            f"the update of {client_title(entry)} is {_times(entry['ratio'])} times the cohort's median norm"
+            f"the update of {client_title(entry)} has {_times(entry['ratio'])} times the cohort's median norm"
             for entry in self._new(line, OUTLIERS)
         ]
         yield from _few(where, far, "sent an outlying update")

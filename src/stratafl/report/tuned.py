@@ -1,4 +1,4 @@
-"""What a tuning came to: `tuning.json`, which `strata tune` writes, as tables and a chart of the learning rate."""
+"""The result of a tuning: `tuning.json`, which `strata tune` writes, as tables and a chart of the learning rate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
