@@ -24,8 +24,8 @@ from stratafl.core.layout import Buffers, Granularity, Layout, Rows
 from stratafl.core.reprs import holder
 from stratafl.core.round import Setup
 from stratafl.core.state import bytes_of
+from stratafl.data.preprocessing import dtype_name
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.scaling import dtype_name
 from stratafl.errors import DataError, RecordError
 from stratafl.execute.drawing import PER_CLIENT, ModelDraw, ModelSource
 from stratafl.runtime.build import EngineName, head_width

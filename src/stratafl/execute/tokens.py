@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.data import Federation
-from stratafl.data.scaling import PIXELS
+from stratafl.data.preprocessing import PIXELS
 from stratafl.errors import DataError, shown
 
 

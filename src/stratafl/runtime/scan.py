@@ -13,7 +13,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
 from stratafl.core.state import State, Value, flatten, shared
 from stratafl.core.task import ScanStep
-from stratafl.data.scaling import numbers, samples_at
+from stratafl.data.preprocessing import numbers, samples_at
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.likeness import enclosed
