@@ -123,7 +123,7 @@ def advise_(
     out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
     budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.")] = 0.1,
     caution: Annotated[float, option("--caution N", "Standard errors by which federating must win.")] = 0.0,
-    metric: Annotated[str | None, option("--metric NAME", "Metric that judges, such as auroc.")] = None,
+    metric: Annotated[str | None, option("--metric NAME", "Metric to judge by, such as auroc.")] = None,
     seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None,
     device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
     trust: Trust = False,

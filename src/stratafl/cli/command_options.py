@@ -86,7 +86,7 @@ class RunOptions:
     engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
     precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
     memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Memory a run may use, such as 8GB.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "Metric that ranks, such as auroc.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Metric to rank by, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
     guard: Annotated[bool | None, option("--guard", "At the end, choose a model per client.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
@@ -116,7 +116,9 @@ class ReportOptions:
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None
     clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None
     target: Annotated[float | None, option("--target A", "Show the cost of reaching this score, such as 0.9.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "Metric to rank by; the selected rounds stay.")] = None
+    metric: Annotated[
+        str | None, option("--metric NAME", "Metric to rank by, from stored predictions; rounds stay.")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def plan_sentences(tuning: Tuning) -> list[str]:
 def print_tuning(tuning: Tuning) -> Study:
     """Print the table of the result, which methods are better, and what to do next; returns the runs of the winners."""
     results, console = write_results(tuning), result_console()
-    table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
+    table = titled_table("tuned with the same budget", HEAD, names=["method"], text=["chosen"])
     for row in result_rows(results):
         table.add_row(*(cell.replace(" %", "%") for cell in row))
     console.print(table)

@@ -343,7 +343,7 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
     caption = [
         f"Test {metric.title}{meaning}: {'higher' if metric.larger_is_better else 'lower'} is better.",
         _points_drawn(shown),
-        "Dotted: always predicting a client's most frequent class." if base is not None else "",
+        "Dotted line: always predicting a client's most frequent class." if base is not None else "",
         "The axis does not start at 0.",
         f"The first {MAX_CHARTED} of {len(scored)} methods." if len(scored) > MAX_CHARTED else "",
     ]

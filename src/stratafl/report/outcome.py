@@ -235,7 +235,7 @@ def measured_by(run: Outcome, metric: Metric) -> Outcome:
     stored = run.predictions
     if not stored:
         raise RunError(
-            f"'{run.folder}' has no stored predictions to measure {metric.title} of: "
+            f"'{run.folder}' has no stored predictions to compute {metric.title} from: "
             f"finish it with 'strata resume', or compare again with --metric {metric.name}"
         )
     average, better = "samples" if metric.pooled else "clients", "larger" if metric.larger_is_better else "smaller"

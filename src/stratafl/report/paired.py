@@ -186,9 +186,9 @@ def whom_verdicts_are_about(compared: Sequence[Paired]) -> str:
     with_seeds = [pair for pair in compared if pair.seeds]
     about_others = [f"{pair.first} and {pair.second}" for pair in with_seeds if not pair.about_these_clients]
     if len(about_others) == len(with_seeds):
-        return "Verdicts are about other seeds and other clients like these."
-    named = "Verdicts are about other seeds and other test samples of these clients, because the data names them."
-    return f"{named} Only these are about other clients: {listed(about_others, 3)}." if about_others else named
+        return "Verdicts generalise to other seeds and other clients like these."
+    named = "Verdicts generalise to other seeds and other test samples of these clients, because the data names them."
+    return f"{named} Only these generalise to other clients: {listed(about_others, 3)}." if about_others else named
 
 
 def pairs_csv(compared: Sequence[Paired]) -> str:

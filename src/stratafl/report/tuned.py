@@ -166,7 +166,7 @@ def tuning_table(tuned: Sequence[TunedMethod]) -> ReportTable | None:
     """One row per method that was tuned."""
     if not tuned:
         return None
-    head = ("method", "chosen", "validation", "test, tuned", "test, untuned", "trials", "to know")
+    head = ("method", "chosen", "validation", "test, tuned", "test, untuned", "trials", "notes")
     rows = tuple(_row(method) for method in tuned)
     caption = (
         "Every method was tuned with the same budget on validation data alone; test data was scored afterwards, on "

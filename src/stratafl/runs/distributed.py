@@ -60,7 +60,7 @@ def check_stage(stage: str, sim: Simulation) -> None:
     """Raise if the models that should count do not exist."""
     if stage == "global" and global_field(sim, sim.start().server) is None:
         raise RecordError(
-            "evaluate.stage = 'global' has no effect with this method, which has no model for all clients; "
+            "evaluate.stage = 'global' has no effect with this method, which has no global model; "
             "choose one of: received, trained, deployed"
         )
 
