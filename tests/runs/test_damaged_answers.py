@@ -89,7 +89,7 @@ def few(found: dict[str, Tensor]) -> dict[str, Tensor]:
         ("client", lambda x: x[:9], "predictions need clients"),
         ("y", lambda x: x - 5, "labels are from 0 to 9"),
         ("y", lambda x: x + 5, "labels are from 0 to 9"),
-        ("y", lambda x: x.float(), r"of numbers, targets are finite and scores are \[n, 1\]"),
+        ("y", lambda x: x.float(), r"finite and scores are \[n, 1\]"),
         ("y", lambda x: x > 3, "targets are whole numbers"),
         ("y", lambda x: x.to(torch.uint8), "targets are whole numbers"),
         ("y", lambda x: x[:, None], r"targets are \[n\]"),
