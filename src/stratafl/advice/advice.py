@@ -120,9 +120,9 @@ def advise(
     many are spent.
     """
     if not caution >= 0:
-        raise RecordError(f"caution must be a number of standard errors, at least 0, not {caution}")
+        raise RecordError(f"caution must be a number of standard errors of at least 0, such as 1, not {caution}")
     if not 0 < budget <= 1:
-        raise RecordError(f"budget must be a share of a full comparison above 0 and up to 1, not {budget}")
+        raise RecordError(f"budget must be a share of a full comparison above 0 and up to 1, such as 0.1, not {budget}")
     federation = federation_of(experiment) if federation is None else federation
     _check(federation, experiment)
     if model is None:

@@ -144,7 +144,7 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
-        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to partition them again"
+        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to repartition the samples"
         _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
             log.warning("data.test has no effect with '%s', which has its own test samples", samples.name)
