@@ -90,7 +90,9 @@ def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
         raise RunError("these runs cannot be ranked together: some have classes, others do not; report them separately")
     metrics = dict.fromkeys(run.metric.name for run in outcomes)
     if len(metrics) > 1:
-        raise RunError(f"runs by {' and by '.join(metrics)} cannot be ranked together; report them separately")
+        raise RunError(
+            f"runs with the metrics {' and '.join(metrics)} cannot be ranked together; report them separately"
+        )
     groups: dict[str, list[Outcome]] = {}
     for run in outcomes:
         group = groups.setdefault(json.dumps(_method(run.config), sort_keys=True, default=str), [])

@@ -95,7 +95,7 @@ class Loggers:
             action()
         except Exception as error:  # a service may fail in any way
             self._open.pop(name, None)
-            since = "at the end" if number is None else f"from round {number}"
+            since = "at the end" if number is None else f"from round {number} on"
             log.warning("%s is skipped %s: %s", name, since, " ".join(str(error).split()) or type(error).__name__)
 
 
