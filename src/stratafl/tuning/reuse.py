@@ -43,7 +43,7 @@ def reused(
         if any(value != typed[path] for value in tuned_values.values()):
             values = [(name.removesuffix(path)[:-1], said_value(value)) for name, value in tuned_values.items()]
             were = ", ".join(f"{method} {value}".strip() for method, value in values)
-            log.warning("%s is %s, as you typed it, not the tuned %s", path, said_value(typed[path]), were)
+            log.warning("%s is %s as you typed it, not as tuned: %s", path, said_value(typed[path]), were)
     tuned = {path.removeprefix(f"{method}.") for path in chosen for method in methods}
     here = with_absolute_paths(with_values(base, shared_and_own(methods, typed)[0]))
     _log_differences(folder, tuning.base, here, tuned)
