@@ -116,9 +116,7 @@ class ReportOptions:
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None
     clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None
     target: Annotated[float | None, option("--target A", "Show the cost of reaching this score, such as 0.9.")] = None
-    metric: Annotated[
-        str | None, option("--metric NAME", "Metric to rank by, from stored predictions; rounds stay.")
-    ] = None
+    metric: Annotated[str | None, option("--metric NAME", "Rank by this, from stored predictions; rounds stay.")] = None
 
 
 @dataclass(frozen=True)

@@ -232,8 +232,7 @@ _ALL = (
         f"the mean difference between confidence and accuracy in {BINS} bins of confidence (ECE)"),
     _error("mse", "mean squared error", _mse, "the mean of the squared error", classes=False, summed=True),
     _error("rmse", "root mean squared error", _rmse, "the root of the MSE, in the unit of the targets", classes=False),
-    _error("mae", "mean absolute error", _mae,
-        "the mean of the absolute error, in the unit of the targets", classes=False),
+    _error("mae", "mean absolute error", _mae, "the mean of |error|, in the unit of the targets", classes=False),
     Metric("r2", "R²", _r2, "1 − error / variance of the targets; their mean gives 0", classes=False, percent=False),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
