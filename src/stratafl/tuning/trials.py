@@ -1,4 +1,4 @@
-"""Trials as runs: which are still to be advanced, how far each came, how good it is, and whether it failed.
+"""Trials as runs: which still have rounds to run, how far each came, how well it scored, and whether it failed.
 
 Everything follows from journals, and only rounds that a checkpoint covers count. A resumed trial
 repeats the rounds after its checkpoint, so no decision is ever reversed.
