@@ -52,7 +52,7 @@ class Expectation:
     @property
     def verdict(self) -> str:
         if self.gain is None or self.error is None:
-            return "unknown"
+            return "cannot be told"
         return "gains" if self.gain > self.error else "better alone" if self.gain < -self.error else "unclear"
 
 
