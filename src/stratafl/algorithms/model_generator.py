@@ -99,9 +99,8 @@ class GeneratorField(FieldSpec):
         width, hidden = self.net.width(setup), self.net.hidden
         if self.name == "v":
             return (setup.clients, width)
-        if self.name.endswith("bias"):
-            return (hidden,)
-        return (hidden, width if self.name == "psi0.weight" else hidden)
+        inputs = width if self.name == "psi0.weight" else hidden
+        return (hidden,) if self.name.endswith("bias") else (hidden, inputs)
 
     def _values(self, setup: Setup, tensor_name: str, shape: tuple[int, ...]) -> Tensor:
         like = next(iter(setup.start.values()))
