@@ -18,7 +18,7 @@ from stratafl.errors import BusyError, DataError, RecordError, RunError, Unknown
 from stratafl.recipes import SCALES, parse_recipe, recipe_names, recipes, reproduction
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.reproduction import Reproduction, paper_measure, relative, run_name
-from stratafl.recipes.result import cells, legend, result_markdown, write_result
+from stratafl.recipes.result import legend, result_markdown, table_rows, write_result
 from stratafl.recipes.verdicts import verdicts
 from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE
@@ -361,7 +361,7 @@ def test_measures_of_a_run(reproduced):
     assert reproduced.numbers("bytes")[place] == {0: pytest.approx(sent)}
     assert reproduced.numbers("seconds")[place] == {0: pytest.approx(spent)}
     assert reproduced.numbers("rounds") == reproduced.numbers("time") == {}  # at its best in its last round
-    assert next(texts for row, texts in cells(reproduced, "rounds")) == ["improving"]
+    assert next(texts for row, texts in table_rows(reproduced, "rounds")) == ["improving"]
     assert reproduced.numbers("global")[place] == {0: pytest.approx(100 * line["test.received.accuracy"])}
     assert line["test.trained.accuracy"] != line["test.received.accuracy"]
     assert reproduced.numbers("trained")[place] == {0: pytest.approx(100 * line["test.trained.accuracy"])}
@@ -705,7 +705,7 @@ def test_a_row_whose_method_leaks_is_marked(tmp_path):
     for cell in made.cells:
         with made.run(cell) as run:
             list(run.rounds())
-    (leaking, fair, _) = [texts[-1] for _, texts in cells(made, "score")]
+    (leaking, fair, _) = [texts[-1] for _, texts in table_rows(made, "score")]
     assert leaking.endswith(" †")
     assert not fair.endswith("†")
     assert legend(made)[-1] == f"† {INCOMPARABLE}"

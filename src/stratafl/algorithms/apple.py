@@ -113,8 +113,7 @@ class AtMixture:
     draws = 1
 
     def __call__(self, gradient: GradientAt, row: Rows, client: Fields, layout: Layout) -> tuple[Gradients, State]:
-        names = ("p", "p_0", "pull", "is_own", "core_speed")
-        p, p_0, pull, is_own, core_speed = (tensor_of(client, name) for name in names)
+        p, p_0, pull, is_own, core_speed = (tensor_of(client, n) for n in ("p", "p_0", "pull", "is_own", "core_speed"))
         cores = common(rows_of(client, "cores"))
         out = gradient({**row, **mixture(p, is_own, cores, row, layout)})
         by_layer = layout.cross(out.rows, cores, row_by_row=True).movedim(0, 2)

@@ -105,10 +105,8 @@ def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust 
 def refuse_torchrun(process_group: ProcessGroup) -> None:
     """Raise if there are several processes: a comparison has processes of its own."""
     if process_group.world_size > 1:
-        raise RunError(
-            f"a comparison cannot run in {process_group.world_size} processes of torchrun: start it without torchrun "
-            "and choose the number of processes with --jobs"
-        )
+        started = f"torchrun started {process_group.world_size} processes, but a comparison starts its own"
+        raise RunError(f"{started}: start it without torchrun and choose the number of processes with --jobs")
 
 
 def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
@@ -262,7 +260,7 @@ def print_tuning(tuning: Tuning) -> Study:
     console.print(Text(f"written to {tuning.folder}: tuned.toml, tuned.csv, trials.csv", style="dim"))
     place = shlex.quote(str(tuning.folder))
     console.print(Text(f"for the ranking and who gains, run: strata report {place}", style="dim"))
-    seeds = max(10, 2 * tuning.seeds)  # those of the winners are the first of them
+    seeds = max(10, 2 * tuning.seeds)  # the winners' own seeds are the first of these
     console.print(Text(f"for more seeds, run: strata compare --tuned {place} --seeds {seeds}", style="dim"))
     return study
 
@@ -287,7 +285,7 @@ def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
 
 def _by_folder(watches: dict[Path, Watch]) -> Callable[[PendingRun, int, Sequence[Line]], None]:
     def watch(work: PendingRun, rounds: int, history: Sequence[Line]) -> None:
-        if work.folder in watches:  # one beyond the range is not
+        if work.folder in watches:  # a trial that widens the range is not displayed
             watches[work.folder](rounds, history)
 
     return watch

@@ -25,7 +25,7 @@ from stratafl.evaluation.measure import Line
 from stratafl.recipes import RecipeCell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.reproduction import RESULT, Reproduction
-from stratafl.recipes.result import HERE, cells, heads, legend, write_result
+from stratafl.recipes.result import HERE, column_heads, legend, table_rows, write_result
 from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import MAX_SEEDS
 from stratafl.runs.joined import JoinedRuns
@@ -183,9 +183,9 @@ def _show(reproduction: Reproduction, judged: Sequence[Verdict]) -> None:
 def _table(reproduction: Reproduction, measure: str) -> Table:
     table = Table(header_style="bold")
     table.add_column(MEASURES[measure].replace(", ", "\n"))
-    for name, what in heads(reproduction, measure):
+    for name, what in column_heads(reproduction, measure):
         named = reproduction.shown(name).replace(" in place of ", "\nin place of ") if what == HERE else name
         table.add_column(f"{named}\n{what}", justify="right")
-    for row, texts in cells(reproduction, measure):
+    for row, texts in table_rows(reproduction, measure):
         table.add_row(row.name, *texts, style="dim" if row.missing else None)
     return table

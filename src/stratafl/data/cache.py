@@ -139,9 +139,8 @@ def _draw_file(partition: Partition, inputs: list[NDArray[Any] | None], clients:
         record = to_table(partition)
     except RecordError:
         return None
-    versions = {"version": DRAW_VERSION, "numpy": np.__version__}
-    dependencies = {**versions, "record": record, "clients": clients, "seed": seed}
-    digest = hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode())
+    key = {"version": DRAW_VERSION, "numpy": np.__version__, "record": record, "clients": clients, "seed": seed}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode())
     for array in inputs:
         plain = np.ascontiguousarray([] if array is None else array)
         plain = plain.astype(np.str_) if plain.dtype == object else plain

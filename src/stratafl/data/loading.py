@@ -109,8 +109,7 @@ def _dataset_folder(name: str, dataset: Dataset, path: Path) -> Path:
     """The folder of a data set at `data.path`, which may also have a folder for each of several data sets."""
     if (path / name).is_dir():
         return path / name
-    others = [other for other in DATASETS if (path / other).is_dir()]
-    if others:
+    if others := [other for other in DATASETS if (path / other).is_dir()]:
         raise DataError(f"data.path = '{path}' has no folder '{name}', only: {', '.join(others)}")
     if not path.exists():
         raise DataError(f"data.path = '{path}' does not exist, so {name} cannot be read: {_advice(name, dataset)}")

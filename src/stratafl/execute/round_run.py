@@ -49,7 +49,7 @@ Examine = Callable[[Tensor, Rows, Rows], None]  # clients that take part, their 
 
 
 class Examiner(ABC):
-    """Remembers the models that it sees. If the round is repeated with fewer clients, it starts again."""
+    """Stores the models that it sees, so it must start over when the round is repeated with fewer clients."""
 
     @abstractmethod
     def __call__(self, clients: Tensor, received: Rows, trained: Rows) -> None:
@@ -266,7 +266,7 @@ class RoundRun:
 
 
 def _not_among(ids: Tensor, left_out: Sequence[LeftOut]) -> Tensor:
-    """`[C]` booleans: which of the clients are none of these."""
+    """`[C]` booleans: which of the clients were not left out."""
     return ~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))
 
 

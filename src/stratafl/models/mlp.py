@@ -45,7 +45,7 @@ class EmbeddingClassifier(Staged):
     The pad token's row starts at zero and gets no gradient.
     """
 
-    looks_up = "embedding"  # samples are looked up there, and nothing else is done with them
+    looks_up = "embedding"  # the module that looks up samples, which have no other use
 
     def __init__(
         self, *, shape: tuple[int, ...], classes: int, vocabulary: int | None = None, width: int = 32, padding: int = 0

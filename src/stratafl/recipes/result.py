@@ -29,29 +29,38 @@ def write_result(reproduction: Reproduction, command: str) -> list[Verdict]:
 
 
 def result_markdown(reproduction: Reproduction, judged: Sequence[Verdict], command: str) -> str:
-    recipe, scale = reproduction.recipe, reproduction.recipe.at(reproduction.scale)
+    recipe = reproduction.recipe
     lines = [f"## {recipe.name}, scale {reproduction.scale}: {recipe.title}", ""]
-    lines += [f"`{command}` — {_made(reproduction)}; protocol `{recipe.protocol}`."]
-    lines += ["", f"Settings: {_settings({**recipe.settings, **scale.settings})}."]
-    columns = [column for column in recipe.columns if column.name in recipe.columns_at(reproduction.scale)]
-    for kind, some in (("Columns", columns), ("Rows", recipe.runnable)):
-        lines += ["", f"{kind}: " + "; ".join(f"*{each.name}* {_settings(each.settings)}" for each in some) + "."]
-    cells_run = [cell.experiment for cell in reproduction.cells]
-    data, models = (dict.fromkeys(getattr(each, table).name for each in cells_run) for table in ("data", "model"))
-    lines += ["", f"Data: {', '.join(data)}. Model: {', '.join(models)}.", ""]
-    lines += [f"- {note}" for note in recipe.notes]
+    lines += [f"`{command}` — {_made(reproduction)}; protocol `{recipe.protocol}`.", "", *_setup(reproduction)]
     for measure in recipe.measures:
-        lines += ["", f"**{MEASURES[measure]}**", "", *table(reproduction, measure)]
-    lines += ["", "; ".join(legend(reproduction)) + ".", ""]
+        lines += ["", f"**{MEASURES[measure]}**", "", *measure_table(reproduction, measure)]
+    lines += ["", "; ".join(legend(reproduction)) + ".", "", *_verdict_table(judged)]
+    lines += _listed("Tuned on validation data, with a separate seed:", reproduction.tuning_lines())
+    lines += _listed("Diverged, so these numbers mean little:", reproduction.diverged())
+    lines += _listed("Not run:", reproduction.not_run()) or ["", "Everything was run.", ""]
+    return "\n".join([*lines, ""])
+
+
+def _setup(reproduction: Reproduction) -> list[str]:
+    """The settings of all runs, of columns and of rows, the data, the models and the recipe's notes."""
+    recipe, scale = reproduction.recipe, reproduction.recipe.at(reproduction.scale)
+    lines = [f"Settings: {_settings({**recipe.settings, **scale.settings})}."]
+    columns = [column for column in recipe.columns if column.name in recipe.columns_at(reproduction.scale)]
+    for title, parts in (("Columns", columns), ("Rows", recipe.runnable)):
+        lines += ["", f"{title}: " + "; ".join(f"*{part.name}* {_settings(part.settings)}" for part in parts) + "."]
+    experiments = [cell.experiment for cell in reproduction.cells]
+    data, models = (dict.fromkeys(getattr(each, table).name for each in experiments) for table in ("data", "model"))
+    return [*lines, "", f"Data: {', '.join(data)}. Model: {', '.join(models)}.", "", *(f"- {n}" for n in recipe.notes)]
+
+
+def _verdict_table(judged: Sequence[Verdict]) -> list[str]:
     head = ("claim", "where", "predicate", "paper", "measured", "verdict", "why")
     rows = [(v.claim, v.column, v.predicate, v.paper_value, v.measured, f"**{v.words}**", v.reason) for v in judged]
-    lines += markdown_table(head, rows)
-    if tuned := reproduction.tuning_lines():
-        lines += ["", "Tuned on validation data, with a seed of its own:", "", *(f"- {each}" for each in tuned)]
-    left, lost = reproduction.not_run(), reproduction.diverged()
-    lines += ["", "Diverged, so these numbers mean little:", "", *(f"- {each}" for each in lost)] if lost else []
-    lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]
-    return "\n".join(lines)
+    return markdown_table(head, rows)
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    return ["", title, "", *(f"- {item}" for item in items)] if items else []
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -70,40 +79,46 @@ def _made(reproduction: Reproduction) -> str:
     return "; ".join([*dict.fromkeys(where), *filter(None, [when]), f"the runs took {duration_text(spent)}"])
 
 
-def table(reproduction: Reproduction, measure: str) -> list[str]:
-    columns = heads(reproduction, measure)
+def measure_table(reproduction: Reproduction, measure: str) -> list[str]:
+    columns = column_heads(reproduction, measure)
     head = [f"{reproduction.shown(name) if what == HERE else name}: {what}" for name, what in columns]
-    return markdown_table(["method", *head], [[row.name, *texts] for row, texts in cells(reproduction, measure)])
+    return markdown_table(["method", *head], [[row.name, *texts] for row, texts in table_rows(reproduction, measure)])
 
 
-def heads(reproduction: Reproduction, measure: str) -> list[tuple[str, str]]:
+def column_heads(reproduction: Reproduction, measure: str) -> list[tuple[str, str]]:
     """Each column as "paper", if the paper has numbers in it, and as "here"."""
     printed = {column for _, column in reproduction.printed(measure)}
     both = [(name, what) for name in reproduction.recipe.columns_at(reproduction.scale) for what in (PAPER, HERE)]
     return [(name, what) for name, what in both if what == HERE or name in printed]
 
 
-def cells(reproduction: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
+def table_rows(reproduction: Reproduction, measure: str) -> Iterator[tuple[Row, list[str]]]:
     """Each row with its cells: the number in the paper, or mean and deviation over seeds."""
     printed, numbers = reproduction.printed(measure), reproduction.numbers(measure)
-    columns, leaking = heads(reproduction, measure), reproduction.leaking()
+    columns, leaking = column_heads(reproduction, measure), reproduction.leaking()
+    # Runs that are still improving have no number of a measure of convergence.
     improving = reproduction.numbers().keys() - numbers.keys() if measure in OF_CONVERGENCE else set[Place]()
+
+    def here(row: Row, column: str) -> str:
+        place = (row.name, column)
+        measured = "improving" if place in improving else _measured(row, column, numbers)
+        return f"{measured} {MARK}" if place in leaking else measured
+
     for row in reproduction.recipe.rows:
         paper = {name: f"{value:.2f}" for (owner, name), value in printed.items() if owner == row.name}
-        here = {name: _here(row, name, numbers) for name, _ in columns}
-        here |= dict.fromkeys((name for name in here if (row.name, name) in improving), "improving")
-        here |= {name: f"{here[name]} {MARK}" for name in here if (row.name, name) in leaking}
-        yield row, [paper.get(name, "") if what == PAPER else here[name] for name, what in columns]
+        yield row, [paper.get(name, "") if what == PAPER else here(row, name) for name, what in columns]
 
 
 def legend(reproduction: Reproduction) -> list[str]:
-    notes = ["mean ± standard deviation over seeds; in verdicts ± is half of the 95 % interval of a paired difference"]
+    notes = ["mean ± standard deviation over seeds; in verdicts, ± is half of the 95 % interval of a paired difference"]
     return notes + ([f"{MARK} {INCOMPARABLE}"] if reproduction.leaking() else [])
 
 
-def _here(row: Row, column: str, numbers: Numbers) -> str:
-    if row.missing or (row.columns is not None and column not in row.columns):
-        return "missing" if row.missing else ""
+def _measured(row: Row, column: str, numbers: Numbers) -> str:
+    if row.missing:
+        return "missing"
+    if row.columns is not None and column not in row.columns:
+        return ""
     values = list(numbers.get((row.name, column), {}).values())
     if not values:
         return "not run"

@@ -21,9 +21,7 @@ class Finding:
     values: Mapping[str, object]
 
     def __str__(self) -> str:
-        shown = {
-            name: listed(value, MAX_NAMES) if isinstance(value, list) else value for name, value in self.values.items()
-        }
+        shown = {name: listed(v, MAX_NAMES) if isinstance(v, list) else v for name, v in self.values.items()}
         return self.sentence.format(**shown)
 
 
@@ -93,8 +91,8 @@ SURELY_BETTER = "Surely better, {count}: {names}."
 NONE_SURELY_BETTER = "No client is surely better."
 SURELY_WORSE = "Surely worse, {count}: {names}."
 NONE_SURELY_WORSE = "No client is surely worse."
-BY_CHANCE = "By chance alone, about {count} would seem better and as many worse."
-RARELY_BY_CHANCE = "By chance alone, fewer than one would seem better, and as many worse."
+BY_CHANCE = "By chance alone, about {count} would seem better, and as many worse."
+RARELY_BY_CHANCE = "By chance alone, fewer than one client would seem better, and fewer than one worse."
 CHANCE_UNKNOWN = "Some of these differences may be due to chance."
 LOWER_SCORES = "Lower scores: {names}."
 NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of training."

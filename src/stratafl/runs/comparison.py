@@ -147,8 +147,7 @@ class Comparison:
         lists = bool(methods) and is_list_of(str, methods) and bool(seeds) and is_list_of(int, seeds)
         if not (lists and isinstance(per_method, dict)):
             raise RunError(f"{damaged}: methods and seeds are lists, settings a table")
-        wrong = [seed for seed in seeds if not 0 <= seed <= MAX_INTEGER]
-        if wrong:
+        if wrong := [seed for seed in seeds if not 0 <= seed <= MAX_INTEGER]:
             raise RunError(f"{damaged}: seeds must be from 0 to {MAX_INTEGER}, not {shown(wrong[0])}")
         for method in methods:
             if is_list_of(str, per_method.get(method)):  # as they were typed, in comparisons of older versions
@@ -207,13 +206,13 @@ def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings
         if table in ALGORITHMS and table not in methods:
             raise RecordError(f"'{typed}' is an option of {table}, but the methods are {', '.join(methods)}")
     common = {path: v for path, v in settings.items() if not path.startswith(tuple(f"{m}." for m in methods))}
-    return common, {method: _own(method, settings) for method in methods}
+    return common, {method: _settings_of(method, settings) for method in methods}
 
 
-def _own(method: str, settings: Settings) -> Settings:
+def _settings_of(method: str, settings: Settings) -> Settings:
     """The settings of one method: `method.key` is its option, `method.table.key` a setting of a table."""
-    own = {path.removeprefix(f"{method}."): v for path, v in settings.items() if path.startswith(f"{method}.")}
-    return {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in own.items()}
+    options = {path.removeprefix(f"{method}."): v for path, v in settings.items() if path.startswith(f"{method}.")}
+    return {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in options.items()}
 
 
 def without_none(settings: Settings) -> dict[str, Any]:

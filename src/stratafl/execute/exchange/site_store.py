@@ -1,13 +1,13 @@
 """The files of one site in one federation, which never leave its disk.
 
 ROOT/FEDERATION/SITE/              mode 0700, locked by one process at a time
-    current.safetensors            the state after the last upload of which the server said that it was absorbed
+    current.safetensors            the state after the last upload that the server absorbed
     pending.safetensors            the state after the upload that was sent last, and that upload
     delivered.safetensors          the last parcel, which came after the last round, and which upload was absorbed last
     blocks/                        tensors that were received, by digest (blocks.py)
 
-A pending state becomes current by being renamed. One that turns out not to have been absorbed stays until the next one
-replaces it: its attempt tells old messages from new ones.
+Renaming makes a pending state current. If its upload was not absorbed, it stays until the next one replaces it, because
+its attempt tells old messages from new ones.
 """
 
 import logging
@@ -38,16 +38,16 @@ log = logging.getLogger("stratafl")
 CURRENT, PENDING, BLOCKS = "current.safetensors", "pending.safetensors", "blocks"
 DELIVERED = "delivered.safetensors"
 DAMAGED = "damaged-pending.safetensors"
-_RECORD = {"round": int, "attempt": int, "base": str, "digest": str}
-_DELIVERED = {"round": int, "attempt": int, "absorbed": str}
+_RESULT = {"round": int, "attempt": int, "base": str, "digest": str}
+_DELIVERY = {"round": int, "attempt": int, "absorbed": str}
 _STATE, _UPLOAD, _PARCEL = "state/", "upload", "parcel"
 _NO_UPLOAD: Kind = (torch.uint8, (0,))
-_ROOM = 1 << 20  # bytes of names and numbers in the header of a state
-_REMEDY = "restore a copy of its folder, or let the host forget this site, which then starts over without it"
+_MAX_HEADER = 1 << 20  # bytes of names and numbers in the header of a state
+_REMEDY = "restore a copy of its folder, or make the host forget this site, which then starts over with no state"
 
 
 def state_form(state: State) -> dict[str, Kind]:
-    """The names, types and shapes of a state, which stay what they are when a site enrols."""
+    """The names, types and shapes of a state, which are fixed when a site enrols."""
     return {name: kind(x) for name, x in flatten(state).items()}
 
 
@@ -106,7 +106,7 @@ class SiteStore:
         self.folder, self.federation, self.site, self.blocks = folder, federation, site, blocks
         self._form = dict(form)
         state_bytes = sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
-        self._most = MAX_MESSAGE_BYTES + _ROOM + state_bytes
+        self._max_bytes = MAX_MESSAGE_BYTES + _MAX_HEADER + state_bytes
 
     def current(self) -> RoundResult | None:
         """The state that the server knows of; a damaged one is an error, never a reason to start over."""
@@ -131,8 +131,7 @@ class SiteStore:
     def keep(self, result: RoundResult) -> None:
         """Make this the pending state; when it returns, the state survives a power cut."""
         flat = flatten(result.state)
-        wrong = form_difference(self._form, flat)
-        if wrong is not None:
+        if wrong := form_difference(self._form, flat):
             raise RunError(f"the state of '{self.site}' cannot be saved, because its form has changed: {wrong}")
         tensors = {_UPLOAD: _as_tensor(result.upload), **{_STATE + name: x for name, x in flat.items()}}
         record = {"round": result.round, "attempt": result.attempt, "base": result.base, "digest": result.digest}
@@ -150,13 +149,14 @@ class SiteStore:
     def deliver(self, round: int, attempt: int, absorbed: str, parcel: bytes) -> None:
         """Keep the last parcel of the server, and the digest of the upload after which it came, unless it is old."""
         earlier = None
-        with suppress(DamagedError):  # then the new one takes its place
+        with suppress(DamagedError):  # the new file replaces a damaged one
             earlier = self._delivered()
         if earlier is not None and (round, attempt) < (earlier[0]["round"], earlier[0]["attempt"]):
             latest = f"round {earlier[0]['round']}, attempt {earlier[0]['attempt']}"
             raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {latest} is here")
-        about = {"round": round, "attempt": attempt, "absorbed": absorbed}
-        self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
+        self._write(
+            DELIVERED, {"round": round, "attempt": attempt, "absorbed": absorbed}, {_PARCEL: _as_tensor(parcel)}
+        )
 
     def final(self) -> Final | None:
         """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
@@ -175,8 +175,8 @@ class SiteStore:
         path = self.folder / DELIVERED
         if not os.path.lexists(path):
             return None
-        record, tensors = read_state(path, self._most)
-        is_ours = self._others(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERED.items())
+        record, tensors = read_state(path, self._max_bytes)
+        is_ours = self._foreign(record) is None and all(type(record.get(key)) is of for key, of in _DELIVERY.items())
         if not is_ours or set(tensors) != {_PARCEL}:
             raise RunError(f"'{path}' is not a parcel for '{self.site}' in '{self.federation}': restore its own folder")
         return record, tensors
@@ -186,10 +186,10 @@ class SiteStore:
         try:
             write_state(self.folder / name, record, tensors)
         except DiskFullError:
-            self.blocks.clear()  # which can be had again
+            self.blocks.clear()  # blocks can be downloaded again
             write_state(self.folder / name, record, tensors)
 
-    def _others(self, record: Mapping[str, Any]) -> str | None:
+    def _foreign(self, record: Mapping[str, Any]) -> str | None:
         """Whose file this is, if it is not this site's."""
         for key, ours in (("federation", self.federation), ("site", self.site)):
             if record.get(key) != ours:
@@ -199,20 +199,18 @@ class SiteStore:
     def _read(self, path: Path) -> RoundResult | None:
         if not os.path.lexists(path):
             return None
-        record, tensors = read_state(path, self._most)
-        wrong = self._wrong(record, tensors)
-        if wrong is not None:
+        record, tensors = read_state(path, self._max_bytes)
+        if problem := self._problem(record, tensors):
             todo = "check that this site runs the method and the model of the federation, or restore its own folder"
-            raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {wrong}; {todo}")
+            raise RunError(f"'{path}' is not the state of '{self.site}' in '{self.federation}': {problem}; {todo}")
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
         state = unflatten({name: tensors[_STATE + name] for name in self._form})
         return RoundResult(record["round"], record["attempt"], record["base"], record["digest"], state, upload)
 
-    def _wrong(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
-        others = self._others(record)
-        if others is not None:
-            return others
-        if not all(type(record.get(key)) is of for key, of in _RECORD.items()):
+    def _problem(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
+        if owner := self._foreign(record):
+            return owner
+        if not all(type(record.get(key)) is of for key, of in _RESULT.items()):
             return "its round, attempt or digests are missing"
         form = {_UPLOAD: kind(tensors[_UPLOAD])} if _UPLOAD in tensors else {_UPLOAD: _NO_UPLOAD}
         wrong = form_difference(form | {_STATE + name: each for name, each in self._form.items()}, tensors)
