@@ -59,7 +59,7 @@ REFUSED = {
     "a number for a path": (Recipe, 3, "must be a text, not 3"),
     "a word in a list of numbers": (tuple[int, ...], [1, "x"], "must be a whole number, not 'x'"),
     "a text for a list": (tuple[str, ...], "wandb", "must be a list, not 'wandb'"),
-    "a list of another length": (tuple[int, int], [1], "must be a list of 2, not of 1: [1]"),
+    "a list of another length": (tuple[int, int], [1], "must be a list of 2 values, not 1: [1]"),
     "a number for a table": (Mapping[str, int], 3, "must be a table, not 3"),
     "another class": (Mean, Pull(0.5), "must be a Mean, not Pull"),
     "a number for layers": (Select, 3, "must be a text, not 3"),

@@ -62,15 +62,15 @@ def _shared(host: Algorithm) -> Broadcast:
     sent = [step for step in record.serve if isinstance(step, Broadcast) and step.field == THETA]
     needs = {
         "sends all clients one model, of which a layer can be withheld": len(sent) == 1,
-        "sends whole updates, between which conflicts are counted": _has(Upload, record.send),
-        "takes the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
+        "sends whole updates, whose conflicts can be counted": _has(Upload, record.send),
+        "adopts the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
         "averages the model that it sends": _has(Mean, record.merge),
         "sends statistics with their layers": all(columns == "all" for columns in _columns(record, sent)),
-        "trains what it received as it is": _untouched(record),
+        "trains the received model unchanged": _untouched(record),
     }
     for needed, holds in needs.items():
         if not holds:
-            raise RecordError(f"LAG needs a method that {needed}: choose another one")
+            raise RecordError(f"LAG needs a method that {needed}: choose another method")
     return sent[0]
 
 

@@ -1,4 +1,4 @@
-"""Prototypes, the mean features of each class: what clients compute and what the server makes of them."""
+"""Prototypes, the mean features of each class: how clients compute them and how the server averages them."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ class FromFeatures(Train):
 def check_classes(setup: Setup) -> None:
     """Refuse data whose targets are numbers."""
     if setup.classes is None:
-        raise RecordError("this method needs classes, and the targets of this data are numbers: choose another method")
+        raise RecordError("this method needs classes, but the targets of this data are numbers: choose another method")
 
 
 @record

@@ -92,7 +92,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
     ),
     "apple": (
-        SpecialCase("with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
+        SpecialCase("with one client and fixed weights, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
         with_all(
             "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
             apple(weights_lr=0.0, own=None),
@@ -111,7 +111,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "fedamp": (
         with_all("FedAMP without a pull is Local", fedamp(strength=0.0), local()),
         SpecialCase(
-            "FedAMP that sees no difference is HeurFedAMP that looks at none",
+            "FedAMP with a very large sigma is HeurFedAMP with uniform weights",
             fedamp(sigma=1e14),
             heurfedamp(own=1 / 6, sharpness=0.0),
         ),
@@ -137,7 +137,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
             fedavg(),
         ),
         SpecialCase(
-            "FLAYER with A = 1, without rates and masks, is FedPer",
+            "FLAYER with A = 1, rates off and masks off is FedPer",
             flayer(rates=False, mask=False, accuracy=1.0),
             fedper(),
         ),
@@ -172,7 +172,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
         ),
     ),
     "simmix": (
-        with_all("similarity that does not count is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM),
+        with_all("SimMix that ignores similarity is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM),
     ),
     "fedas": (
         SpecialCase(
@@ -204,7 +204,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     ),
     "fedcp": (
         SpecialCase(
-            "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
+            "FedCP with two equal, fixed heads is FedAvg: the division of features does not matter",
             replace(fedcp(), train=(LocalTraining(layers=BASE, objective=Separation(0.0)),)),
             _extended(fedavg(train=LocalTraining(layers=BASE)), fedcp()),
         ),
@@ -275,7 +275,7 @@ SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
     "scaffold": (
         SpecialCase("with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1),
         with_all(
-            "SCAFFOLD of one step a round is FedAvg with uniform weights",
+            "SCAFFOLD with one step per round is FedAvg with uniform weights",
             scaffold(train=ONE_STEP),
             replace(UNIFORM, train=(ONE_STEP,)),
         ),
@@ -292,7 +292,7 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     build, off = composed(name), PARTS[part].off
     if off is None:
         return ()
-    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", build(**off), METHODS[host].builder())
+    without = SpecialCase(f"with its part switched off, '{name}' is '{host}'", build(**off), METHODS[host].builder())
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:
         return (without,)

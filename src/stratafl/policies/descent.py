@@ -294,7 +294,7 @@ def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
     for name, gradient in before.items():
         if name not in after or after[name].shape != gradient.shape:
             actual, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
-            raise RecordError(f"{type(edit).__name__} gives {actual} for '{name}', whose gradients are {expected}")
+            raise RecordError(f"{type(edit).__name__} returns {actual} for '{name}', whose gradients are {expected}")
 
 
 def _check_follower(part: Follower, before: State, after: State) -> None:
@@ -303,7 +303,7 @@ def _check_follower(part: Follower, before: State, after: State) -> None:
     for name, x in now.items():
         if name in was and x.shape != was[name].shape:
             actual, expected = tuple(x.shape), tuple(was[name].shape)
-            raise RecordError(f"{type(part).__name__} gives {actual} for '{name}', which is {expected}")
+            raise RecordError(f"{type(part).__name__} returns shape {actual} for '{name}', which has shape {expected}")
 
 
 def _factors(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Robust merges: alternatives to a mean that no single client can decide.
+"""Robust merges: alternatives to the mean, whose result no single client can dictate.
 
 `robust(algorithm, "median")` replaces every `Mean` of a method. Each merge sees all uploads of a round side by side and
 goes column by column over the clients that sent it; columns that no client sent keep their values. Clipping to a fixed
@@ -231,14 +231,14 @@ def _name_what_stays(how: How, before: list[Layerwise], after: list[Layerwise]) 
 def _refusal(how: How, algorithms: list[Layerwise]) -> str:
     steps = [type(step).__name__ for each in algorithms for step in each.merge]
     by = f"merges by {', '.join(dict.fromkeys(steps))}" if steps else "has no merge"
-    return f"merge '{how}' replaces a mean of uploads (Mean), and this method {by}: leave it out"
+    return f"merge '{how}' replaces a mean of uploads (Mean), but this method {by}: leave it out"
 
 
 def _robust_mean(mean: Mean, how: How, build: Made) -> RobustMerge:
     if mean.unsent != "held":
         raise RecordError(f"merge '{how}' keeps columns that no client sent: leave out unsent='{mean.unsent}'")
     if mean.clip is not None:
-        raise RecordError(f"merge '{how}' replaces a mean whose updates are already clipped: leave one of them out")
+        raise RecordError(f"merge '{how}' replaces a mean whose updates are already clipped: leave one of the two out")
     return build(mean.field, _verified(mean.weights))
 
 
