@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import load, save
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, flatten
+from stratafl.core.state import State, flatten, unflatten
 from stratafl.data import Federation
 from stratafl.data.sample_format import SampleFormat, Splits
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Absorbed, Server
 from stratafl.execute.site import Site, SiteWork
-from stratafl.execute.state_format import StateFormat
 
 
 def own_samples(federation: Federation, client: int) -> Splits:
@@ -62,7 +61,7 @@ class Deployed:
 
     def state_of(self, site: Site) -> State | None:
         found = self.sites.get(site.client)
-        return None if found is None else restored(site.state_format, found)
+        return None if found is None else restored(found)
 
     def work(self, t: int, client: int, download: bytes) -> SiteWork:
         site = self.a_site(client)
@@ -71,7 +70,7 @@ class Deployed:
     def round(self, t: int, arriving: Callable[[list[int]], Iterable[int]] = reversed) -> Absorbed:
         """Round t; uploads arrive in another order than that in which they are summed up."""
         server = self.a_server()
-        before = restored(server.state_format, self.server)
+        before = restored(self.server)
         cohort: list[int] = server.cohort(server.at(t)).tolist()
         done = {client: self.work(t, client, server.download(t, before, client)) for client in arriving(cohort)}
         found = server.absorb(t, before, {client: work.upload for client, work in done.items()})
@@ -91,7 +90,7 @@ class Deployed:
     def deployed(self, site: Site, server: Server | None = None) -> Rows:
         """The model that a site uses in the end; one that only predicts is served as a new client."""
         server = server or self.a_server()
-        state, new = restored(server.state_format, self.server), not site.trains
+        state, new = restored(self.server), not site.trains
         download = server.download(self.rounds, state, site.client, new)
         return site.deployed(self.rounds, self.state_of(site), download)
 
@@ -111,5 +110,6 @@ def saved(state: State) -> bytes:
     return save({name: x.contiguous() for name, x in flatten(state).items()})
 
 
-def restored(form: StateFormat, data: bytes) -> State:
-    return form.restored(load(data))
+def restored(data: bytes) -> State:
+    """Copied, so that products see memory aligned as in a simulation."""
+    return unflatten({name: x.clone() for name, x in load(data).items()})

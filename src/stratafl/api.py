@@ -11,7 +11,7 @@ fitted.export(3, "c3.onnx")   or .safetensors
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, unknown
@@ -49,8 +49,7 @@ log = logging.getLogger("stratafl")
 HELD_OUT = ("test", "validation")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Fitted:
     """A trained federation: every client's model, and one line of metrics per round.
 
@@ -223,8 +222,7 @@ class Fitted:
         return target
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Guarded:
     """A trained federation in which each client has chosen its model on its validation samples."""
 

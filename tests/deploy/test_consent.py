@@ -12,7 +12,7 @@ import pytest
 from hosted import with_tables, write_file, write_samples
 from stratafl.algorithms.methods import METHODS
 from stratafl.cli import main as strata
-from stratafl.data.scaling import Scaling
+from stratafl.data.preprocessing import Scaling
 from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import prepare_host
 from stratafl.deploy.host import HostAddress

@@ -14,9 +14,8 @@ from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.local_federation import divided
 from stratafl.deploy.member import STATE
-from stratafl.deploy.round_journal import ROUNDS, site_score_line
 from stratafl.deploy.serving import checked_log, forget_site
-from stratafl.deploy.status import read_status
+from stratafl.deploy.status import ROUNDS, read_status, site_score_line
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
 from stratafl.runs.json_files import read_lines
 

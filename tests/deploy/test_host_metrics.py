@@ -5,8 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_hosting import hosted, prepared
 
 from stratafl.deploy.prometheus import STATES, Family, MetricsFile, families, text_of
-from stratafl.deploy.round_journal import ROUNDS
-from stratafl.deploy.status import read_status
+from stratafl.deploy.status import ROUNDS, read_status
 from stratafl.errors import DeployError
 from stratafl.runs.json_files import read_lines
 

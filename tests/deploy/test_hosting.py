@@ -204,7 +204,7 @@ def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
     store = read_site(tmp_path / "e" / "state", "test", "e", state_form(member._ready().enrol()))
     assert store.current() is None
     site = member._ready().site
-    rows = site.deployed(2, None, store.delivered())
+    rows = site.deployed(2, None, store.final().parcel)
     assert set(rows) == set(site.setup.layout.specs)
     assert 0 < float(site.scores(2, rows, "test").accuracy) <= 1
 

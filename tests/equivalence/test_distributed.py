@@ -23,7 +23,7 @@ from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.state import flatten
 from stratafl.errors import RankError, RunError, WireError
 from stratafl.execute import Distributed, Matrix
-from stratafl.execute.packing import from_buffer, pack, to_buffer, unpack, value_of, words
+from stratafl.execute.packing import from_buffer, pack, to_buffer, value_of, words
 from stratafl.execute.ranks import Ranks, world_size
 from stratafl.testing import Case, difference
 from stratafl.testing.watch import Tampered, claiming, not_finite
@@ -297,7 +297,7 @@ def test_values_of_any_kind_are_packed_and_unpacked():
     label, tensors = pack({"parcel": dict(parcel), "others": (1, None, [2.5, "x"], {3: True}, torch.float16)})
     buffer = to_buffer(tensors, label.size + 5, "cpu")
     assert len(buffer) == label.size + 5
-    back = unpack(label, from_buffer(buffer, label.specs))
+    back = value_of(label.body, from_buffer(buffer, label.specs))
     assert back["others"] == (1, None, [2.5, "x"], {3: True}, torch.float16)
     for name, field in parcel.items():
         found = back["parcel"][name]

@@ -26,7 +26,7 @@ from stratafl.execute.exchange import (
     open_site,
     state_form,
 )
-from stratafl.execute.exchange.audit import lines
+from stratafl.execute.exchange.audit import Line, verify
 from stratafl.execute.exchange.site_store import PENDING
 from stratafl.execute.exchange.state_file import read_state
 
@@ -106,6 +106,19 @@ class ArithmeticSite:
 
 
 Bits = dict[str, tuple[str, bytes]]
+
+
+def lines(path: Path) -> list[Line]:
+    """All lines of an audit log that is what was written."""
+    checked: list[Line] = []
+    verify(path, look=checked.append)
+    return checked
+
+
+def delivered(store: SiteStore) -> bytes | None:
+    """The last parcel of the server; None before the commit."""
+    stored = store._delivered()
+    return None if stored is None else stored[1]["parcel"].numpy().tobytes()
 
 
 def bits(state: State) -> Bits:
@@ -206,7 +219,7 @@ class Federation:
         sites = {}
         for name in SITES:
             with self.site(name) as store:
-                current, parcel = store.current(), store.delivered()
+                current, parcel = store.current(), delivered(store)
                 assert parcel is not None
                 sites[name] = ({} if current is None else bits(current.state)) | {"delivered": ("bytes", parcel)}
         with self.server() as server:

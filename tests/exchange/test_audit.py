@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from crashes import Disk
+from small_federation import lines
 
 from stratafl.errors import DamagedError, RunError
-from stratafl.execute.exchange.audit import MAX_LINE_BYTES, START, AuditLog, LogMark, lines, verify
+from stratafl.execute.exchange.audit import MAX_LINE_BYTES, START, AuditLog, LogMark, verify
 from stratafl.execute.exchange.state_file import DiskFullError
 
 EVENTS = 12

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_federation import FEDERATION, SITES, Federation
+from small_federation import FEDERATION, SITES, Federation, delivered
 
 from stratafl.errors import RecordError, RunError, UnknownNameError, WireError
 from stratafl.execute.exchange import open_server, open_site, protocol
@@ -141,7 +141,7 @@ def test_an_old_commit_does_not_replace_a_later_parcel(federation):
         last = server.commit(ANNA)
         assert server.take(ANNA, federation.answer(ANNA, last)).kind == "committed"
         with federation.site(ANNA) as store:
-            assert store.delivered() == federation.server_work.download(2, server.state, ANNA)
+            assert delivered(store) == federation.server_work.download(2, server.state, ANNA)
         refused_by_site(federation, ANNA, first, "round 1, attempt 4", "round 2, attempt 6")
         assert isinstance(decode_reply(federation.answer(ANNA, last)), Committed)
 
@@ -152,7 +152,7 @@ def test_a_site_that_never_took_part_gets_the_last_parcel(federation):
         assert server.take(ANNA, federation.answer(ANNA, server.commit(ANNA))).kind == "committed"
         with federation.site(ANNA) as store:
             assert store.current() is store.pending() is None
-            assert store.delivered() == federation.server_work.download(1, server.state, ANNA)
+            assert delivered(store) == federation.server_work.download(1, server.state, ANNA)
     assert federation.trained == [(BELA, 0)]
 
 

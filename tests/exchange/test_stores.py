@@ -12,7 +12,7 @@ import pytest
 import torch
 from crashes import Disk
 from safetensors.torch import load_file
-from small_federation import FEDERATION, SITES, Federation, bits
+from small_federation import FEDERATION, SITES, Federation, bits, delivered
 
 from stratafl.errors import BusyError, DamagedError, RunError
 from stratafl.execute.exchange import open_server, open_site, read_site, state_form
@@ -231,14 +231,14 @@ def test_a_damaged_parcel_is_replaced_by_the_next_commit(federation):
         whole = path.read_bytes()
         damage(path)
         with federation.site(ANNA) as store, pytest.raises(DamagedError, match=DELIVERED):
-            store.delivered()
+            delivered(store)
         assert server.take(ANNA, federation.answer(ANNA, server.commit(ANNA))).kind == "committed"
         assert len(path.read_bytes()) == len(whole)
         with federation.site(ANNA) as store:
-            assert store.delivered() is not None
+            assert delivered(store) is not None
         shutil.copy(path, place(federation, BELA))
         with federation.site(BELA) as store, pytest.raises(RunError, match="'bela'"):
-            store.delivered()
+            delivered(store)
 
 
 def test_a_folder_is_read_while_another_process_has_it_open(federation):

@@ -21,13 +21,20 @@ from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertaint
 from stratafl.report.decision import ranking_lead
 from stratafl.report.gains.sample_noise import ClientScores
 from stratafl.report.intervals import Interval, t_quantile, t_tail
-from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, _more_seeds, holm, pair_of, pairs, pairs_csv, pairs_table
-from stratafl.report.pairing import (
+from stratafl.report.paired import (
+    MAX_FORECAST_SEEDS,
+    Paired,
     ScoredRun,
     _by_partition,
+    _more_seeds,
     _sample_variance,
     _tested_share,
     client_differences,
+    holm,
+    pair_of,
+    pairs,
+    pairs_csv,
+    pairs_table,
     scored_runs,
 )
 from stratafl.report.ranking_tables import ranking_table
@@ -322,7 +329,7 @@ def scores_of(hits):
 def test_for_these_clients_chance_in_their_samples_is_rarely_taken_for_a_difference(
     shared, of_seeds_alone, monkeypatch
 ):
-    monkeypatch.setattr("stratafl.report.pairing._tested_share", lambda one: 0.25)
+    monkeypatch.setattr("stratafl.report.paired._tested_share", lambda one: 0.25)
     rng, wrong, naive, times = np.random.default_rng(1), 0, 0, 40
     weights = dict.fromkeys(range(8), 1 / 8)
     for _ in range(times):
@@ -501,7 +508,7 @@ def test_runs_that_differ_in_one_seed_are_one_configuration(tmp_path):
 
 def test_clients_are_the_same_where_the_partition_or_the_data_says_so(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("stratafl.report.pairing.uncertainty", lambda d, w, c: seen.append(c) or uncertainty(d, w, c))
+    monkeypatch.setattr("stratafl.report.paired.uncertainty", lambda d, w, c: seen.append(c) or uncertainty(d, w, c))
     names = {"classes": None, "clients": 4, "counts": {"train": [[3]] * 4, "validation": [[3]] * 4, "test": [[3]] * 4}}
     for case, options in {
         "all": {},

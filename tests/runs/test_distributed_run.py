@@ -5,12 +5,12 @@ import pytest
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.errors import RunError
-from stratafl.execute.process_group import SingleProcess
+from stratafl.execute.process_group import ProcessGroup
 from stratafl.runs import FollowerRun, Run
 from stratafl.runs.distributed import hand_out
 
 
-class First(SingleProcess):
+class First(ProcessGroup):
     """Rank 0 of two, whose words are kept."""
 
     world_size = 2
@@ -23,7 +23,7 @@ class First(SingleProcess):
         return value
 
 
-class Second(SingleProcess):
+class Second(ProcessGroup):
     """Rank 1, who hears them later."""
 
     rank, world_size = 1, 2

@@ -21,8 +21,8 @@ from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.cli import main as strata
 from stratafl.config.deployment import DEPLOY, DeployTable
 from stratafl.config.experiment import from_tables
-from stratafl.config.plugins import parameters
 from stratafl.config.setting_tables import TABLES, partition_of
+from stratafl.config.trust import parameters
 from stratafl.data import PARTITIONS, digits, federate
 from stratafl.models import MODELS
 from stratafl.recipes import parse_recipe, recipe_names

@@ -109,15 +109,15 @@ REFUSED = {
     "a mask of numbers": (Field(BIAS, mask=LayerMask(torch.ones(1, 5))), r"mask of torch.float32 \(1, 5\)"),
     "a mask of other layers": (
         Field(BIAS, mask=LayerMask(torch.ones(1, 4, dtype=torch.bool))),
-        r"bool \(1, 4\), not bool \(1, 5\)",
+        r"bool \(1, 4\), not torch.bool \(1, 5\)",
     ),
     "a common mask in a field for each": (
         Field(BIAS, mask=LayerMask(torch.ones(5, dtype=torch.bool))),
-        r"\(5,\), not bool \(1, 5\)",
+        r"\(5,\), not torch.bool \(1, 5\)",
     ),
     "a mask of other columns": (
         Field(BIAS, mask=ColumnMask({"fc.bias": torch.ones(1, 1, dtype=torch.bool)})),
-        r"\(1, 1\), not bool \(1, 3\)",
+        r"\(1, 1\), not torch.bool \(1, 3\)",
     ),
     "a mask without a block": (Field(BIAS, mask=ColumnMask({})), "'fc.bias' either in its blocks or in its mask"),
 }

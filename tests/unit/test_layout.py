@@ -153,19 +153,15 @@ def blend_by_hand(layout: Layout, weight: Callable[[Spec, int, int], float], row
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
-@pytest.mark.parametrize("with_statistics", [True, False])
-def test_blend_mixes_rows_column_by_column(layout, per_layer, with_statistics):
+def test_blend_mixes_rows_column_by_column(layout, per_layer):
     generator = torch.Generator().manual_seed(0)
     W = torch.randn(*((5, C, N) if per_layer else (C, N)), generator=generator, dtype=torch.float64)
-    S = torch.rand(C, N, generator=generator, dtype=torch.float64) if with_statistics else None
     rows = draw(layout, N, 7)
 
     def weight(spec: Spec, c: int, n: int) -> float:
-        if S is not None and not spec.trainable:
-            return S[c, n].item()
         return (W[spec.layer, c, n] if per_layer else W[c, n]).item()
 
-    blended = layout.blend(W, rows, S)
+    blended = layout.blend(W, rows)
     assert {name: x.shape for name, x in blended.items()} == {n: (C, *s.shape) for n, s in layout.specs.items()}
     close(torch.tensor(matrix(blended), dtype=torch.float64), blend_by_hand(layout, weight, rows))
 

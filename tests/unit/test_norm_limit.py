@@ -255,7 +255,7 @@ def absorbed(limit, times=1000.0):
     """A first round in which one site sends an absurd update; and the same without that site."""
     sites = federated(limit)
     server = sites.a_server()
-    before = restored(server.state_format, sites.server)
+    before = restored(sites.server)
     uploads = {k: sites.work(0, k, server.download(0, before, k)).upload for k in range(6)}
     wrong = {**uploads, WRONG: scaled_upload(server, 0, before, uploads[WRONG], times)}
     without = {k: upload for k, upload in uploads.items() if k != WRONG}

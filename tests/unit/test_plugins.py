@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from stratafl.config.plugins import accepted, called, imported
-from stratafl.config.trust import Trust, typed
+from stratafl.config.trust import Trust, accepted, called, imported, typed
 from stratafl.errors import DataError, RecordError, StrataError, TrustError, UnknownNameError, first_line
 from wording import mentions
 

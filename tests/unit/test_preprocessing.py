@@ -11,8 +11,7 @@ from torch import nn
 
 import stratafl
 from stratafl.config.experiment import Experiment, with_settings
-from stratafl.data.preprocessing import Preprocessing, Standardisation, preprocessing_from
-from stratafl.data.scaling import Scaling
+from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, preprocessing_from
 from stratafl.errors import DataError, RunError
 from stratafl.runs import Run
 

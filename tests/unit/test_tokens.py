@@ -8,7 +8,7 @@ from torch import nn
 import stratafl
 from stratafl.algorithms import fedavg
 from stratafl.errors import DataError
-from stratafl.execute.tokens import outside, table_size
+from stratafl.execute.tokens import check_given, table_size
 from stratafl.models import build
 
 
@@ -52,5 +52,6 @@ def test_only_a_table_that_takes_whole_samples_bounds_them():
     assert table_size(model(), (3,), torch.int64) == 10
     assert table_size(model(), (3,), torch.float32) is None
     assert table_size(nn.Linear(3, 2), (3,), torch.int64) is None
-    assert outside(torch.tensor([[0, 9], [3, 10]]), 10) == 1
-    assert outside(torch.tensor([[0, 9]]), 10) is None
+    with pytest.raises(DataError, match=r"\b1\b.*\b10\b.*\b9\b"):
+        check_given(model(), torch.tensor([[0, 9, 1], [3, 10, 11]]))
+    check_given(model(), torch.tensor([[0, 9, 1]]))

@@ -12,7 +12,7 @@ from stratafl.config.assemble import algorithm_of, simulation_with
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import AlgorithmTable
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.data import Federation
 from stratafl.data.federation import Ragged
 from stratafl.evaluation.metrics import Metric
@@ -25,8 +25,7 @@ MIN_VALIDATION = 0.25  # at least this share of a client's samples outside the t
 UNKNOWN = float("nan")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Problem:
     """What candidates are tried on: settings, a federation without test samples, a model, and what counts as good."""
 

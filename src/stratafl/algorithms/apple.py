@@ -16,7 +16,7 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, common, rows_of, tensor_of
-from stratafl.core.steps import Mix, Names, Train
+from stratafl.core.steps import Mix, Train, field_names
 from stratafl.core.task import Gradients, Task
 from stratafl.policies import Broadcast, Cosine, LocalTraining, Prepare, StoreRows, Take, Upload
 from stratafl.policies.descent import Fields, GradientAt
@@ -64,14 +64,8 @@ class Downhill:
     field: str
     slope: str
     lr: float
-
-    @property
-    def reads(self) -> Names:
-        return (self.field, self.slope)
-
-    @property
-    def writes(self) -> Names:
-        return (self.field,)
+    reads = field_names("{field}", "{slope}")
+    writes = field_names("{field}")
 
     def __call__(self, row: Rows, client: Fields, layout: Layout, rate: Tensor) -> State:
         return {self.field: tensor_of(client, self.field) - self.lr * tensor_of(client, self.slope)}

@@ -14,10 +14,10 @@ from typing import Annotated
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed, Tune
-from stratafl.core.fields import FieldSpec, Filled, Start, Together
+from stratafl.core.fields import holds_model
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.phased import Phase, Phased
+from stratafl.core.phased import records_of, with_records
 from stratafl.core.records import validated
 from stratafl.core.steps import MergeRows, MergeSums, Send
 from stratafl.errors import RecordError
@@ -75,24 +75,12 @@ def with_topk(
 
 def compressed(host: Algorithm, codec: Codec, *, feedback: bool = False, min_size: int = 64) -> Algorithm:
     """The method with every field of the model that clients upload compressed; refused if there is none."""
-    if isinstance(host, Phased):
-        phases = tuple(_phase(phase, codec, feedback, min_size) for phase in host.phases)
-        finish = None if host.finish is None else _phase(host.finish, codec, feedback, min_size)
-        changed = replace(host, phases=phases, finish=finish)
-        if changed == host:
-            raise RecordError(_nothing(host.records))
-        return changed
-    if not isinstance(host, Layerwise):
+    if not records_of(host):
         raise RecordError("its steps are unknown: write it as a record (Layerwise)")
-    fields = compressible(host)
-    if not fields:
-        raise RecordError(_nothing([host]))
-    return _packed(host, fields, codec, feedback, min_size)
-
-
-def _phase(phase: Phase, codec: Codec, feedback: bool, min_size: int) -> Phase:
-    fields = compressible(phase.algorithm)
-    return replace(phase, algorithm=_packed(phase.algorithm, fields, codec, feedback, min_size)) if fields else phase
+    changed = with_records(host, lambda record: _packed(record, codec, feedback, min_size))
+    if changed == host:
+        raise RecordError(_nothing(records_of(host)))
+    return changed
 
 
 def _nothing(records: Iterable[Layerwise]) -> str:
@@ -105,8 +93,9 @@ def _nothing(records: Iterable[Layerwise]) -> str:
     return "no part of the model is sent: choose another method"
 
 
-def _packed(host: Layerwise, fields: dict[str, Send], codec: Codec, feedback: bool, min_size: int) -> Layerwise:
-    if host.pack:
+def _packed(host: Layerwise, codec: Codec, feedback: bool, min_size: int) -> Layerwise:
+    fields = compressible(host)
+    if fields and host.pack:
         raise RecordError("its uploads are already compressed: leave one compression out")
     steps = [_compress(host, field, send, codec, feedback, min_size) for field, send in fields.items()]
     return replace(host, mix=(*host.mix, *(note for step in steps for note in step.mix)), pack=tuple(steps))
@@ -114,8 +103,7 @@ def _packed(host: Layerwise, fields: dict[str, Send], codec: Codec, feedback: bo
 
 def describe_compression(algorithm: Algorithm) -> str:
     """What is compressed, in words: differences or values of which fields."""
-    records = algorithm.records if isinstance(algorithm, Phased) else (algorithm,)
-    steps = [step for each in records if isinstance(each, Layerwise) for step in each.pack]
+    steps = [step for record in records_of(algorithm) for step in record.pack]
     words = [f"{step.field} as {_WORDS[step.base]}" for step in steps if isinstance(step, Compress)]
     return " and ".join(dict.fromkeys(words))
 
@@ -137,11 +125,7 @@ def compressible(record: Layerwise) -> dict[str, Send]:
 def _is_model(record: Layerwise, field: str) -> bool:
     stored = {field, *(step.field for step in _merges(record, field) if isinstance(step, Increment))}
     stored |= {step.stores[field] for step in record.merge if field in step.stores}
-    return field == record.row or any(_is_rows(record.server_fields.get(name)) for name in stored)
-
-
-def _is_rows(spec: FieldSpec | None) -> bool:
-    return isinstance(spec, Start | Filled | Together)
+    return field == record.row or any(holds_model(record.server_fields.get(name)) for name in stored)
 
 
 def _merges(record: Layerwise, field: str) -> list[MergeSums | MergeRows]:

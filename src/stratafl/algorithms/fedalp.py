@@ -17,13 +17,13 @@ from torch import Tensor
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
-from stratafl.core.fields import FieldSpec, Number, Start
+from stratafl.core.fields import FieldSpec, Number, Side, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
-from stratafl.core.reduce import add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
+from stratafl.core.reduce import add_group_sums, add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of, tensor_of
 from stratafl.core.steps import MergeRows, MergeSums, Serve
@@ -72,15 +72,12 @@ def fedalp(
 
 
 @record
-class LayerWeights:
+class LayerWeights(FieldSpec):
     """Ψ: a weight per group and layer, 0 before there are groups."""
 
     groups: int
 
-    def names(self, layout: Layout, side: str) -> None:
-        return
-
-    def create(self, setup: Setup, ids: Tensor | None, side: str) -> Tensor:
+    def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         """`[M, L]`."""
         return next(iter(setup.start.values())).new_zeros(self.groups, len(setup.layout.layers))
 
@@ -230,12 +227,7 @@ class LearnGroups(MergeSums):
         """Σ n_k·θ_k and Σ n_k of each group, client by client."""
         samples, groups = up["samples"].tensor, len(tensor_of(server, "psi"))
         m = tensor_of(server, "member")[ids].long()
-        top = rows_of(sums, "top") if sums else {}
-        weight = tensor_of(sums, "weight") if sums else samples.new_zeros(groups, dtype=torch.float64)
-        return {
-            "top": add_rows_by_group(top, m, groups, samples, up["theta"].rows),
-            "weight": weight.index_add(0, m, samples.double()),  # whole numbers: their order changes no bit
-        }
+        return add_group_sums(sums, m, groups, samples, up["theta"].rows)
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         layout, weight, group = rnd.layout, tensor_of(sums, "weight"), rows_of(server, "group")

@@ -23,13 +23,15 @@ from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Serve
 from stratafl.policies import Adopt, LocalTraining, MeanOfRows, Pull, StoreRows, Take, Upload
 
-
-@method(
+_method_of_the_paper = method(
     "mixtures",
     paper="Huang et al., 2021",
     title="Personalized Cross-Silo Federated Learning on Non-IID Data",
     new_client="the mean of all clients' models",
 )
+
+
+@_method_of_the_paper
 def fedamp(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,
@@ -45,12 +47,7 @@ def fedamp(
     return attentive(Attention(alpha, sigma), strength, train)
 
 
-@method(
-    "mixtures",
-    paper="Huang et al., 2021",
-    title="Personalized Cross-Silo Federated Learning on Non-IID Data",
-    new_client="the mean of all clients' models",
-)
+@_method_of_the_paper
 def heurfedamp(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.methods import method
-from stratafl.algorithms.prototypes import check_classes
+from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.layers import select
@@ -22,7 +22,7 @@ from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.objectives import Batch, Frozen, Loss, Net, cross_entropies
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Mix, Send
 from stratafl.core.task import Task
@@ -90,7 +90,7 @@ def _heads(layout: Layout) -> list[tuple[str, str]]:
 
 
 @record
-class FirstHead(Mix):
+class FirstHead(NeedsClasses, Mix):
     """The first time a client is met, its personal head starts from the shared one."""
 
     reads = ("theta", "met")
@@ -99,9 +99,6 @@ class FirstHead(Mix):
     @property
     def keeps(self) -> Mapping[str, FieldSpec]:
         return {"met": Number(0.0)}
-
-    def check(self, setup: Setup) -> None:
-        check_classes(setup)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, met = rows_of(client, "theta"), tensor_of(client, "met")

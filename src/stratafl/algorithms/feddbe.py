@@ -7,7 +7,7 @@ bias memory), and mean regularisation keeps it out of the shared base.
 from dataclasses import replace
 from typing import Annotated
 
-from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import FromFeatures
 from stratafl.core.annotations import Range, Tune
@@ -19,7 +19,7 @@ from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
-from stratafl.core.steps import Names
+from stratafl.core.steps import field_names
 from stratafl.core.task import Task
 from stratafl.models import HeadExtension
 from stratafl.policies import Broadcast, Copy, Fresh, LocalTraining, Mean, Take, Upload
@@ -47,10 +47,8 @@ def feddbe(
     `strength` is how much m is held at z̄, `momentum` the weight of a new batch in m.
     """
     shared = replace(
-        fedavg(),
-        serve=(Broadcast(~SHIFT),),
+        fedper(personal=SHIFT),
         server={"theta": Together((Start(~SHIFT), Filled(0.0, SHIFT))), "feature_mean": FEATURES},
-        client={"theta": Start(SHIFT)},
         global_model="theta",
         extension=HeadExtension("shift"),
     )
@@ -66,7 +64,6 @@ def feddbe(
         serve=(*shared.serve, Broadcast(field="feature_mean")),
         mix=(Take(), Take("feature_mean"), Fresh("running_mean", FEATURES)),
         train=(replace(train, objective=MeanRegularized(strength, momentum)),),
-        send=(Upload(~SHIFT),),
     )
     return Phased((Phase(first, rounds=1, participation="all", evaluated=False), Phase(rest)))
 
@@ -77,10 +74,7 @@ class FeatureMean(FromFeatures):
 
     row: str = "theta"
     writes = ("feature_mean",)
-
-    @property
-    def reads(self) -> Names:
-        return (self.row,)
+    reads = field_names("{row}")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         z, _, weight = task.features(rows_of(client, self.row), "train")

@@ -25,7 +25,7 @@ from stratafl.core.records import record
 from stratafl.core.reduce import conflicting_pairs
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, expand, rows_of, tensor_of
-from stratafl.core.steps import MergeRows
+from stratafl.core.steps import MergeRows, field_names
 from stratafl.errors import RecordError
 from stratafl.policies import Broadcast, LocalTraining, Mean, Take
 from stratafl.policies.serve import Download
@@ -83,10 +83,7 @@ class BroadcastShared(Download):
     """The averaged layers, those of L_g (Eq. 4); of L_p nothing is sent, and `Take` leaves a client's own (Eq. 5)."""
 
     masked = True
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.field, "personal")
+    reads = field_names("{field}", "personal")
 
     def footprint(self, setup: Setup) -> Footprint:
         """Each client puts what it received and what it keeps together."""
@@ -110,11 +107,8 @@ class PersonaliseConflicts(MergeRows):
     field: str = "theta"
     layers: Select = select("all")  # those that may become personal
     writes = ("rows", "personal", "conflicts")
+    reads = field_names("up.{field}", "{field}", *writes)
     compares = True
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (f"up.{self.field}", self.field, *self.writes)
 
     @property
     def stores(self) -> Mapping[str, str]:

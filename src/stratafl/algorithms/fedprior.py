@@ -9,21 +9,21 @@ from typing import Annotated
 
 from torch.nn.functional import pad
 
-from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.methods import method
-from stratafl.algorithms.prototypes import check_classes
+from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.models.heads import HeadExtension
-from stratafl.policies import Broadcast, LocalTraining, Take, Upload
+from stratafl.policies import LocalTraining, Take
 
 PRIOR = select("head.prior")
 
@@ -39,30 +39,23 @@ def fedprior(
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Logits + log π_k(c), π_k(c) = (n_{k,c} + s)/(n_k + s·C), with s the `smoothing` and C the number of classes."""
-    shared = ~PRIOR
     return replace(
-        fedavg(train=replace(train, layers=shared)),
-        serve=(Broadcast(shared),),
+        fedper(personal=PRIOR, train=replace(train, layers=~PRIOR)),
         mix=(Take(), OwnPrior(smoothing)),
-        send=(Upload(shared),),
-        server={"theta": Together((Start(shared), Filled(0.0, PRIOR)))},  # the global model has no prior
-        client={"theta": Start(PRIOR)},
+        server={"theta": Together((Start(~PRIOR), Filled(0.0, PRIOR)))},  # the global model has no prior
         global_model="theta",
         extension=HeadExtension("prior"),
     )
 
 
 @record
-class OwnPrior(Mix):
+class OwnPrior(NeedsClasses, Mix):
     """The client's own log π_k in its model."""
 
     smoothing: float = 1.0
     prior: Select = PRIOR
     reads = ("theta",)
     writes = ("theta",)
-
-    def check(self, setup: Setup) -> None:
-        check_classes(setup)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         theta, counts = rows_of(client, "theta"), task.class_counts()

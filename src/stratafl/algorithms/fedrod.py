@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
-from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.methods import method
-from stratafl.algorithms.prototypes import check_classes
+from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
@@ -15,12 +15,12 @@ from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Frozen, Loss, Net, cross_entropies
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import Mix
 from stratafl.core.task import Task
 from stratafl.models import HeadExtension
-from stratafl.policies import Broadcast, LocalTraining, Take, Upload
+from stratafl.policies import LocalTraining, Take
 
 ABSENT = 1e-8  # added to class counts: log 0 of a class that a client does not have would be −∞
 PERSONAL = select("head.personal")
@@ -36,27 +36,21 @@ PERSONAL = select("head.personal")
 def fedrod(*, balanced: bool = True, train: LocalTraining = LocalTraining()) -> Layerwise:
     """Clients predict with h_g(z) + h_p(z), the global model with h_g(z); `balanced=False` trains h_g on plain CE."""
     return replace(
-        fedavg(),
-        serve=(Broadcast(~PERSONAL),),
+        fedper(personal=PERSONAL),
         mix=(Take(), ClassPrior()),
         train=(replace(train, objective=TwoLosses(balanced)),),
-        send=(Upload(~PERSONAL),),
         server={"theta": Together((Start(~PERSONAL), Filled(0.0, PERSONAL)))},
-        client={"theta": Start(PERSONAL)},
         global_model="theta",
         extension=HeadExtension("two"),
     )
 
 
 @record
-class ClassPrior(Mix):
+class ClassPrior(NeedsClasses, Mix):
     """log n_{k,c} of each client, for the rest of the round; outputs that are no class count as classes it has not."""
 
     reads = ("theta",)
     writes = ("class_prior",)
-
-    def check(self, setup: Setup) -> None:
-        check_classes(setup)
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         counts, bias = task.class_counts("train"), rows_of(client, "theta")[rnd.layout.trainable(PERSONAL)[-1]]

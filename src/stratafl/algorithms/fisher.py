@@ -3,6 +3,8 @@
 The sum is taken along a descent at rate 0, so it is batched and captured as training is.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from stratafl.core.layout import Layout, Rows
@@ -20,11 +22,8 @@ TRACE_FLOOR = 1e-30  # far below the trace of a client that has one
 
 def fisher_trace(batch: int) -> tuple[Train, ...]:
     """The steps that give the field `fisher`, over all trained layers and the training samples in their order."""
-    rule, add = SquaredNorm(), AddNorm()
-    along = LocalTraining(
-        0.0, 1, batch, objective=Likelihood(), gradient=rule, follow=(add,), shuffle=False, purpose="fisher"
-    )
-    return StartTrace(), along
+    along = LocalTraining(0.0, 1, batch, objective=Likelihood(), shuffle=False, purpose="fisher")
+    return StartTrace(), replace(along, gradient=SquaredNorm(), follow=(AddNorm(),))
 
 
 @record

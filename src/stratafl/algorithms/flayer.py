@@ -28,7 +28,7 @@ from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of, tensor_of
-from stratafl.core.steps import Mix, Names, Send, Train
+from stratafl.core.steps import Mix, Send, Train, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import Accuracy, LocalTraining, Mean, Remember, Take
@@ -126,14 +126,8 @@ class Guide(Mix):
     own: str = "theta"  # the client's model
     field: str = "theta"  # what it receives
     base: Literal["received", "own"] = "received"
-
-    @property
-    def reads(self) -> Names:
-        return (self.own, "accuracy", f"down.{self.field}")
-
-    @property
-    def writes(self) -> Names:
-        return (self.own,)
+    reads = field_names("{own}", "accuracy", "down.{field}")
+    writes = field_names("{own}")
 
     def check(self, setup: Setup) -> None:
         """Refuse a head that leaves no base."""
@@ -187,14 +181,8 @@ class TopChange(Send):
     field: str = "theta"
     anchor: str = "anchor"
     masked = True
-
-    @property
-    def reads(self) -> Names:
-        return (self.field, self.anchor)
-
-    @property
-    def writes(self) -> Names:
-        return (f"up.{self.field}", "up.samples")
+    reads = field_names("{field}", "{anchor}")
+    writes = field_names("up.{field}", "up.samples")
 
     def footprint(self, setup: Setup) -> Footprint:
         """Masks and changes of each client, a layer that is sorted, and a weight per column on the server."""

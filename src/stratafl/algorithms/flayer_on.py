@@ -9,17 +9,17 @@ every descent, the mask on what is uploaded to be averaged. A part without a pla
 out by `with_flayer` unless it was asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange, check_measured, training_with_accuracy
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed, Range, Tune
-from stratafl.core.fields import FieldSpec, Filled, Start, Together
+from stratafl.core.fields import FieldSpec, Start, Together, holds_model
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
-from stratafl.core.phased import Phased
+from stratafl.core.phased import records_of
 from stratafl.core.records import validated
 from stratafl.core.steps import Mix, Serve, Train
 from stratafl.errors import RecordError
@@ -51,37 +51,41 @@ def with_flayer(
         "rates": with_rates,
         "mask": lambda each: with_mask(each, least=least, unsent=unsent),
     }
-    record, reasons = sending(host), dict[str, str]()
-    if any(isinstance(step, Guide | TopChange) for step in record.steps):
+    if any(isinstance(step, Guide | TopChange) for step in sending(host).steps):
         raise RecordError("it already has FLAYER's parts: leave out +flayer")
-    for name, part in parts.items():
-        try:
-            record = part(record) if wanted[name] is not False else record
-        except RecordError as error:
-            if wanted[name]:
-                raise RecordError(f"{error}: leave out {name}=True") from error
-            reasons[name] = str(error)
+    asked = {name: part for name, part in parts.items() if wanted[name] is not False}
+    record, reasons = _with_parts(sending(host), asked)
+    for name, reason in reasons.items():
+        if wanted[name]:
+            raise RecordError(f"{reason}: leave out {name}=True")
     if len(reasons) == len(parts):
         raise RecordError(", and ".join(reasons.values()) + ": choose another method")
     return record
 
 
-def acting(host: Algorithm) -> dict[str, str | None]:
-    """FLAYER's parts: None for one that acts on this method, or else why it does not."""
-    reasons: dict[str, str | None] = {}
-    for name, part in {"guide": with_guide, "rates": with_rates, "mask": with_mask}.items():
+def _with_parts(
+    record: Layerwise, parts: Mapping[str, Callable[[Layerwise], Layerwise]]
+) -> tuple[Layerwise, dict[str, str]]:
+    """The record with the parts that it has a place for, and why it has none for the others."""
+    reasons = dict[str, str]()
+    for name, part in parts.items():
         try:
-            part(sending(host))
-            reasons[name] = None
+            record = part(record)
         except RecordError as error:
             reasons[name] = str(error)
-    return reasons
+    return record, reasons
+
+
+def acting(host: Algorithm) -> dict[str, str | None]:
+    """FLAYER's parts: None for one that acts on this method, or else why it does not."""
+    parts = {"guide": with_guide, "rates": with_rates, "mask": with_mask}
+    _, reasons = _with_parts(sending(host), parts)
+    return {name: reasons.get(name) for name in parts}
 
 
 def sending(host: Algorithm) -> Layerwise:
     """The record of a method without phases in which clients send something."""
-    records = host.records if isinstance(host, Phased) else (host,)
-    if not any(isinstance(each, Layerwise) and each.send for each in records):
+    if not any(record.send for record in records_of(host)):
         raise RecordError("nothing is sent: choose a method whose clients upload what they trained")
     if not isinstance(host, Layerwise):
         raise RecordError("it has several phases: choose a method with one phase")
@@ -185,7 +189,8 @@ def _with_rate(step: Train) -> Train:
 
 def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "zero"] = "held") -> Layerwise:
     """Of every row that is uploaded for a mean, what changed most since training began."""
-    means = {step.field for step in host.merge if isinstance(step, Mean) and _is_rows(host.server_fields[step.field])}
+    fields = [step.field for step in host.merge if isinstance(step, Mean)]
+    means = {field for field in fields if holds_model(host.server_fields[field])}
     means &= {step.field for step in host.send if isinstance(step, Upload) and step.columns == "all"}
     if not means:
         raise RecordError("mask: no plain upload of whole layers is averaged")
@@ -205,10 +210,6 @@ def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "z
         ),
         merge=tuple(replace(m, unsent=unsent) if isinstance(m, Mean) and m.field in means else m for m in host.merge),
     )
-
-
-def _is_rows(spec: FieldSpec) -> bool:
-    return isinstance(spec, Start | Filled | Together)
 
 
 def _anchored(mix: tuple[Mix, ...], fields: set[str]) -> tuple[tuple[Mix, ...], dict[str, str]]:

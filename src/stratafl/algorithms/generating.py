@@ -1,6 +1,6 @@
 """The steps of pFedHN: the server generates models and learns from the clients' changes to them (Algorithm 1)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from stratafl.algorithms.model_generator import BIASES, WEIGHTS, GeneratorField, ModelGenerator
 from stratafl.core.fields import FieldSpec
 from stratafl.core.footprint import Footprint
+from stratafl.core.layout import flat_rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -69,7 +70,13 @@ class LearnGenerator(MergeRows):
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         gradient = self._gradient(rnd, server, up["theta"].rows, ids)
         norms = torch.stack([torch.linalg.vector_norm(g) for g in tensors(gradient)])
-        step = self._step((self.clip / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1))
+        factor: Tensor = (self.clip / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1)
+
+        def step(parts: Sequence[Tensor]) -> Tensor:
+            value, g, *velocity = parts
+            decayed = factor * g + self.decay * value
+            return decayed + self.momentum * velocity[0] if velocity else decayed
+
         new: State = {}
         for name, g in gradient.items():
             velocity = f"{name}.velocity"
@@ -77,14 +84,6 @@ class LearnGenerator(MergeRows):
             new |= {velocity: moved} if self.momentum else {}
             new[name] = combine(lambda x: x[0] - self.lr * x[1], [server[name], moved])
         return new
-
-    def _step(self, factor: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
-        def step(parts: Sequence[Tensor]) -> Tensor:
-            value, g, *velocity = parts
-            decayed = factor * g + self.decay * value
-            return decayed + self.momentum * velocity[0] if velocity else decayed
-
-        return step
 
     def _gradient(self, rnd: Round, server: State, trained: Mapping[str, Tensor], ids: Tensor) -> dict[str, Any]:
         """That of every field, by the chain rule; output layers' are as large as they are: one tensor at a time."""
@@ -98,7 +97,7 @@ class LearnGenerator(MergeRows):
         theta, names = self.net.outputs(server, x), rnd.layout.trainable(self.net.layers)
         delta = {n: (theta[n] - trained[n]) / len(ids) for n in names}  # Δ_i/|S|, in an order that files do not change
         # (∂θ_i/∂x_i)ᵀ·Δ_i through the output layers; autograd goes on from there
-        pull = sum((_flat(d) @ weights[n].reshape(-1, x.shape[1]) for n, d in delta.items()), torch.zeros_like(x))
+        pull = sum((flat_rows(d) @ weights[n].reshape(-1, x.shape[1]) for n, d in delta.items()), torch.zeros_like(x))
         gradients = dict(zip(learned, torch.autograd.grad(followed, list(learned.values()), pull), strict=True))
         return {
             **{name: g.contiguous() for name, g in gradients.items()},  # autograd gives some transposed, files none
@@ -106,7 +105,3 @@ class LearnGenerator(MergeRows):
             WEIGHTS: Computed(delta, lambda n: torch.tensordot(delta[n], x, ([0], [0]))),
             BIASES: Computed(delta, lambda n: delta[n].sum(0)),
         }
-
-
-def _flat(rows: Tensor) -> Tensor:
-    return rows.reshape(len(rows), -1)

@@ -11,7 +11,6 @@ from stratafl.core import keys
 from stratafl.core.annotations import Fixed, Range
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.footprint import Footprint
-from stratafl.core.layout import Layout
 from stratafl.core.records import record
 from stratafl.core.reduce import PIECE
 from stratafl.core.round import Round, Setup
@@ -104,7 +103,7 @@ class Hypernetwork:
 
 
 @record
-class Drawn:
+class Drawn(FieldSpec):
     """A server field with a row per client, drawn by a key of (seed, client) or of (seed, client, other client)."""
 
     shape: tuple[int | str, ...]
@@ -112,9 +111,6 @@ class Drawn:
     bound: float = 1.0
     pairs: bool = False  # a row per pair of clients
     kind: Literal["uniform", "positive", "normal", "constant"] = "uniform"
-
-    def names(self, layout: Layout, side: Side) -> None:
-        return
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         """`[N, …]`, or `[N, N, …]` for pairs."""

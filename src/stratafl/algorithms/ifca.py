@@ -19,7 +19,7 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import per_row
 from stratafl.core.parcel import Parcel
 from stratafl.core.records import record
-from stratafl.core.reduce import add_rows_by_group
+from stratafl.core.reduce import add_group_sums
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, expand, rows_of, tensor_of
 from stratafl.core.steps import MergeSums, Mix
@@ -92,11 +92,7 @@ class MeanOfGroups(MergeSums):
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         chosen, m = up["group"].tensor, up["group"].tensor.clamp(0, self.groups - 1)
         samples = up["samples"].tensor * (chosen == m)  # an upload for a group that does not exist counts for none
-        weight = tensor_of(sums, "weight") if sums else samples.new_zeros(self.groups, dtype=torch.float64)
-        return {
-            "top": add_rows_by_group(rows_of(sums, "top") if sums else {}, m, self.groups, samples, up["theta"].rows),
-            "weight": weight.index_add(0, m, samples.double()),  # whole numbers: their order changes no bit
-        }
+        return add_group_sums(sums, m, self.groups, samples, up["theta"].rows)
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         top, weight, old = rows_of(sums, "top"), tensor_of(sums, "weight"), rows_of(server, "groups")

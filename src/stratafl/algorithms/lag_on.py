@@ -7,7 +7,6 @@ method whose server sends one model to all clients and averages what comes back.
 shared layers; of L_p the server keeps the plain mean.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -20,18 +19,18 @@ from stratafl.algorithms.flayer_on import keeping, sending
 from stratafl.algorithms.scaffold import Correct
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range, Tune
-from stratafl.core.fields import FieldSpec, Number, Start
-from stratafl.core.footprint import Footprint
+from stratafl.core.fields import Number, Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import record, validated
-from stratafl.core.round import Round, Setup
+from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
-from stratafl.core.steps import MergeRows, MergeSums, Mix, Names, Step
+from stratafl.core.steps import MergeRows, MergeSums, Mix, Names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import Broadcast, LocalTraining, Mean, ServerOptimizer, Take, Upload
+from stratafl.policies.mix import Wrapping
 
 THETA = "theta"  # the model that is sent to all clients and averaged
 
@@ -60,12 +59,14 @@ def _shared(host: Algorithm) -> Broadcast:
     """The step that sends the model; refused if it cannot be withheld, or if whole models do not come back."""
     record = sending(host)
     sent = [step for step in record.serve if isinstance(step, Broadcast) and step.field == THETA]
+    uploads = [step for step in record.send if isinstance(step, Upload) and step.field == THETA]
+    columns = {step.columns for step in sent} | {step.columns for step in uploads}
     needs = {
         "sends all clients one model, of which a layer can be withheld": len(sent) == 1,
-        "sends whole updates, whose conflicts can be counted": _has(Upload, record.send),
+        "sends whole updates, whose conflicts can be counted": bool(uploads),
         "adopts the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
-        "averages the model that it sends": _has(Mean, record.merge),
-        "sends statistics with their layers": all(columns == "all" for columns in _columns(record, sent)),
+        "averages the model that it sends": any(isinstance(x, Mean) and x.field == THETA for x in record.merge),
+        "sends statistics with their layers": columns <= {"all"},
         "trains the received model unchanged": _untouched(record),
     }
     for needed, holds in needs.items():
@@ -78,15 +79,6 @@ def _untouched(record: Layerwise) -> bool:
     """Whether no step changes the model between its receipt and training: that would count as an update."""
     writers = [step for step in record.mix if THETA in step.writes]
     return bool(writers) and isinstance(writers[-1], Take)
-
-
-def _columns(record: Layerwise, sent: list[Broadcast]) -> list[str]:
-    uploads = [step for step in record.send if isinstance(step, Upload) and step.field == THETA]
-    return [*(step.columns for step in sent), *(step.columns for step in uploads)]
-
-
-def _has(kind: type[Upload] | type[Mean], steps: tuple[Step, ...]) -> bool:
-    return any(isinstance(step, kind) and step.field == THETA for step in steps)
 
 
 def _lagged(host: Layerwise, shared: Broadcast, conflicts: PersonaliseConflicts) -> Layerwise:
@@ -124,25 +116,14 @@ def _corrects(host: Layerwise) -> bool:
 
 
 @record
-class MoveShared(MergeSums):
+class MoveShared(Wrapping, MergeSums):
     """A server's step on the layers that are averaged; of L_p it keeps the plain mean."""
 
     step: ServerOptimizer
 
     @property
     def reads(self) -> Names:
-        return (*self.step.reads, "personal")
-
-    @property
-    def writes(self) -> Names:
-        return self.step.writes
-
-    @property
-    def keeps(self) -> Mapping[str, FieldSpec]:
-        return self.step.keeps
-
-    def footprint(self, setup: Setup) -> Footprint:
-        return self.step.footprint(setup)
+        return (*super().reads, "personal")
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         return self.step.fold(rnd, server, sums, up, ids)

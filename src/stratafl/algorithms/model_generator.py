@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.core import keys
 from stratafl.core.fields import FieldSpec, Side
 from stratafl.core.layers import Select, select
-from stratafl.core.layout import Layout, Rows
+from stratafl.core.layout import Rows
 from stratafl.core.records import record
 from stratafl.core.reduce import pieces
 from stratafl.core.round import Setup
@@ -73,7 +73,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @record
-class GeneratorField:
+class GeneratorField(FieldSpec):
     """A field of the hypernetwork: `drawn`, the common initial `model`, or `zero`.
 
     An embedding is normal and keyed by (seed, id); linear layers are uniform in ±1/√inputs, as torch draws them.
@@ -82,13 +82,6 @@ class GeneratorField:
     net: ModelGenerator
     name: str
     start: Literal["drawn", "model", "zero"] = "drawn"
-
-    @property
-    def per_row(self) -> bool:
-        return self.name == "v"
-
-    def names(self, layout: Layout, side: Side) -> None:
-        return
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
         if self.name not in (WEIGHTS, BIASES):

@@ -31,12 +31,15 @@ from stratafl.policies import LocalTraining, MeanOfRows, StoreRows
 Rate = Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)]
 
 
-@method(
+_method_of_the_paper = method(
     "hypernetwork",
     paper="Ma et al., 2022",
     title="Layer-wised Model Aggregation for Personalized Federated Learning",
     new_client="the mean of all clients' models",
 )
+
+
+@_method_of_the_paper
 def pfedla(
     *,
     hyper_lr: Rate = 0.005,
@@ -59,12 +62,7 @@ def pfedla(
     return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
 
 
-@method(
-    "hypernetwork",
-    paper="Ma et al., 2022",
-    title="Layer-wised Model Aggregation for Personalized Federated Learning",
-    new_client="the mean of all clients' models",
-)
+@_method_of_the_paper
 def heurpfedla(
     *,
     k: Annotated[int, Range(least=0), Tune(1, 3)] | None = None,

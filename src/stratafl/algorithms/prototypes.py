@@ -9,25 +9,25 @@ from stratafl.core.fields import FieldSpec, Number
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
-from stratafl.core.steps import Names, Train
+from stratafl.core.steps import Names, Step, Train, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies import Mean
 
 
-class FromFeatures(Train):
+class NeedsClasses(Step):
+    """A step that refuses data whose targets are numbers."""
+
+    def check(self, setup: Setup) -> None:
+        if setup.classes is None:
+            say = "this method needs classes, but the targets of this data are numbers: choose another method"
+            raise RecordError(say)
+
+
+class FromFeatures(NeedsClasses, Train):
     """A step that looks at what the head is given, on the training split and in evaluation mode."""
 
     scores = True  # it takes memory as evaluation does
-
-    def check(self, setup: Setup) -> None:
-        check_classes(setup)
-
-
-def check_classes(setup: Setup) -> None:
-    """Refuse data whose targets are numbers."""
-    if setup.classes is None:
-        raise RecordError("this method needs classes, but the targets of this data are numbers: choose another method")
 
 
 @record
@@ -65,9 +65,7 @@ class Prototypes(Mean):
     def reads(self) -> Names:
         return (*super().reads, "known")
 
-    @property
-    def writes(self) -> Names:
-        return (self.field, "known")
+    writes = field_names("{field}", "known")
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         seen = tensor_of(server, "known")

@@ -212,7 +212,7 @@ def blended(algorithm: Algorithm, rnd: Round, server: State, names: Iterable[str
     """
     personal = list(names)
     try:
-        client, task = _received(algorithm, rnd, server)
+        client, task = algorithm.rehearsed(rnd, server)
         row = rows_of(client, algorithm.row)
 
         def changes(changed: Iterable[str]) -> bool:
@@ -230,12 +230,6 @@ def blended(algorithm: Algorithm, rnd: Round, server: State, names: Iterable[str
 def _noise(like: Tensor) -> Tensor:
     """The same each time; a constant would go unnoticed where only differences are sent."""
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
-
-
-def _received(algorithm: Algorithm, rnd: Round, server: State) -> tuple[State, Rehearsal]:
-    ids, task = torch.tensor([0]), Rehearsal(rnd)
-    parcel = algorithm.download(rnd, server, ids)
-    return algorithm.receive(rnd, algorithm.enrol(rnd.setup, ids), parcel, task), task
 
 
 def _upload(algorithm: Algorithm, rnd: Round, client: State, task: Rehearsal) -> Rows:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from stratafl.algorithms.apple import apple
 from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
@@ -77,8 +78,15 @@ def _without_inputs(record: Layerwise) -> Layerwise:
     return replace(record, server={**zero, BIASES: record.server[BIASES]})
 
 
+SPECIAL_CASES: dict[str, list[SpecialCase]] = {}
+
+
+def _case(method: str, says: str, special: Algorithm, simple: Algorithm, **limits: Any) -> None:
+    SPECIAL_CASES.setdefault(method, []).append(SpecialCase(says, special, simple, **limits))
+
+
+_with_all = partial(_case, full_participation_only=True)
 BASE = select("base")
-with_all = partial(SpecialCase, full_participation_only=True)
 UNIFORM = replace(fedavg(), merge=(Mean(weights="uniform"),))
 ONE_STEP = LocalTraining(steps=1)
 ALL_SAMPLES = LocalTraining(batch=100)
@@ -86,208 +94,169 @@ SIXTH = replace(  # of the learning rate on each of six clients, and six times t
     fedavg(train=LocalTraining(lr=LocalTraining().lr / 6)),
     merge=(ServerOptimizer(weights="uniform", optimizer="sgd", lr=6.0),),
 )
-SPECIAL_CASES: dict[str, tuple[SpecialCase, ...]] = {
-    "ditto": (
-        with_all("Ditto without a pull is Local", ditto(strength=0.0), local(train=LocalTraining(purpose="personal"))),
-        SpecialCase("the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg()),
-    ),
-    "apple": (
-        SpecialCase("with one client and fixed weights, APPLE is Local", apple(weights_lr=0.0), local(), clients=1),
-        with_all(
-            "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
-            apple(weights_lr=0.0, own=None),
-            SIXTH,
-            batchnorm=False,
-        ),
-    ),
-    "fedala": (
-        SpecialCase("FedALA whose weights stay at 1 is FedAvg", fedala(weights_lr=0.0, first_passes=1), fedavg()),
-    ),
-    "fedalp": (SpecialCase("FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg()),),
-    "fedavg30local": (
-        with_all("without a warm-up it is Local", fedavg30local(warmup=0), local()),
-        SpecialCase("as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg()),
-    ),
-    "fedamp": (
-        with_all("FedAMP without a pull is Local", fedamp(strength=0.0), local()),
-        SpecialCase(
-            "FedAMP with a very large sigma is HeurFedAMP with uniform weights",
-            fedamp(sigma=1e14),
-            heurfedamp(own=1 / 6, sharpness=0.0),
-        ),
-    ),
-    "fedcac": (
-        SpecialCase("FedCAC without critical parameters is FedAvg", fedcac(share=0.0), fedavg()),
-        with_all(
-            "FedCAC in which all parameters are critical is FedAvg with uniform weights",
-            fedcac(share=1.0),
-            UNIFORM,
-            batchnorm=False,
-        ),
-    ),
-    "fedfomo": (
-        SpecialCase("with one client, FedFomo is Local", fedfomo(), local(), clients=1),
-        with_all("FedFomo that sends no models is Local", fedfomo(models=0), local()),
-    ),
-    "fedlag": (SpecialCase("FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg()),),
-    "flayer": (
-        SpecialCase(
-            "FLAYER with rates off, full masks and A = 0 is FedAvg",
-            flayer(rates=False, least=1.0, accuracy=0.0),
-            fedavg(),
-        ),
-        SpecialCase(
-            "FLAYER with A = 1, rates off and masks off is FedPer",
-            flayer(rates=False, mask=False, accuracy=1.0),
-            fedper(),
-        ),
-    ),
-    "heurfedamp": (
-        with_all("HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local()),
-        SpecialCase(
-            "HeurFedAMP with all weight on a client's own model is FedAMP without attention",
-            heurfedamp(own=1.0),
-            fedamp(alpha=0.0),
-        ),
-    ),
-    "heurpfedla": (SpecialCase("HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla()),),
-    "ifca": (SpecialCase("IFCA with one group is FedAvg", ifca(groups=1), fedavg()),),
-    "pfedhn": (
-        SpecialCase(
-            "a hypernetwork of output biases alone is FedAvg with uniform weights",
-            _without_inputs(pfedhn(hyper_lr=1.0, momentum=0.0, decay=0.0, clip=1e9)),
-            UNIFORM,
-            batchnorm=False,
-        ),
-    ),
-    "pfedhnpc": (
-        SpecialCase("pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn()),
-        with_all("pFedHN-PC with every layer personal is Local", pfedhnpc(personal="all"), local()),
-    ),
-    "pfedla": (
-        with_all(
-            "pFedLA with fixed uniform weights is FedAvg with uniform weights",
-            pfedla(initial="uniform", hyper_lr=0.0),
-            UNIFORM,
-        ),
-    ),
-    "simmix": (
-        with_all("SimMix that ignores similarity is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM),
-    ),
-    "fedas": (
-        SpecialCase(
-            "FedAS without alignment, weighted by samples, is FedPer",
-            replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
-            fedper(),
-        ),
-        SpecialCase(
-            "FedAS without alignment is FedPer if all traces are 0",
-            replace(fedas(), train=(LocalTraining(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
-            fedper(),
-        ),
-    ),
-    "fedavg": (SpecialCase("with one client, FedAvg is Local", fedavg(), local(), clients=1),),
-    "fedavgft": (SpecialCase("FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg()),),
-    "fedavglpft": (
-        SpecialCase("without head epochs, FedAvg-LP-FT is FedAvg-FT", fedavglpft(head_epochs=0), fedavgft()),
-    ),
-    "fedbabu": (
-        SpecialCase("FedBABU that fixes and tunes nothing is FedAvg", fedbabu(fixed="none", tune_epochs=0), fedavg()),
-    ),
-    "fedbias": (SpecialCase("with one client, FedBias is Local", fedbias(), _extended(alone(), fedbias()), clients=1),),
-    "feddbe": (
-        SpecialCase(
-            "FedDBE without a pull is FedPer with a personal shift, a round later",
-            feddbe(strength=0.0),
-            Phased((feddbe().phases[0], Phase(fedper(personal=SHIFT)))),
-        ),
-    ),
-    "fedcp": (
-        SpecialCase(
-            "FedCP with two equal, fixed heads is FedAvg: the division of features does not matter",
-            replace(fedcp(), train=(LocalTraining(layers=BASE, objective=Separation(0.0)),)),
-            _extended(fedavg(train=LocalTraining(layers=BASE)), fedcp()),
-        ),
-    ),
-    "fedexp": (SpecialCase("FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg()),),
-    "fedopt": (
-        SpecialCase(
-            "FedOpt without momentum, at rate 1, is FedAvg",
-            fedopt(optimizer="momentum", beta1=0.0, server_lr=1.0),
-            fedavg(),
-        ),
-    ),
-    "fedpac": (
-        SpecialCase("with one client and no pull, FedPAC is FedRep", fedpac(strength=0.0), fedrep(), clients=1),
-    ),
-    "fedprior": (
-        SpecialCase(
-            "FedPrior with equal priors is FedAvg",
-            fedprior(smoothing=1e15),
-            _extended(fedavg(train=LocalTraining(layers=~PRIOR)), fedprior()),
-            on="not head.prior",
-        ),
-    ),
-    "fedbn": (SpecialCase("without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False),),
-    "fedper": (
-        SpecialCase("with one client, FedPer is Local", fedper(), local(), clients=1),
-        with_all("FedPer with every layer personal is Local", fedper(personal="all"), local()),
-        SpecialCase("FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg()),
-    ),
-    "fedprox": (SpecialCase("FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg()),),
-    "fedrep": (SpecialCase("FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg()),),
-    "fedrod": (
-        SpecialCase(
-            "without balanced softmax, FedRoD is FedAvg below its personal heads",
-            fedrod(balanced=False),
-            _extended(fedavg(train=LocalTraining(layers=~PERSONAL)), fedrod()),
-            on="not head.personal",
-        ),
-    ),
-    "gpfl": (
-        SpecialCase(
-            "with one client, GPFL is Local with its loss",
-            gpfl(),
-            replace(_extended(alone(), gpfl()), mix=(Conditions(),), train=gpfl().train),
-            clients=1,
-        ),
-    ),
-    "lgfedavg": (
-        SpecialCase("LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg()),
-        with_all("LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local()),
-    ),
-    "moon": (SpecialCase("MOON without contrast is FedAvg", moon(strength=0.0), fedavg()),),
-    "perfedavg": (
-        SpecialCase(
-            "Per-FedAvg that looks no step ahead is FedAvg, on all samples at once",
-            perfedavg(alpha=0.0, train=ALL_SAMPLES),
-            fedavg(train=ALL_SAMPLES),
-            batchnorm=False,  # with dropout, another draw is another mask
-        ),
-    ),
-    "pfedme": (
-        SpecialCase(
-            "pFedMe whose local model becomes the personal one after every step, η·λ = 1, is FedAvg",
-            replace(pfedme(strength=20.0, inner=1, personal_lr=0.1), row="theta"),
-            fedavg(train=LocalTraining(lr=0.1)),
-        ),
-    ),
-    "scaffold": (
-        SpecialCase("with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1),
-        with_all(
-            "SCAFFOLD with one step per round is FedAvg with uniform weights",
-            scaffold(train=ONE_STEP),
-            replace(UNIFORM, train=(ONE_STEP,)),
-        ),
-    ),
-    "local": (with_all("Local is FedPer that shares nothing", local(), fedper(personal="all")),),
-}
+_with_all("ditto", "Ditto without a pull is Local", ditto(strength=0.0), local(train=LocalTraining(purpose="personal")))
+_case("ditto", "the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg())
+_case("apple", "with one client and fixed weights, APPLE is Local", apple(weights_lr=0.0), local(), clients=1)
+_with_all(
+    "apple",
+    "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
+    apple(weights_lr=0.0, own=None),
+    SIXTH,
+    batchnorm=False,
+)
+_case("fedala", "FedALA whose weights stay at 1 is FedAvg", fedala(weights_lr=0.0, first_passes=1), fedavg())
+_case("fedalp", "FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg())
+_with_all("fedavg30local", "without a warm-up it is Local", fedavg30local(warmup=0), local())
+_case("fedavg30local", "as long as it warms up it is FedAvg", Phased(fedavg30local(warmup=2).phases[:-1]), fedavg())
+_with_all("fedamp", "FedAMP without a pull is Local", fedamp(strength=0.0), local())
+_case(
+    "fedamp",
+    "FedAMP with a very large sigma is HeurFedAMP with uniform weights",
+    fedamp(sigma=1e14),
+    heurfedamp(own=1 / 6, sharpness=0.0),
+)
+_case("fedcac", "FedCAC without critical parameters is FedAvg", fedcac(share=0.0), fedavg())
+_with_all(
+    "fedcac",
+    "FedCAC in which all parameters are critical is FedAvg with uniform weights",
+    fedcac(share=1.0),
+    UNIFORM,
+    batchnorm=False,
+)
+_case("fedfomo", "with one client, FedFomo is Local", fedfomo(), local(), clients=1)
+_with_all("fedfomo", "FedFomo that sends no models is Local", fedfomo(models=0), local())
+_case("fedlag", "FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg())
+_case(
+    "flayer",
+    "FLAYER with rates off, full masks and A = 0 is FedAvg",
+    flayer(rates=False, least=1.0, accuracy=0.0),
+    fedavg(),
+)
+_case(
+    "flayer",
+    "FLAYER with A = 1, rates off and masks off is FedPer",
+    flayer(rates=False, mask=False, accuracy=1.0),
+    fedper(),
+)
+_with_all("heurfedamp", "HeurFedAMP without a pull is Local", heurfedamp(strength=0.0), local())
+_case(
+    "heurfedamp",
+    "HeurFedAMP with all weight on a client's own model is FedAMP without attention",
+    heurfedamp(own=1.0),
+    fedamp(alpha=0.0),
+)
+_case("heurpfedla", "HeurpFedLA that retains nothing is pFedLA", heurpfedla(k=0), pfedla())
+_case("ifca", "IFCA with one group is FedAvg", ifca(groups=1), fedavg())
+_case(
+    "pfedhn",
+    "a hypernetwork of output biases alone is FedAvg with uniform weights",
+    _without_inputs(pfedhn(hyper_lr=1.0, momentum=0.0, decay=0.0, clip=1e9)),
+    UNIFORM,
+    batchnorm=False,
+)
+_case("pfedhnpc", "pFedHN-PC without personal layers is pFedHN", pfedhnpc(personal="none"), pfedhn())
+_with_all("pfedhnpc", "pFedHN-PC with every layer personal is Local", pfedhnpc(personal="all"), local())
+_with_all(
+    "pfedla",
+    "pFedLA with fixed uniform weights is FedAvg with uniform weights",
+    pfedla(initial="uniform", hyper_lr=0.0),
+    UNIFORM,
+)
+_with_all("simmix", "SimMix that ignores similarity is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM)
+_case(
+    "fedas",
+    "FedAS without alignment, weighted by samples, is FedPer",
+    replace(fedas(align_epochs=0), merge=(Mean(), Mean("statistics"))),
+    fedper(),
+)
+_case(
+    "fedas",
+    "FedAS without alignment is FedPer if all traces are 0",
+    replace(fedas(), train=(LocalTraining(), Copy("theta", "old"), Copy("theta", "statistics"), StartTrace())),
+    fedper(),
+)
+_case("fedavg", "with one client, FedAvg is Local", fedavg(), local(), clients=1)
+_case("fedavgft", "FedAvg-FT that tunes nothing is FedAvg", fedavgft(tune_epochs=0), fedavg())
+_case("fedavglpft", "without head epochs, FedAvg-LP-FT is FedAvg-FT", fedavglpft(head_epochs=0), fedavgft())
+_case("fedbabu", "FedBABU that fixes and tunes nothing is FedAvg", fedbabu(fixed="none", tune_epochs=0), fedavg())
+_case("fedbias", "with one client, FedBias is Local", fedbias(), _extended(alone(), fedbias()), clients=1)
+_case(
+    "feddbe",
+    "FedDBE without a pull is FedPer with a personal shift, a round later",
+    feddbe(strength=0.0),
+    Phased((feddbe().phases[0], Phase(fedper(personal=SHIFT)))),
+)
+_case(
+    "fedcp",
+    "FedCP with two equal, fixed heads is FedAvg: the division of features does not matter",
+    replace(fedcp(), train=(LocalTraining(layers=BASE, objective=Separation(0.0)),)),
+    _extended(fedavg(train=LocalTraining(layers=BASE)), fedcp()),
+)
+_case("fedexp", "FedExP with a large ε is FedAvg", fedexp(epsilon=1e12), fedavg())
+_case(
+    "fedopt",
+    "FedOpt without momentum, at rate 1, is FedAvg",
+    fedopt(optimizer="momentum", beta1=0.0, server_lr=1.0),
+    fedavg(),
+)
+_case("fedpac", "with one client and no pull, FedPAC is FedRep", fedpac(strength=0.0), fedrep(), clients=1)
+_case(
+    "fedprior",
+    "FedPrior with equal priors is FedAvg",
+    fedprior(smoothing=1e15),
+    _extended(fedavg(train=LocalTraining(layers=~PRIOR)), fedprior()),
+    on="not head.prior",
+)
+_case("fedbn", "without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False)
+_case("fedper", "with one client, FedPer is Local", fedper(), local(), clients=1)
+_with_all("fedper", "FedPer with every layer personal is Local", fedper(personal="all"), local())
+_case("fedper", "FedPer with every layer shared is FedAvg", fedper(personal="not head+base"), fedavg())
+_case("fedprox", "FedProx without a pull is FedAvg", fedprox(strength=0.0), fedavg())
+_case("fedrep", "FedRep without personal layers is FedAvg", fedrep(personal="none"), fedavg())
+_case(
+    "fedrod",
+    "without balanced softmax, FedRoD is FedAvg below its personal heads",
+    fedrod(balanced=False),
+    _extended(fedavg(train=LocalTraining(layers=~PERSONAL)), fedrod()),
+    on="not head.personal",
+)
+_case(
+    "gpfl",
+    "with one client, GPFL is Local with its loss",
+    gpfl(),
+    replace(_extended(alone(), gpfl()), mix=(Conditions(),), train=gpfl().train),
+    clients=1,
+)
+_case("lgfedavg", "LG-FedAvg with every layer shared is FedAvg", lgfedavg(shared="head+base"), fedavg())
+_with_all("lgfedavg", "LG-FedAvg that shares nothing is Local", lgfedavg(shared="none"), local())
+_case("moon", "MOON without contrast is FedAvg", moon(strength=0.0), fedavg())
+_case(
+    "perfedavg",
+    "Per-FedAvg that looks no step ahead is FedAvg, on all samples at once",
+    perfedavg(alpha=0.0, train=ALL_SAMPLES),
+    fedavg(train=ALL_SAMPLES),
+    batchnorm=False,  # with dropout, another draw is another mask
+)
+_case(
+    "pfedme",
+    "pFedMe whose local model becomes the personal one after every step, η·λ = 1, is FedAvg",
+    replace(pfedme(strength=20.0, inner=1, personal_lr=0.1), row="theta"),
+    fedavg(train=LocalTraining(lr=0.1)),
+)
+_case("scaffold", "with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1)
+_with_all(
+    "scaffold",
+    "SCAFFOLD with one step per round is FedAvg with uniform weights",
+    scaffold(train=ONE_STEP),
+    replace(UNIFORM, train=(ONE_STEP,)),
+)
+_with_all("local", "Local is FedPer that shares nothing", local(), fedper(personal="all"))
 
 
 def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     """Those of a method; a composition is the method if its part does nothing, and its paper's method on FedAvg."""
     if not is_composition(name):
-        return SPECIAL_CASES.get(name, ())
+        return tuple(SPECIAL_CASES.get(name, ()))
     host, part = parse_composition(name)
     build, off = composed(name), PARTS[part].off
     if off is None:
@@ -296,10 +265,5 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:
         return (without,)
-    paper_method = METHODS[paper]
-    return (
-        without,
-        SpecialCase(
-            f"'{name}' is {paper_method.label}", build(**PARTS[part].soon), paper_method.builder(**PARTS[part].soon)
-        ),
-    )
+    method, options = METHODS[paper], PARTS[part].soon
+    return without, SpecialCase(f"'{name}' is {method.label}", build(**options), method.builder(**options))

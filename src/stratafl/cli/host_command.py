@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,21 +119,17 @@ class _Watch:
 
     def _look(self, live: Live) -> str | None:
         """Check everything once; the final message if the run has ended."""
-        try:
-            return self._seen(live)
-        except OutageError:  # a SuperLink that is busy, or starts again at the next look
-            return None
-
-    def _seen(self, live: Live) -> str | None:
-        events = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
-        events += self._let_in()
-        for line in events:
-            print_note(line, self._console)
-        status = read_status(self._prepared.path) or {}
-        self._repeat(status)
-        self._show(live, status)
-        self._measure()
-        return self._ended(status)
+        with suppress(OutageError):  # of a SuperLink that is busy, or starts again at the next look
+            events = [*self._flower.tend(), *(line for site in self._sites for line in site.tend())]
+            events += self._let_in()
+            for line in events:
+                print_note(line, self._console)
+            status = read_status(self._prepared.path) or {}
+            self._repeat(status)
+            self._show(live, status)
+            self._measure()
+            return self._ended()
+        return None
 
     def _measure(self, state: str | None = None) -> None:
         """Metrics as of now; if they cannot be written, the federation goes on and says so once."""
@@ -172,7 +168,7 @@ class _Watch:
             self._round = status.get("round", 0)
             self._console.print(f"round {self._round} of {_rounds(self._prepared, status)}")
 
-    def _ended(self, status: dict[str, Any]) -> str | None:
+    def _ended(self) -> str | None:
         state = self._flower.control.run_state(self._run)
         if not state.finished:
             return None

@@ -20,10 +20,9 @@ from stratafl.cli.console import result_console, titled_table
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
-from stratafl.config.plugins import parameters
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.setting_tables import parse_settings
-from stratafl.config.trust import typed
+from stratafl.config.trust import parameters, typed
 from stratafl.core.records import keys_of, to_table
 from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, StrataError, counted, unknown
@@ -123,16 +122,9 @@ def _entries(makers: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
 def _method_entry(method: Method) -> dict[str, Any]:
     hyperparameters = method.hyperparameters
     return {
-        "name": method.name,
-        "label": method.label,
-        "kind": method.kind,
+        **{key: getattr(method, key) for key in ("name", "label", "kind")},
         "description": method.idea,
-        "reading": method.reading,
-        "paper": method.paper,
-        "year": method.year,
-        "title": method.title,
-        "sends": method.sends,
-        "new_client": method.new_client,
+        **{key: getattr(method, key) for key in ("reading", "paper", "year", "title", "sends", "new_client")},
         "options": [each.name for each in hyperparameters],
         "hyperparameters": [
             *(_hyperparameter_entry("algorithm", each) for each in hyperparameters),

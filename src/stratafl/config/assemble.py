@@ -13,9 +13,8 @@ from torch import nn
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
-from stratafl.config.plugins import called, imported, parameters
 from stratafl.config.setting_tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
-from stratafl.config.trust import NO_TRUST, Trust
+from stratafl.config.trust import NO_TRUST, Trust, called, imported, parameters
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.keys import Seeds

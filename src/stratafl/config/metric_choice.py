@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 
 from stratafl.config.experiment import Experiment
-from stratafl.config.plugins import imported
 from stratafl.config.setting_tables import EvaluateTable
-from stratafl.config.trust import NO_TRUST, Trust
+from stratafl.config.trust import NO_TRUST, Trust, imported
 from stratafl.data import Federation
 from stratafl.errors import RecordError, shown
 from stratafl.evaluation.metrics import METRICS, Metric, named_metric, own_metric

@@ -19,7 +19,7 @@ from stratafl.core.form import Bound, Form, form_of
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
 from stratafl.core.rehearsal import Rehearsal
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.round import Participation, Plan, Round, Setup
 from stratafl.core.state import State, moved, rows_of
 from stratafl.core.steps import Batching, Names
@@ -29,8 +29,7 @@ from stratafl.errors import RecordError, StrataError, first_line
 COUNT = "samples"  # the field of an upload that holds n_k
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Total:
     """What the uploads of a round come to: sums that add up, and rows that are kept side by side."""
 
@@ -153,11 +152,8 @@ class Algorithm(ABC):
 
         Found by rehearsing the round with a client that has no data, so that no client has to be believed.
         """
-        ids, task = torch.tensor([0]), Rehearsal(rnd)
         try:
-            client = self.receive(
-                rnd, moved(self.enrol(rnd.setup, ids), task.ids.device), self.download(rnd, server, ids), task
-            )
+            client, task = self.rehearsed(rnd, server)
             return form_of(self.work(rnd, client, task).upload, rnd.layout).bounded(self.bounds)
         except StrataError:
             raise
@@ -165,6 +161,12 @@ class Algorithm(ABC):
             failed = f"a round without data raised {first_line(error, typed=True)}"
             say = "add a method upload_form(rnd, server) that returns it"
             raise RecordError(f"the form of {type(self).__name__}'s uploads is unknown: {failed}; {say}") from error
+
+    def rehearsed(self, rnd: Round, server: State) -> tuple[State, Rehearsal]:
+        """What `receive` gives a client that has no data, and its task."""
+        ids, task = torch.tensor([0]), Rehearsal(rnd)
+        before = moved(self.enrol(rnd.setup, ids), task.ids.device)
+        return self.receive(rnd, before, self.download(rnd, server, ids), task), task
 
     def download_form(self, rnd: Round, ids: Tensor, new: bool = False) -> Form:
         """Client: the form of what it is sent in any round of the phase; every value is finite.

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
@@ -47,9 +47,10 @@ class Range:
     above: float | None = None
     below: float | None = None
 
-    @property
+    @cached_property
     def _set(self) -> Mapping[str, float]:
-        return _limits(self)
+        limits = zip(_LIMITS, (self.least, self.most, self.above, self.below), strict=True)
+        return {word: limit for word, limit in limits if limit is not None}
 
     def __str__(self) -> str:
         return ", ".join(f"{word} {_number(limit)}" for word, limit in self._set.items())
@@ -130,12 +131,6 @@ class Size:
 
 
 _LIMITING = (Range, Named)
-
-
-@cache
-def _limits(of: Range) -> Mapping[str, float]:
-    limits = zip(_LIMITS, (of.least, of.most, of.above, of.below), strict=True)
-    return {word: limit for word, limit in limits if limit is not None}
 
 
 def checked(key: str, hint: Any, value: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.core.annotations import checked
-from stratafl.core.layers import NORMALISATIONS, Layer
+from stratafl.core.layers import NORMALISATIONS, Layer, is_below
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows, Spec
 from stratafl.errors import ModelError, unknown
 
@@ -39,13 +39,10 @@ def describe(
     module: nn.Module, *, granularity: Granularity = "module", buffers: Buffers = "follow", head: str | None = None
 ) -> Layout:
     """The layout of a module; `head` names its classifier (default: what it declares, else its last linear layer)."""
-    owners = list(_owners(module))
-    if not owners:
-        raise ModelError(f"{type(module).__name__} has no parameters to share or to train")
     checked("granularity", Granularity, granularity)
     checked("buffers rule", Buffers, buffers)
+    owners, head_path = list(_owners(module)), head_of(module, head)
     _check_owners(module, owners)
-    head_path = head_of(module, head)
     blocks, parts = _blocks(module, owners), _parts(module, head_path, owners)
     homes = {name: _home(owner, name, granularity, blocks | parts) for owner in owners for name in owner.tensors}
     names = list(dict.fromkeys(homes.values()))
@@ -57,7 +54,7 @@ def describe(
     layers = []
     for name in names:
         members = [owner for owner in owners if any(homes[n] == name for n in owner.tensors)]
-        first, is_head = members[0], all(_is_in(owner.path, head_path) for owner in members)
+        first, is_head = members[0], all(is_below(owner.path, head_path) for owner in members)
         kind = first.kind if len(members) == 1 else "block"
         normalises = homes[followed[first.path].tensors[0]] if first.path in followed else None
         tensors = tuple(n for n, home in homes.items() if home == name)
@@ -65,10 +62,6 @@ def describe(
         composed = first.path in parts
         layers.append(Layer(name, kind, blocks[first.path], is_head, normalises, tensors, part, composed))
     return Layout(specs, layers, buffers)
-
-
-def _is_in(path: str, module: str) -> bool:
-    return path == module or path.startswith(module + ".")
 
 
 def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
@@ -99,7 +92,7 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
         linear = [owner.path for owner in owners if owner.kind == "linear"]
         return composed[0] if composed else linear[-1] if linear else owners[-1].path
     for path in (str(declared), f"{INNER}.{declared}", _short(str(declared))):
-        if any(_is_in(owner.path, path) for owner in owners):
+        if any(is_below(owner.path, path) for owner in owners):
             return path
     raise unknown("head", declared, [owner.path for owner in owners])
 
@@ -142,13 +135,13 @@ def _parts(module: nn.Module, head: str, owners: list[_Owner]) -> dict[str, str]
     """The part of a composed head that each of its owners is in: the child of the head, with its path."""
     if not getattr(module.get_submodule(head), COMPOSED, False):
         return {}
-    inside = [owner.path for owner in owners if _is_in(owner.path, head)]
+    inside = [owner.path for owner in owners if is_below(owner.path, head)]
     depth = head.count(".") + 2
     return {path: _short(".".join(path.split(".")[:depth])) for path in inside}
 
 
 def _block(path: str, prefixes: dict[str, str]) -> str:
-    inside = [p for p in prefixes if _is_in(path, p)]
+    inside = [p for p in prefixes if is_below(path, p)]
     return prefixes[max(inside, key=len)] if inside else path.partition(".")[0]
 
 

@@ -25,7 +25,8 @@ class FieldSpec(Protocol):
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Value:
         """The field's first value: one row per id, or a single one without ids."""
 
-    def names(self, layout: Layout, side: Side) -> Names | None: ...
+    def names(self, layout: Layout, side: Side) -> Names | None:
+        return None
 
 
 @record
@@ -87,7 +88,7 @@ class Filled:
 
 
 @record
-class Number:
+class Number(FieldSpec):
     """One number, or a tensor of them, for the server or for each client.
 
     A width may be named after what only the federation knows: `clients`, `layers`, `classes`, `features`; several make
@@ -97,9 +98,6 @@ class Number:
     value: float = 0.0
     width: int | str | tuple[int | str, ...] | None = None
     per_client: bool = False
-
-    def names(self, layout: Layout, side: Side) -> None:
-        return
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         count = setup.clients if self.per_client else None if ids is None else len(ids)
@@ -117,6 +115,11 @@ def _width(width: int | str, setup: Setup) -> int:
     if width not in widths:
         raise unknown("width", width, widths)
     return widths[width]
+
+
+def holds_model(spec: FieldSpec | None) -> bool:
+    """Whether a field holds tensors of the model."""
+    return isinstance(spec, Start | Filled | Together)
 
 
 @record

@@ -22,11 +22,9 @@ class Footprint:
 
 def together(parts: Iterable[Footprint]) -> Footprint:
     """Of several steps of one round: stored bytes add up, temporary ones are those of the largest step."""
-    steps = list(parts)
+    steps = [Footprint(), *parts]
     added = {name: sum(getattr(part, name) for part in steps) for name in ("client", "sums", "upload")}
-    passing = {
-        name: max((getattr(part, name) for part in steps), default=0) for name in ("served", "absorbed", "merge")
-    }
+    passing = {name: max(getattr(part, name) for part in steps) for name in ("served", "absorbed", "merge")}
     return Footprint(**added, **passing)
 
 

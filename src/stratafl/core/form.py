@@ -149,6 +149,13 @@ def _tensor_form(name: str, x: Tensor, common: bool) -> TensorForm:
 
 
 def _check_bits(name: str, sent: Tensor, shape: tuple[int, ...], common: bool) -> None:
-    expected = shape if common else (1, *shape)
-    if sent.dtype != torch.bool or tuple(sent.shape) != expected:
-        raise WireError(f"field '{name}' has a mask of {sent.dtype} {tuple(sent.shape)}, not bool {expected}")
+    wrong = bits_misfit(sent, shape if common else (1, *shape))
+    if wrong:
+        raise WireError(f"field '{name}' {wrong}")
+
+
+def bits_misfit(sent: Tensor, shape: tuple[int, ...]) -> str:
+    """How the bits of a mask differ from booleans of this shape, "" if they do not."""
+    if sent.dtype != torch.bool or tuple(sent.shape) != shape:
+        return f"has a mask of {sent.dtype} {tuple(sent.shape)}, not {torch.bool} {shape}"
+    return ""

@@ -111,16 +111,17 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
 
 
 def _named(term: str, layers: Sequence[Layer]) -> set[str]:
-    named = {layer.name for layer in layers if _below(layer.name, term)}
+    named = {layer.name for layer in layers if is_below(layer.name, term)}
     if not named and term.startswith("head."):
-        named = {layer.name for layer in layers if layer.part and _below(layer.part, term.removeprefix("head."))}
+        named = {layer.name for layer in layers if layer.part and is_below(layer.part, term.removeprefix("head."))}
     if not named:
         parts = [f"head.{layer.part}" for layer in layers if layer.part]
         raise unknown("layer", term, [*(layer.name for layer in layers), *parts, *RULES])
     return named
 
 
-def _below(path: str, module: str) -> bool:
+def is_below(path: str, module: str) -> bool:
+    """Whether a path is that of a module, or of something in it."""
     return path == module or path.startswith(module + ".")
 
 

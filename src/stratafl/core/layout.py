@@ -156,35 +156,29 @@ class Layout:
     def cross(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, row_by_row: bool = False) -> Tensor:
         """`[L, C, N]`: the inner products of the trainable columns of all rows of `a` with all rows of `b`.
 
-        With `each`, as a training step needs it, the bits of a row do not depend on how many there are.
+        With `row_by_row`, as a training step needs it, the bits of a row do not depend on how many there are.
         """
         names = [name for name, spec in self._of(a) if spec.trainable]
         pairs = ((n, *_pair(a, b, n)) for n in names)
-        return self._per_layer({n: _product(_flat(x), _flat(y).T, row_by_row) for n, x, y in pairs}, dim=0)
+        return self._per_layer({n: _product(flat_rows(x), flat_rows(y).T, row_by_row) for n, x, y in pairs}, dim=0)
 
     def squared_distances(self, a: Mapping[str, Tensor]) -> Tensor:
         """`[C, C]`: ‖a_i − a_j‖² over the trainable columns.
 
         From differences: equal rows are at distance 0, which sums of inner products would miss.
         """
-        flat = [_flat(a[name]) for name, spec in self._of(a) if spec.trainable]
+        flat = [flat_rows(a[name]) for name, spec in self._of(a) if spec.trainable]
         return sum((torch.cdist(x, x, compute_mode=DIFFERENCES).square() for x in flat), torch.zeros(()))
 
-    def blend(
-        self, weights: Tensor, rows: Mapping[str, Tensor], statistics: Tensor | None = None, *, row_by_row: bool = False
-    ) -> Rows:
+    def blend(self, weights: Tensor, rows: Mapping[str, Tensor], *, row_by_row: bool = False) -> Rows:
         """Mix rows: block by block `W_l · Θ_l`, for `weights` `[L, C, N]` or `[C, N]`, rows `[N, …]`.
 
-        Statistics follow their layer; where its weights are not convex, give `statistics` `[C, N]` that are. With
-        `each`, as a training step needs it, the bits of a mixture do not depend on how many there are.
+        Statistics follow their layer. With `row_by_row`, as a training step needs it, the bits of a mixture do not
+        depend on how many there are.
         """
-
-        def weight(spec: Spec) -> Tensor:
-            if statistics is not None and not spec.trainable:
-                return statistics
-            return weights[spec.layer] if weights.ndim == 3 else weights
-
-        return {n: _product(weight(s), _flat(rows[n]), row_by_row).reshape(-1, *s.shape) for n, s in self._of(rows)}
+        of_layer = weights if weights.ndim == 3 else [weights] * len(self.layers)
+        blocks = ((n, s, _product(of_layer[s.layer], flat_rows(rows[n]), row_by_row)) for n, s in self._of(rows))
+        return {name: block.reshape(-1, *spec.shape) for name, spec, block in blocks}
 
     def mask(self, chosen: Mapping[str, Tensor], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Rows:
         """Column by column `a` where chosen, else `b`; `chosen` broadcasts (as `spread` gives it) or is dense."""
@@ -208,12 +202,13 @@ def _pair(a: Mapping[str, Tensor], b: Mapping[str, Tensor], name: str) -> tuple[
     return block, block if a is b else b[name]
 
 
-def _flat(rows: Tensor) -> Tensor:
-    return rows.reshape(len(rows), -1)  # not flatten(1), which a parameter without axes has not
+def flat_rows(block: Tensor) -> Tensor:
+    """A block `[n, …]` as a matrix, a row for each client."""
+    return block.reshape(len(block), -1)  # not flatten(1), which a parameter without axes has not
 
 
 def _product(a: Tensor, b: Tensor, row_by_row: bool) -> Tensor:
-    """A product of matrices; with `each` row by row on a CPU, without a copy: that may take four times as long."""
+    """A product of matrices; if asked for, row by row on a CPU, without a copy: that may take four times as long."""
     if row_by_row and a.device.type == "cpu":
         return torch.bmm(a.unsqueeze(1), b.expand(len(a), *b.shape)).squeeze(1)
     return a @ b
@@ -229,5 +224,5 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
     # A batched product gives each row the same bits for every C; a sum over [1, P] is split over threads. On a GPU it
     # gives each row one block of threads, and FLAYER's norms would take longer than its step.
     if a.device.type != "cpu":
-        return (_flat(a) * _flat(b)).sum(1)
+        return (flat_rows(a) * flat_rows(b)).sum(1)
     return torch.bmm(a.reshape(len(a), 1, -1), b.reshape(len(b), -1, 1)).reshape(-1)

@@ -5,7 +5,6 @@ frozen rows, constants and a carry (values that live from step to step), each by
 visible in one way only: means over samples are taken with `batch.mean`.
 """
 
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
@@ -15,14 +14,13 @@ from torch import Tensor
 from stratafl.core import keys
 from stratafl.core.layout import Rows, per_row
 from stratafl.core.records import record
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 
 Frozen = dict[str, Rows]
 Loss = tuple[Tensor, Rows, Rows]  # the loss, the new carry, and numbers to watch
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Batch:
     """Samples of one client: inputs, targets, and weight 1 for real samples, 0 for padding."""
 
@@ -63,9 +61,8 @@ class Net(Protocol):
     def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
         """What the head is given."""
 
-    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor: ...
-
-    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor: ...
+    def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
+        """What a part of the model gives, such as `head` or `head.personal`."""
 
     def both(self, row: Rows, x: Tensor, *, train: bool | None = None) -> tuple[Tensor, Tensor]:
         """Outputs and features of one pass."""
@@ -107,8 +104,7 @@ class MeanSquaredError:
     frozen = constants = carries = ()
 
     def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
-        output = net(row, batch.x)
-        return batch.mean((output - batch.y.reshape(output.shape).to(output.dtype)).square()), carry, {}
+        return batch.mean(sample_losses(net(row, batch.x), batch.y, None)), carry, {}
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:

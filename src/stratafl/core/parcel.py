@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Layout, Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.state import Computed, Index, Value, apply, combine, stack
 from stratafl.errors import WireError, unknown
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class LayerMask:
     """Which layers were sent: booleans `[C, L]`, or `[L]` in a common field."""
 
@@ -30,8 +29,7 @@ class LayerMask:
         return LayerMask(function(self.sent))
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class ColumnMask:
     """Which columns were sent: booleans of the shape of each block."""
 
@@ -51,8 +49,7 @@ class Packed:
     values: int
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Field:
     """One value of a parcel, with what of it was sent."""
 
@@ -191,7 +188,9 @@ def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
                 masked.append((layer, block.element_size(), _columns(block, sent[name], field, clients)))
             else:
                 whole[layer] += size * block.element_size()
-                values[layer] += _values(size, field.packed, layout.specs[name].size)
+                # The last byte of packed numbers may hold one value instead of two.
+                per_number, most = (1, size) if field.packed is None else (field.packed.values, layout.specs[name].size)
+                values[layer] += min(size * per_number, most)
             whole[layer] += (size + 7) // 8 if isinstance(field.mask, ColumnMask) else 0
         whole[last] += (last + 7) // 8 if isinstance(field.mask, LayerMask) else 0
     weights = torch.tensor(whole).expand(clients, -1).clone()
@@ -201,11 +200,6 @@ def count_bytes(parcel: Parcel, layout: Layout, clients: int) -> Bytes:
         weights[:, layer] += columns * size
         counts[layer] += columns.sum()
     return Bytes(weights.sum(1), weights[:, :-1].sum(0), int(weights[:, -1].sum()), counts)
-
-
-def _values(size: int, packed: Packed | None, most: int) -> int:
-    """How many values of a tensor `size` packed numbers hold; the last byte may hold one value instead of two."""
-    return size if packed is None else min(size * packed.values, most)
 
 
 def _columns(block: Tensor, sent: Tensor, field: Field, clients: int) -> Tensor:

@@ -7,7 +7,7 @@ earlier ones. A client that was not reached before a change still has what it ha
 round with `participation="all"` reaches all clients, and with `only_sampled_learn` teaches only the sampled ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -171,6 +171,25 @@ class Phased(Algorithm):
 
     def _of(self, rnd: Round) -> Layerwise:
         return self.records[rnd.plan.phase]
+
+
+def records_of(algorithm: Algorithm) -> tuple[Layerwise, ...]:
+    """The record of each phase of a method, or its only one; none of a method that is not written as records."""
+    if isinstance(algorithm, Phased):
+        return tuple(phase.algorithm for phase in algorithm._all)
+    return (algorithm,) if isinstance(algorithm, Layerwise) else ()
+
+
+def with_records(algorithm: Algorithm, change: Callable[[Layerwise], Layerwise]) -> Algorithm:
+    """The method with each of its records changed."""
+
+    def changed(phase: Phase) -> Phase:
+        return replace(phase, algorithm=change(phase.algorithm))
+
+    if isinstance(algorithm, Phased):
+        finish = None if algorithm.finish is None else changed(algorithm.finish)
+        return replace(algorithm, phases=tuple(map(changed, algorithm.phases)), finish=finish)
+    return change(algorithm) if isinstance(algorithm, Layerwise) else algorithm
 
 
 def _where(chosen: Tensor, a: State, b: State) -> State:

@@ -50,14 +50,10 @@ def record(cls: type[T]) -> type[T]:
 
     cls.__post_init__ = check_fields  # type: ignore[attr-defined]
     frozen = dataclass(frozen=True)(cls)
-    namesake = _CLASSES.get(frozen.__name__)
-    if namesake is not None and (namesake.__module__, namesake.__qualname__) != (
-        frozen.__module__,
-        frozen.__qualname__,
-    ):
-        raise RecordError(
-            f"two records are called '{frozen.__name__}': in {namesake.__module__} and in {frozen.__module__}"
-        )
+    namesake = _CLASSES.get(frozen.__name__, frozen)
+    if (namesake.__module__, namesake.__qualname__) != (frozen.__module__, frozen.__qualname__):
+        places = f"in {namesake.__module__} and in {frozen.__module__}"
+        raise RecordError(f"two records are called '{frozen.__name__}': {places}")
     _CLASSES[frozen.__name__] = _CLASSES[stored_name(frozen)] = frozen
     return frozen
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
+from stratafl.core.state import State, rows_of, tensor_of
 
 PIECE = 2**18
 
@@ -24,6 +25,15 @@ def add_rows_by_group(
 ) -> Rows:
     """The total `[M, …]` with Σ_{k∈G_m} w_k·x_k more for each of M groups; `places` `[C]` are the clients' groups."""
     return {**total, **{n: _add_by_group(total.get(n), places, groups, weights, rows[n]) for n in rows}}
+
+
+def add_group_sums(sums: State, places: Tensor, groups: int, weights: Tensor, rows: Mapping[str, Tensor]) -> State:
+    """Σ w_k·x_k and Σ w_k of each group, in `top` and `weight`, with these clients in them; `{}` is nothing yet."""
+    weight = tensor_of(sums, "weight") if sums else weights.new_zeros(groups, dtype=torch.float64)
+    return {
+        "top": add_rows_by_group(rows_of(sums, "top") if sums else {}, places, groups, weights, rows),
+        "weight": weight.index_add(0, places, weights.double()),  # whole numbers: their order changes no bit
+    }
 
 
 def add_weights(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:

@@ -6,7 +6,7 @@ names of clients. Records (`stratafl.core.records`) keep the repr of a dataclass
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ def short_repr(cls: type[T]) -> type[T]:
     """Give a dataclass or a named tuple a repr of its fields by kind and size; a method `_about` says it in words."""
     cls.__repr__ = _short  # type: ignore[method-assign]
     return cls
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
+def holder(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass that holds values, such as tensors: equal to itself alone, with a short repr."""
+    return short_repr(dataclasses.dataclass(frozen=True, eq=False)(cls))
 
 
 def _short(self: Any) -> str:

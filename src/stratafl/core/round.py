@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stratafl.core import keys
 from stratafl.core.layout import Layout, Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 
 Participation = Literal["sampled", "all"]
 
@@ -24,8 +24,7 @@ class Plan:
     schedule: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Setup:
     """Everything that is fixed before the first round."""
 
@@ -68,8 +67,7 @@ class Setup:
         return max(self.row_bytes([name], dtype) for name in self.layout.specs)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Round:
     """Round t of a federation."""
 

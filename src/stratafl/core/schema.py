@@ -11,7 +11,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from stratafl.core.form import DTYPES, NAMES, Bound, FieldForm, Form, TensorForm, mask_kind
+from stratafl.core.form import DTYPES, NAMES, Bound, FieldForm, Form, TensorForm, bits_misfit, mask_kind
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 
@@ -72,19 +72,13 @@ def _tensor_misfit(what: str, x: Tensor, form: TensorForm, lead: tuple[int, ...]
 
 def _mask_misfit(field: Field, blocks: Mapping[str, TensorForm], layout: Layout, lead: tuple[int, ...]) -> str:
     if isinstance(field.mask, LayerMask):
-        return _bits_misfit(field.mask.sent, (*lead, len(layout.layers)))
+        return bits_misfit(field.mask.sent, (*lead, len(layout.layers)))
     if isinstance(field.mask, ColumnMask):
         wrong = _names_misfit(field.mask.sent, blocks)
         if wrong:
             return f"has a mask that {wrong}"
-        misfits = (_bits_misfit(field.mask.sent[key], (*lead, *block.shape)) for key, block in blocks.items())
+        misfits = (bits_misfit(field.mask.sent[key], (*lead, *block.shape)) for key, block in blocks.items())
         return next((wrong for wrong in misfits if wrong), "")
-    return ""
-
-
-def _bits_misfit(sent: Tensor, shape: tuple[int, ...]) -> str:
-    if sent.dtype != torch.bool or tuple(sent.shape) != shape:
-        return f"has a mask of {sent.dtype} {tuple(sent.shape)}, not {torch.bool} {shape}"
     return ""
 
 

@@ -2,14 +2,17 @@
 
 A round happens in the order serve · mix · train · send · merge; a class here says how a step of each slot is called.
 A step is a record that derives from one of them. It declares the fields that it reads and writes (`down.x` and `up.x`
-are fields of parcels) and, where the default is not true, what else it needs or offers.
+are fields of parcels) and, where the default is not true, what else it needs or offers:
+
+    reads = ("theta", "down.theta")
+    writes = field_names("up.{field}")      # where `field` is the step's own
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +28,22 @@ from stratafl.core.task import Task
 
 Names = tuple[str, ...]
 NO_BOUNDS: Mapping[str, Bound] = MappingProxyType({})
+
+
+class _FieldNames:
+    """The names, filled in from the record that is asked for them; a class has only the templates."""
+
+    def __init__(self, templates: Names) -> None:
+        self._templates = templates
+
+    def __get__(self, record: object, cls: type[Any]) -> Names:
+        names = (each if record is None else each.format_map(vars(record)) for each in self._templates)
+        return tuple(names)
+
+
+def field_names(*templates: str) -> Names:
+    """Names of fields in which a record's own attributes stand in braces, such as `up.{field}`."""
+    return cast(Names, _FieldNames(templates))
 
 
 @dataclass(frozen=True)
@@ -176,6 +195,9 @@ class Pack(Step, ABC):
 class Merge(Step, ABC):
     """Uploads → server, in one of two ways."""
 
+    compares = False  # whether it compares the updates of clients column by column, which needs all columns of each
+    noisy = False  # whether it adds noise in every round, also in one of which every upload was left out
+
     @property
     def bounds(self) -> Mapping[str, Bound]:
         """What values of uploads must be, such as `{"up.steps": "positive"}`; of all others, finite."""
@@ -185,16 +207,6 @@ class Merge(Step, ABC):
     def stores(self) -> Mapping[str, str]:
         """The fields of uploads of which the server keeps every client's latest, and in which of its fields."""
         return {}
-
-    @property
-    def compares(self) -> bool:
-        """Whether it compares the updates of clients column by column, which needs all columns of each."""
-        return False
-
-    @property
-    def noisy(self) -> bool:
-        """Whether it adds noise in every round, also in one of which every upload was left out."""
-        return False
 
     def spent(self, rnd: Round) -> dict[str, float]:
         """What the rounds before this one cost in privacy, by the name in a journal."""

@@ -4,21 +4,20 @@
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from torch import Tensor
 
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import Objective
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import State
 
 ScanStep = Callable[..., State]  # (carry, constants, *stacks) → carry
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Stack:
     """One batch for each of C clients, padded to one width, with what makes their random draws their own."""
 
@@ -29,8 +28,7 @@ class Stack:
     sizes: tuple[int, ...]  # the number of real samples, known to the host
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Inputs:
     """What an objective reads besides the trained row, with a leading client axis."""
 
@@ -39,8 +37,7 @@ class Inputs:
     carry: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Gradients:
     """What one step gives, with a leading client axis."""
 
@@ -51,8 +48,7 @@ class Gradients:
     metrics: dict[str, Tensor]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Scores:
     """What models score on a split: hits, summed loss and number of samples of each client `[C]`."""
 

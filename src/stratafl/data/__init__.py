@@ -8,7 +8,7 @@
    splits each client's samples, and `federation` defines the result.
 
 To add a data format: see `formats/__init__.py`. A partition: `partitions/__init__.py`. A data set with a name:
-`catalogue.py`. `scaling` and `preprocessing` turn samples into a model's input, `outliers` finds clients that record in
+`catalogue.py`. `preprocessing` turns samples into a model's input, `outliers` finds clients that record in
 another unit, `plot` draws the data distribution. This package imports `core` and `stratafl.errors`; every package above
 it may import it.
 """
@@ -20,9 +20,9 @@ from stratafl.data.digits import digits, digits_arrays
 from stratafl.data.federation import Federation, Ragged
 from stratafl.data.loading import load_samples
 from stratafl.data.partitions import IID, PARTITIONS, Assignment, Classes, Dirichlet, Partition, PFLlibDirichlet
+from stratafl.data.preprocessing import Scaling
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
-from stratafl.data.scaling import Scaling
 from stratafl.data.shards import read_shards, write_shards
 
 __all__ = [

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.data.scaling import dtype_name
+from stratafl.data.preprocessing import dtype_name
 from stratafl.errors import DataError
 
 Array = NDArray[Any] | Tensor

@@ -20,8 +20,8 @@ from stratafl.data.labels import name_of
 from stratafl.data.outliers import outliers
 from stratafl.data.partitions import Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
+from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples
-from stratafl.data.scaling import Scaling
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.errors import DataError, counted, unknown
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
@@ -12,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.core.reprs import short_repr
-from stratafl.data.preprocessing import Preprocessing, Standardisation
-from stratafl.data.scaling import Scaling, dtype_name, numbers
+from stratafl.core.reprs import holder
+from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
 T = TypeVar("T")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Ragged:
     """Which samples each client holds: client `i` holds `indices[offsets[i]:offsets[i + 1]]`."""
 
@@ -61,8 +59,7 @@ class Ragged:
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Federation:
     """Samples and the clients that hold them; `classes` is `None` for regression, `scaling` makes numbers of pixels.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.reprs import short_number, short_repr
 from stratafl.data.federation import Federation
-from stratafl.data.scaling import PIXELS, samples_at
+from stratafl.data.preprocessing import PIXELS, samples_at
 from stratafl.errors import counted
 
 Array = NDArray[Any]

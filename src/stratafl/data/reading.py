@@ -12,8 +12,8 @@ from stratafl.core.records import record
 from stratafl.data.formats.columns import Column, Columns, taken
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
+from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples, arrays
-from stratafl.data.scaling import Scaling
 from stratafl.errors import DataError
 
 HALF = Scaling((0.5,), (0.5,))

@@ -18,8 +18,7 @@ from torch import Tensor
 from stratafl.core.reprs import short_repr
 from stratafl.data.arrays import Array, Part, join_parts, plain_tensor
 from stratafl.data.federation import SPLITS, Federation, Ragged
-from stratafl.data.preprocessing import Preprocessing, preprocessing_from
-from stratafl.data.scaling import PIXELS, dtype_name
+from stratafl.data.preprocessing import PIXELS, Preprocessing, dtype_name, preprocessing_from
 from stratafl.errors import DataError, choices, shown, unknown
 
 Splits = Mapping[str, tuple[Array, Array]]  # by split: samples and targets

@@ -4,14 +4,14 @@ The cache and the shards store the arrays of `arrays` and the JSON of `facts`; `
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.core.reprs import short_repr
-from stratafl.data.scaling import Scaling
+from stratafl.core.reprs import holder
+from stratafl.data.preprocessing import Scaling
 from stratafl.errors import DataError
 
 FORMAT = 1
@@ -19,8 +19,7 @@ ARRAYS = ("x", "y", "tests", "owner", "group")
 _FACTS = ("name", "classes", "names", "columns", "standardise", "mode", "remark")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Samples:
     """Samples and targets and, if the source knows it, the owner of each sample and whether it is for testing."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.data.partitions.base import Assignment, Indices
 from stratafl.errors import DataError, counted, unknown
 
@@ -58,8 +58,7 @@ class SplitPlan:
             raise DataError(f"{values} were given: both must be at least 0")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Splitter:
     """Splits each client's samples into train, validation and test; error messages use `names` for clients.
 

@@ -5,7 +5,7 @@
     federation.toml    the experiment and [deploy]
     agreement.json     what was agreed on when all sites had introduced themselves
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
-    rounds.jsonl       a line for each absorbed round, as of a run (round_journal.py)
+    rounds.jsonl       a line for each absorbed round, as of a run (status.py)
     status.json        the progress that `strata host` shows
     noise.key          the secret of a method whose server adds noise (docs/privacy.md)
 """
@@ -20,9 +20,8 @@ from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Courier
-from stratafl.deploy.round_journal import RoundJournal, Traffic
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
-from stratafl.deploy.status import Status
+from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
@@ -150,7 +149,10 @@ class Hosting:
             self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
             if not asked:
                 self._pause(POLL_SECONDS)
-        self._close(exchange, server, cohort, begin, journal)
+        if len(exchange.arrived) >= min(self.deploy.least, len(cohort)):
+            self._absorb(exchange, server, cohort, begin, journal)
+        else:
+            self._pass_over(exchange, cohort, begin)
 
     def _takes_part(self, site: str) -> bool:
         return self._sites.may_try(site) and not self._sites.is_aside(site)
@@ -178,15 +180,9 @@ class Hosting:
         if again and left > 0:
             self._ask(exchange, again, left, whole=True)
 
-    def _close(
-        self, exchange: ServerExchange, server: Server, cohort: Sequence[str], begin: float, journal: RoundJournal
-    ) -> None:
-        """Absorb the round if enough have arrived, or stop; who missed it is noted."""
+    def _pass_over(self, exchange: ServerExchange, cohort: Sequence[str], begin: float) -> None:
+        """Too few have arrived: stop, or go on if the whole cohort is set aside; who missed the round is noted."""
         arrived = exchange.arrived
-        least = min(self.deploy.least, len(cohort))
-        if len(arrived) >= least:
-            self._absorb(exchange, server, cohort, begin, journal)
-            return
         self._sites.absorbed(cohort, arrived)
         if not arrived and self._others_are_there(cohort):
             exchange.skip()
@@ -194,6 +190,7 @@ class Hosting:
             self.status.say(f"round {exchange.round} passed without an upload: its whole cohort is set aside")
         else:
             missing = [site for site in cohort if site not in arrived]
+            least = min(self.deploy.least, len(cohort))
             why = f"round {exchange.round + 1} has {len(arrived)} of {least} uploads: {self._sites.why(missing)}"
             raise DeployError(f"{why}; {self._sites.again(missing)}")
 

@@ -11,8 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from stratafl.deploy.round_journal import PLACE, ROUNDS
-from stratafl.deploy.status import read_status
+from stratafl.deploy.status import PLACE, ROUNDS, read_status
 from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import write_atomically
 from stratafl.runs.json_files import read_lines

@@ -7,7 +7,6 @@ Anybody who can read the folder can build the model, also while the site takes p
 import csv
 import io
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stratafl.config.deployment import new_samples_of
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.data.arrays import Array, plain_tensor
 from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
 from stratafl.errors import DeployError, RunError
@@ -68,8 +67,7 @@ def check_prediction_file(path: Path) -> None:
         raise RunError(f"cannot write predictions to '{path}': choose a name that ends in {' or '.join(FORMATS)}")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Predicted:
     """What a model says of samples: probabilities of classes `[n, K]`, or numbers `[n, …]`."""
 

@@ -1,14 +1,29 @@
-"""The progress of a federation: the ServerApp writes it, `strata host` shows it."""
+"""The progress of a federation: the ServerApp writes it, `strata host` shows it (`status.json`).
+
+The rounds of a host are written as a run writes them: a line each in `rounds.jsonl`, and to the loggers that `[log]`
+names. A host sees no sample: of scores it has one number of each site that took part (`deploy.scores`), so there are
+means over clients, and none over samples.
+"""
 
 import json
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from stratafl.config.experiment import Experiment, to_tables
 from stratafl.errors import DamagedError, DeployError, shown
+from stratafl.evaluation.measure import Line, client_spread
+from stratafl.execute.exchange.server_store import AUDIT
 from stratafl.files import json_value, read_plain, write_atomically
+from stratafl.runs.json_files import Journal
+from stratafl.runs.loggers import About, Loggers, refuse_linked
 
 log = logging.getLogger("stratafl.deploy")
 NAME = "status.json"
@@ -16,6 +31,8 @@ MAX_STATUS_BYTES = 1 << 24  # bytes
 MAX_REASON_LETTERS = 300  # letters of a reason
 MAX_LINES = 50  # lines that were said last
 LASTING = ("set aside", "has its model")  # states of a site, connected or not
+ROUNDS = "rounds.jsonl"
+PLACE = "test.received"  # what sites score: the model that they received, on their test samples
 
 
 class Status:
@@ -122,3 +139,69 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     if not isinstance(status, dict):
         raise DeployError(f"'{path}' is not the status of a federation")
     return status
+
+
+@dataclass
+class Traffic:
+    """What came and went in a round so far."""
+
+    up: int = 0
+    down: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+
+    def uploaded(self, site: str, size: int, score: float | None) -> None:
+        self.up += size
+        if score is not None:
+            self.scores[site] = score
+
+
+class RoundJournal:
+    """The journal of a host's folder, open for writing."""
+
+    def __init__(
+        self, folder: Path, server: Path, experiment: Experiment, classes: int | None, clock: Callable[[], float]
+    ) -> None:
+        refuse_linked(folder)
+        self._clock, self._classes, self._journal = clock, classes, Journal(folder / ROUNDS)
+        self._journal.cut(_whole(folder / ROUNDS))  # a line that a kill has torn
+        self._loggers = Loggers(experiment.log.to, _about(folder, server, experiment))
+
+    def __enter__(self) -> "RoundJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loggers.close()
+
+    def absorbed(self, number: int, traffic: Traffic, begin: float, closed: float, counts: Mapping[str, float]) -> None:
+        """Write the line of a round that was absorbed: `cohort`, `uploads`, `left_out`, and privacy."""
+        line: Line = {"round": number, **counts, "bytes.down": traffic.down, "bytes.up": traffic.up}
+        line |= {"seconds.train": round_to(closed - begin), "seconds.server": round_to(self._clock() - closed)}
+        line |= site_score_line(traffic.scores, self._classes)
+        self._journal.append([line])
+        self._loggers.log(line)
+
+
+def site_score_line(scores: Mapping[str, float], classes: int | None) -> Line:
+    """Mean, deviation and worst tenth over the sites that said how good the model is that they received."""
+    if not scores:
+        return {}
+    values = torch.tensor(list(scores.values()), dtype=torch.float64)
+    name = "loss" if classes is None else "accuracy"
+    spread = client_spread(name, values, larger_is_better=classes is not None)
+    return {f"{PLACE}.{key}": value for key, value in spread.items()}
+
+
+def _whole(path: Path) -> int:
+    """Where the last whole line ends."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes().rfind(b"\n") + 1
+    return 0
+
+
+def _about(folder: Path, server: Path, experiment: Experiment) -> About:
+    """The federation as loggers see it; its key comes from the first line of its audit log, which has a time."""
+    with (server / AUDIT).open("rb") as file:
+        first = file.readline()
+    tables = to_tables(experiment)
+    flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+    return About(folder, sha256(first).hexdigest()[:16], flat)

@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layout import Rows
 from stratafl.core.records import from_settings, to_settings
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import join_states, rows_of
 from stratafl.errors import DataError, unknown
 from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, same_tensors
@@ -40,8 +40,7 @@ LAYERS = {TUNED: select("all"), HEAD_TUNED: select("head")}
 ByCandidate = dict[str, Predictions]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class GuardCandidates:
     """A run at its selected round, local training at its own, and how received models are fine-tuned."""
 
@@ -123,8 +122,7 @@ def alone_like(sim: Simulation, train: LocalTraining) -> Simulation:
     return replace(sim, algorithm=algorithm, store=store, diagnosed_clients=0)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class GuardedModels:
     """Candidates, and what each client takes of them."""
 

@@ -12,7 +12,7 @@ from stratafl.core.layout import Layout, Rows
 from stratafl.core.reduce import conflicting_pairs, cosines
 from stratafl.core.round import Round
 from stratafl.core.state import tensor_of
-from stratafl.data.scaling import samples_at
+from stratafl.data.preprocessing import samples_at
 from stratafl.errors import RecordError
 from stratafl.evaluation.cka import grams, mean_similarity, similarities
 from stratafl.execute.process_group import SINGLE_PROCESS, ProcessGroup, places

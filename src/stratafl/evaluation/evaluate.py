@@ -6,14 +6,13 @@ server's model for all clients, in methods that have one besides what they send,
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.state import State, expand, join_states, rows_of
 from stratafl.core.task import Scores, Task
@@ -28,8 +27,7 @@ StageScores = dict[str, Scores]  # by "split.stage", such as "test.deployed"
 STAGES = ("received", "deployed")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class ClientModels:
     """Some clients with what they received for a round; nothing of it is kept."""
 

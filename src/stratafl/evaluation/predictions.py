@@ -4,7 +4,6 @@ They are computed only where a metric needs more than hits and loss, and once at
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import sample_losses
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.task import Scores
 from stratafl.errors import DataError
@@ -26,8 +25,7 @@ from stratafl.execute.simulation import Progress, Simulation
 CHUNK_SCORES = 1 << 22  # scores of clients side by side, padded to the largest of them
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Predictions:
     """Samples one below the other: whose each is, its target, and what that client's model gives for it.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stratafl.core import keys
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.round import Round
 from stratafl.evaluation import evaluate, measure
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
@@ -38,8 +38,7 @@ class RoundLines:
     layers: list[Line] = field(default_factory=list)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Trial:
     """A simulation, every how many rounds it is evaluated, and on how many clients (0: all), always the same ones.
 

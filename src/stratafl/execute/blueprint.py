@@ -8,7 +8,7 @@ speed are not part of it: each member chooses its own, which changes at most the
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -21,11 +21,11 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.describe import columns, describe
 from stratafl.core.keys import Seeds
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Setup
 from stratafl.core.state import bytes_of
+from stratafl.data.preprocessing import dtype_name
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.scaling import dtype_name
 from stratafl.errors import DataError, RecordError
 from stratafl.execute.drawing import PER_CLIENT, ModelDraw, ModelSource
 from stratafl.runtime.build import EngineName, head_width
@@ -33,8 +33,7 @@ from stratafl.runtime.build import EngineName, head_width
 log = logging.getLogger("stratafl")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Blueprint:
     """What all members of a federation agree on; `samples` is the format of their samples.
 

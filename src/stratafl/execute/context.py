@@ -5,7 +5,6 @@ Executors, rounds and processes see a simulation as this; `simulation.py` adds t
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, moved, pick, stacked
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
@@ -26,8 +25,7 @@ from stratafl.runtime.speed import precision
 DIAGNOSED = 8  # copies of a model that layer diagnostics take: as received, trained, joined, their differences
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class SimulationContext(Rounds):
     """What does not change from round to round."""
 

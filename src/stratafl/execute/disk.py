@@ -13,7 +13,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import State, moved, pick
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates
@@ -36,8 +35,7 @@ _VERSIONS = 16  # of every client's state: more than are ever kept
 Numbers = NDArray[np.int64]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Index:
     """The slot and the checksum of each client's state: 16 bytes per client and version."""
 

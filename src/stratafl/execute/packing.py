@@ -90,10 +90,6 @@ def pack(value: object) -> tuple[Label, list[Tensor]]:
     return Label(body, tuple(map(TensorSpec.of, tensors))), tensors
 
 
-def unpack(label: Label, tensors: Sequence[Tensor]) -> Any:
-    return value_of(label.body, tensors)
-
-
 def value_of(text: str, tensors: Sequence[Tensor] = ()) -> Any:
     def made(value: Any) -> Any:
         if isinstance(value, list):

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from stratafl.core.algorithm import Total
@@ -26,8 +27,8 @@ from stratafl.core.state import State, flatten, unflatten
 from stratafl.core.task import Scores
 from stratafl.errors import RankError, RunError, StrataError, first_line, shown
 from stratafl.execute.context import SimulationContext
-from stratafl.execute.packing import Label, TensorSpec, from_buffer, pack, sendable, to_buffer, unpack, value_of, words
-from stratafl.execute.process_group import places
+from stratafl.execute.packing import Label, TensorSpec, from_buffer, pack, sendable, to_buffer, value_of, words
+from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.round_run import GroupReport
 from stratafl.execute.uploads import Inspection
 
@@ -48,14 +49,6 @@ class Failure:
 sendable(Failure, GroupReport, Inspection, Bytes, Scores, Field, LayerMask, ColumnMask)
 
 
-class KeyValueStore(Protocol):
-    """Torch's store that all processes share, as much of it as is used here."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-
-
 def world_size() -> int:
     """The number of processes that `torchrun` started; 1 without it."""
     named = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
@@ -67,10 +60,10 @@ def world_size() -> int:
     return int(str(named["WORLD_SIZE"]))
 
 
-class Ranks:
+class Ranks(ProcessGroup):
     """The process group of the processes that `torchrun` started."""
 
-    def __init__(self, store: KeyValueStore, rank: int, world_size: int, nccl: bool) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, nccl: bool) -> None:
         self.rank, self.world_size = rank, world_size
         self._store, self._nccl = store, nccl
         self._exchanging = False
@@ -135,7 +128,7 @@ class Ranks:
             buffer = to_buffer(tensors if self.rank == 0 else [], first.size, "cpu")
             if first.size:
                 dist.broadcast(buffer, 0)
-        received: T = value if self.rank == 0 else unpack(first, from_buffer(buffer, first.specs))
+        received: T = value if self.rank == 0 else value_of(first.body, from_buffer(buffer, first.specs))
         return received
 
     def merge(self, total: Total, ids: Tensor, rows: bool) -> Total:
@@ -254,7 +247,7 @@ class Ranks:
 
 def _unpacked(labels: list[Label], buffers: list[Tensor]) -> list[Any]:
     pairs = zip(labels, buffers, strict=True)
-    return [unpack(label, from_buffer(buffer, label.specs)) for label, buffer in pairs]
+    return [value_of(label.body, from_buffer(buffer, label.specs)) for label, buffer in pairs]
 
 
 def _takes_gpu() -> bool:
@@ -273,6 +266,6 @@ def _failure(error: Exception) -> Failure:
     return Failure(f"{first_line(error, typed=True)} ({where.filename}, line {where.lineno})", 1)
 
 
-def _say(store: KeyValueStore) -> None:
+def _say(store: Store) -> None:
     with suppress(RuntimeError):
         store.set(_SAID, "yes")

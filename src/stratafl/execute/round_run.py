@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.machine import in_units
 from stratafl.core.parcel import Bytes, Field, Parcel, count_bytes
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.schema import misfit
 from stratafl.core.state import State, pick, rows_of, stored_bytes
@@ -24,7 +24,7 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Inspection, LeftOut, OutlyingUpdate, inspect, outlying_updates, too_long
+from stratafl.execute.uploads import Inspection, LeftOut, OutlyingUpdate, flagged, inspect
 
 
 class Executor(Protocol):
@@ -64,8 +64,7 @@ def unwatched(state: State | Parcel) -> None:
     """The watch of executors that check nothing."""
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Report:
     """What a round cost, which clients were left out, and whose updates stand out."""
 
@@ -88,8 +87,7 @@ class Report:
         return self.cohort[self.took_part]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class GroupReport:
     """The bytes of a group of clients, what its steps noted, and what the server found in its uploads."""
 
@@ -101,8 +99,7 @@ class GroupReport:
     server_seconds: float
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class _GroupWork:
     """What a group of clients did in a round, before the server looks at its uploads."""
 
@@ -124,8 +121,7 @@ class _GroupWork:
         return replace(self, ids=self.ids[accepted], received=received, trained=trained, state=state)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class RoundRun:
     """A round to run; it does not write to its inputs.
 
@@ -155,9 +151,12 @@ class RoundRun:
             self.examine.restart()
         without = replace(self, ids=self.ids[_not_among(self.ids, too_long_updates)])
         if len(without.ids) == 0:
-            return self.server, self.clients, _with_left_out(report, too_long_updates)
+            return self.server, self.clients, report
         server, states, repeated, _ = without._run_once()
-        return server, states, _of_both_passes(report, too_long_updates, repeated)
+        # All have worked and sent their bytes, in the first pass.
+        train_seconds = report.train_seconds + repeated.train_seconds
+        server_seconds = report.server_seconds + repeated.server_seconds
+        return server, states, replace(report, train_seconds=train_seconds, server_seconds=server_seconds)
 
     def _run_once(self) -> tuple[State, ClientStates, Report, tuple[LeftOut, ...]]:
         """The round with all of its clients, and those whose update is too long."""
@@ -172,13 +171,15 @@ class RoundRun:
         # The process that is done first waits here for the others.
         reports = [report for of_process in process_group.gather(reports) for report in of_process]
         all_arrived = now()
-        left_out, outlying, too_long_updates = _flagged(reports, ids, sim.norm_limit)
-        server = self._absorbed(total, ids[_not_among(ids, left_out)])
+        inspections = ((report.ids.tolist(), report.inspection) for report in reports)
+        flags = flagged(inspections, ids.tolist(), sim.norm_limit)
+        refused = [each for each in flags.left_out if each not in flags.too_long]  # the others are in the total
+        server = self._absorbed(total, ids[_not_among(ids, refused)])
         server_seconds = own_seconds + now() - all_arrived
         down, up, notes = _summed(reports, ids)
         train_seconds = now() - begin - server_seconds
-        report = Report(ids, down, up, notes, train_seconds, server_seconds, left_out, outlying)
-        return server, states, report, too_long_updates
+        report = Report(ids, down, up, notes, train_seconds, server_seconds, flags.left_out, flags.outliers)
+        return server, states, report, flags.too_long
 
     def _run_groups(self) -> tuple[Total, ClientStates, list[GroupReport]]:
         """The work of this process's clients, group by group."""
@@ -267,51 +268,6 @@ class RoundRun:
 def _not_among(ids: Tensor, left_out: Sequence[LeftOut]) -> Tensor:
     """`[C]` booleans: which of the clients are none of these."""
     return ~torch.isin(ids, torch.tensor([each.client for each in left_out], dtype=torch.int64))
-
-
-def _flagged(
-    reports: list[GroupReport], ids: Tensor, limit: float | None
-) -> tuple[tuple[LeftOut, ...], tuple[OutlyingUpdate, ...], tuple[LeftOut, ...]]:
-    """Clients that were left out, outliers, and those above the limit, from all groups in the order of the cohort."""
-    place = {client: position for position, client in enumerate(ids.tolist())}
-    inspected = [
-        client_findings
-        for report in reports
-        for client_findings in zip(
-            report.ids.tolist(),
-            report.inspection.reasons,
-            report.inspection.norms,
-            report.inspection.parts,
-            strict=True,
-        )
-    ]
-    inspected.sort(key=lambda client_findings: place[client_findings[0]])
-    left_out = tuple(LeftOut(client, reason) for client, reason, *_ in inspected if reason)
-    sound = [(client, norm, parts) for client, reason, norm, parts in inspected if not reason]
-    clients = [client for client, *_ in sound]
-    return (
-        left_out,
-        outlying_updates(clients, [norm for _, norm, _ in sound]),
-        too_long(clients, [parts for *_, parts in sound], limit),
-    )
-
-
-def _of_both_passes(first: Report, too_long_updates: tuple[LeftOut, ...], repeated: Report) -> Report:
-    """The report of a round that was repeated without some clients: all have worked and sent their bytes."""
-    return replace(
-        _with_left_out(first, too_long_updates),
-        train_seconds=first.train_seconds + repeated.train_seconds,
-        server_seconds=first.server_seconds + repeated.server_seconds,
-    )
-
-
-def _with_left_out(report: Report, too_long_updates: tuple[LeftOut, ...]) -> Report:
-    reasons = {each.client: each for each in (*report.left_out, *too_long_updates)}
-    return replace(
-        report,
-        left_out=tuple(reasons[client] for client in report.cohort.tolist() if client in reasons),
-        outliers=tuple(each for each in report.outliers if each.client not in reasons),
-    )
 
 
 def _summed(reports: list[GroupReport], ids: Tensor) -> tuple[Bytes, Bytes, State]:

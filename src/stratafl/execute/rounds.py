@@ -5,7 +5,7 @@ A server needs no data for any of it. `context.py` adds what a simulation needs,
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratafl.core.algorithm import Algorithm, Requirements, Total
 from stratafl.core.form import Form
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, tensors
 from stratafl.errors import DataError, RecordError
@@ -21,8 +21,7 @@ from stratafl.errors import DataError, RecordError
 log = logging.getLogger("stratafl")
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Rounds:
     """An algorithm, its setup, and how many training samples every client has."""
 

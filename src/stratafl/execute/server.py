@@ -4,8 +4,7 @@ Its functions are pure, as those of the waist: the caller keeps the state. `site
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from hashlib import blake2b, sha256
 
 import torch
@@ -13,22 +12,20 @@ import torch
 from stratafl.core import wire
 from stratafl.core.algorithm import Total
 from stratafl.core.parcel import Parcel
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.errors import DataError, RecordError, WireError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.rounds import Rounds
-from stratafl.execute.state_format import StateFormat
-from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, OutlyingUpdate, inspect, outlying_updates, too_long
+from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
 from stratafl.runtime.speed import precision
 
 SECRET = 32  # bytes
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Absorbed:
     """The server's next state, whose uploads are in it, who was left out and why, and whose update is far off."""
 
@@ -38,8 +35,7 @@ class Absorbed:
     outliers: tuple[OutlyingUpdate, ...] = ()
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Server(Rounds):
     """What a server does in a round; `Server.of` makes it from a blueprint."""
 
@@ -85,11 +81,6 @@ class Server(Rounds):
         """Its state before the first round."""
         return self.algorithm.init(self.setup)
 
-    @cached_property
-    def state_format(self) -> StateFormat:
-        """The tensors of its state, for saving and restoring it."""
-        return StateFormat(self.start())
-
     # A round
 
     def download(self, t: int, state: State, client: int, new: bool = False) -> bytes:
@@ -111,16 +102,12 @@ class Server(Rounds):
         """
         cohort: list[int] = self.ordered(self.checked(torch.tensor(list(uploads), dtype=torch.int64))).tolist()
         after, inspections = self._folded(t, state, uploads, cohort)
-        present = [client for client in cohort if not inspections[client].reasons[0]]
-        norms = [inspections[client].norms[0] for client in present]
-        far = too_long(present, [inspections[client].parts[0] for client in present], self.norm_limit)
-        reasons = {client: inspections[client].reasons[0] for client in cohort}
-        reasons |= {each.client: each.reason for each in far}
-        if far:
-            after, _ = self._folded(t, state, uploads, [client for client in present if not reasons[client]])
-        left_out = tuple(LeftOut(client, reason) for client, reason in reasons.items() if reason)
-        named = tuple(each for each in outlying_updates(present, norms) if not reasons[each.client])
-        return Absorbed(after, tuple(client for client in cohort if not reasons[client]), left_out, named)
+        flags = flagged((([client], each) for client, each in inspections.items()), cohort, self.norm_limit)
+        left_out = {each.client for each in flags.left_out}
+        present = [client for client in cohort if client not in left_out]
+        if flags.too_long:
+            after, _ = self._folded(t, state, uploads, present)
+        return Absorbed(after, tuple(present), flags.left_out, flags.outliers)
 
     def _folded(
         self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]

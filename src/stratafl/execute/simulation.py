@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.state import Kind, State, flatten, form_difference, kind, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.client_states import ClientStates, InMemory
@@ -16,8 +16,7 @@ from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
 from stratafl.execute.round_run import Examine, Examiner, Executor, Report, RoundRun
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Progress:
     """Where a simulation stands: the next round, the server's state, and the state of each client that has one."""
 
@@ -36,8 +35,7 @@ class Progress:
         return Progress(int(tensors["t"]), unflatten(tensors, "server/"), clients)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Simulation(SimulationContext):
     """An algorithm, a federation and a model, ready to run; `simulation(…)` makes it."""
 

@@ -7,8 +7,6 @@ leaves it; what crosses is bytes of `core/wire.py`. `server.py` is the other sid
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +14,7 @@ from torch import Tensor, nn
 from stratafl.core import wire
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
-from stratafl.core.parcel import Parcel
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, moved, pick, rows_of, stacked, tensors
 from stratafl.core.task import Scores
@@ -28,7 +25,6 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.drawing import filled
 from stratafl.execute.memory import device_of
 from stratafl.execute.rounds import round_at
-from stratafl.execute.state_format import StateFormat
 from stratafl.execute.tokens import check_tokens
 from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.runtime.build import build_runtime
@@ -37,8 +33,7 @@ from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed, precision
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class SiteWork:
     """What a site's work gives: the state to keep once the server has its upload, the upload, and what steps noted."""
 
@@ -47,8 +42,7 @@ class SiteWork:
     notes: Mapping[str, Tensor]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Site:
     """What one client does in a round, and with the model that it ends up with; `Site.of` makes it."""
 
@@ -108,11 +102,6 @@ class Site:
         """Its state before its first round."""
         return pick(self.algorithm.enrol(self.setup, self._ids), 0)
 
-    @cached_property
-    def state_format(self) -> StateFormat:
-        """The tensors of its state, for saving and restoring it."""
-        return StateFormat(self.enrol())
-
     # A round
 
     def work(self, t: int, state: State | None, download: bytes) -> SiteWork:
@@ -120,10 +109,8 @@ class Site:
         if not self.trains:
             reason = f"it is client {self.client}, and clients 0 to {self.setup.clients - 1} do"
             raise DataError(f"this site does not take part in training: {reason}")
-        rnd = self._at(t)
-        with precision(self.runtime.speed.precision):
-            task = self._task(rnd)
-            after, upload, _ = self.algorithm.work(rnd, self._received(rnd, state, download, False, task), task)
+        with self._model(t, state, download) as (rnd, client, task):
+            after, upload, _ = self.algorithm.work(rnd, client, task)
         if not all(bool(torch.isfinite(x).all()) for x in tensors(after) if x.is_floating_point()):
             raise StageError(f"round {t + 1}: {STATE_NOT_FINITE}, so that nothing is sent: lower the learning rate")
         copied = {name: x.clone() for name, x in task.notes.items()}
@@ -151,18 +138,14 @@ class Site:
 
     @contextmanager
     def _model(self, t: int, state: State | None, download: bytes) -> Iterator[tuple[Round, State, CohortTask]]:
-        rnd = self._at(t)
-        task = self._task(rnd)
+        """The round, the client's state after `receive`, and its task."""
+        rnd, device = self._at(t), self.runtime.device
         with precision(self.runtime.speed.precision):
-            yield rnd, self._received(rnd, state, download, not self.trains, task), task
-
-    def _received(self, rnd: Round, state: State | None, download: bytes, new: bool, task: CohortTask) -> State:
-        before = moved(stacked([self.enrol() if state is None else state]), self.runtime.device)
-        return self.algorithm.receive(rnd, before, self._decoded(rnd, download, new), task)
-
-    def _decoded(self, rnd: Round, download: bytes, new: bool) -> Parcel:
-        form = self.algorithm.download_form(rnd, self._ids, new)
-        return wire.decode(download, self.setup.layout, form).to(self.runtime.device)
+            task = self._task(rnd)
+            form = self.algorithm.download_form(rnd, self._ids, new=not self.trains)
+            before = moved(stacked([self.enrol() if state is None else state]), device)
+            parcel = wire.decode(download, self.setup.layout, form).to(device)
+            yield rnd, self.algorithm.receive(rnd, before, parcel, task), task
 
     def _at(self, t: int) -> Round:
         return round_at(self.algorithm, self.setup, t)

@@ -1,16 +1,14 @@
 """The tensors of a state that is saved: their names, types and shapes, which stay what they are from round to round."""
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.state import State, bytes_of, flatten, form_difference, unflatten
-from stratafl.errors import DamagedError, RunError
+from stratafl.core.state import State, bytes_of, flatten, unflatten
+from stratafl.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,3 @@ class StateFormat:
             flat[part.path] = whole.view(part.dtype).reshape(part.shape)
             start += part.bytes
         return unflatten(flat)
-
-    def restored(self, tensors: Mapping[str, Tensor]) -> State:
-        """The state from flat names and tensors, as `flatten` gave them to a file; refused unless they are these."""
-        wrong = form_difference({part.path: (part.dtype, part.shape) for part in self.parts}, tensors)
-        if wrong is not None:
-            raise DamagedError(f"the saved state is not one of this federation: {wrong}")
-        # Copied, so that products see memory aligned as in a run that was never interrupted.
-        return unflatten({part.path: tensors[part.path].clone() for part in self.parts})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.data import Federation
-from stratafl.data.scaling import PIXELS
+from stratafl.data.preprocessing import PIXELS
 from stratafl.errors import DataError, shown
 
 
@@ -36,14 +36,6 @@ def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
     return min(sizes, default=None)
 
 
-def outside(x: Tensor, size: int | None) -> int | None:
-    """The first sample with an id outside a table of `size` rows."""
-    if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
-        return None
-    wrong = ((x < 0) | (x >= size)).flatten(1).any(1)
-    return int(wrong.nonzero()[0])
-
-
 def check_tokens(module: nn.Module, federation: Federation) -> None:
     """Raise if a client holds an id outside the model's table."""
     check_given(module, federation.x, lambda sample: f"client '{shown(_owner(federation, sample))}'")
@@ -52,13 +44,14 @@ def check_tokens(module: nn.Module, federation: Federation) -> None:
 def check_given(module: nn.Module, x: Tensor, name: Callable[[int], str] = "sample {}".format) -> None:
     """Raise if a sample holds an id outside the model's table."""
     size = table_size(module, tuple(x.shape[1:]), x.dtype)
-    sample = outside(x, size)
-    if sample is not None and size is not None:
-        wrong = x[sample][(x[sample] < 0) | (x[sample] >= size)].flatten()[0]
-        raise DataError(
-            f"{name(sample)} has the token {int(wrong)}, and the model's embedding table takes 0 to {size - 1}: "
-            "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
-        )
+    if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
+        return
+    first = ((x < 0) | (x >= size)).nonzero()[0].tolist()
+    token = int(x[tuple(first)])
+    raise DataError(
+        f"{name(first[0])} has the token {token}, and the model's embedding table takes 0 to {size - 1}: "
+        "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
+    )
 
 
 def _owner(federation: Federation, sample: int) -> str:

@@ -9,7 +9,7 @@ if any part of it is above the limit: updates count from what the server sent, o
 a part of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
@@ -22,7 +22,7 @@ from stratafl.core.form import Form
 from stratafl.core.layout import Layout, row_dot
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import PIECE, pieces
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.schema import extremes, misfit, out_of_bounds
 from stratafl.core.state import State, tensors
 
@@ -49,8 +49,7 @@ class OutlyingUpdate:
     ratio: float | None
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Inspection:
     """The inspection of a group's uploads: for each client a reason to leave it out ("": none), and its update's norm.
 
@@ -135,6 +134,32 @@ def _finite(ranges: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """`[C]`: 1 where all of these are finite."""
     known_ranges = [each for each in ranges if each is not None]
     return torch.cat(known_ranges).isfinite().all(0).double() if known_ranges else torch.ones_like(like)
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """What inspections lead to, in the order of the cohort."""
+
+    left_out: tuple[LeftOut, ...]  # whose upload does not count, those above the limit too
+    too_long: tuple[LeftOut, ...]  # those above the limit, which only all uploads together show
+    outliers: tuple[OutlyingUpdate, ...]  # who takes part with an update far from the others'
+
+
+def flagged(
+    inspections: Iterable[tuple[Sequence[int], Inspection]], cohort: Sequence[int], limit: float | None
+) -> Flagged:
+    """Who is left out and who stands out, from the inspections of groups of clients."""
+    reasons, norms, parts = dict[int, str](), dict[int, float](), dict[int, Mapping[str, float]]()
+    for ids, inspection in inspections:
+        reasons |= zip(ids, inspection.reasons, strict=True)
+        norms |= zip(ids, inspection.norms, strict=True)
+        parts |= zip(ids, inspection.parts, strict=True)
+    sound = [client for client in cohort if not reasons[client]]
+    far = too_long(sound, [parts[client] for client in sound], limit)
+    reasons |= {each.client: each.reason for each in far}
+    left_out = tuple(LeftOut(client, reasons[client]) for client in cohort if reasons[client])
+    outliers = outlying_updates(sound, [norms[client] for client in sound])
+    return Flagged(left_out, far, tuple(each for each in outliers if not reasons[each.client]))
 
 
 def outlying_updates(ids: Sequence[int], norms: Sequence[float]) -> tuple[OutlyingUpdate, ...]:

@@ -22,10 +22,6 @@ class Stage:
     modules: tuple[str, ...]
     run: Callable[[Tensor], Tensor]
 
-    def owns(self, parameter: str) -> bool:
-        """Whether the parameter or buffer of this (dotted) name lies in one of the stage's sub-modules."""
-        return any(parameter.startswith(f"{prefix}.") for prefix in self.modules)
-
 
 class Staged(nn.Module, ABC):
     """A model that is a chain of named stages, the last of which is the head."""

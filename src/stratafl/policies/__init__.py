@@ -1,42 +1,30 @@
 """Policies: the steps that fill the slots, one file per slot."""
 
-from stratafl.policies.krum import Krum
-from stratafl.policies.merge import Increment, Mean, ServerOptimizer, StoreRows
-from stratafl.policies.mix import Adopt, Fresh, Prepare, Remember, Take
-from stratafl.policies.private import PrivateMean
-from stratafl.policies.robust import ClippedMean, Median, TrimmedMean
-from stratafl.policies.schedules import Constant, Cosine, Exponential, Stepped, Warmup
-from stratafl.policies.send import Upload
-from stratafl.policies.serve import Broadcast, Deliver, MeanOfRows
-from stratafl.policies.train import Accuracy, Clamp, Copy, LocalTraining, Pull
-
-__all__ = [
-    "Accuracy",
-    "Adopt",
-    "Broadcast",
-    "Clamp",
-    "ClippedMean",
-    "Constant",
-    "Copy",
-    "Cosine",
-    "Deliver",
-    "Exponential",
-    "Fresh",
-    "Increment",
-    "Krum",
-    "LocalTraining",
-    "Mean",
-    "MeanOfRows",
-    "Median",
-    "Prepare",
-    "PrivateMean",
-    "Pull",
-    "Remember",
-    "ServerOptimizer",
-    "Stepped",
-    "StoreRows",
-    "Take",
-    "TrimmedMean",
-    "Upload",
-    "Warmup",
-]
+from stratafl.policies.krum import Krum as Krum
+from stratafl.policies.merge import Increment as Increment
+from stratafl.policies.merge import Mean as Mean
+from stratafl.policies.merge import ServerOptimizer as ServerOptimizer
+from stratafl.policies.merge import StoreRows as StoreRows
+from stratafl.policies.mix import Adopt as Adopt
+from stratafl.policies.mix import Fresh as Fresh
+from stratafl.policies.mix import Prepare as Prepare
+from stratafl.policies.mix import Remember as Remember
+from stratafl.policies.mix import Take as Take
+from stratafl.policies.private import PrivateMean as PrivateMean
+from stratafl.policies.robust import ClippedMean as ClippedMean
+from stratafl.policies.robust import Median as Median
+from stratafl.policies.robust import TrimmedMean as TrimmedMean
+from stratafl.policies.schedules import Constant as Constant
+from stratafl.policies.schedules import Cosine as Cosine
+from stratafl.policies.schedules import Exponential as Exponential
+from stratafl.policies.schedules import Stepped as Stepped
+from stratafl.policies.schedules import Warmup as Warmup
+from stratafl.policies.send import Upload as Upload
+from stratafl.policies.serve import Broadcast as Broadcast
+from stratafl.policies.serve import Deliver as Deliver
+from stratafl.policies.serve import MeanOfRows as MeanOfRows
+from stratafl.policies.train import Accuracy as Accuracy
+from stratafl.policies.train import Clamp as Clamp
+from stratafl.policies.train import Copy as Copy
+from stratafl.policies.train import LocalTraining as LocalTraining
+from stratafl.policies.train import Pull as Pull

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from stratafl.core import keys
 from stratafl.core.round import Setup
@@ -64,27 +63,17 @@ def most_rounds(setup: Setup, t: int) -> int:
 
 
 class _Participation:
-    """How often clients were sampled so far; the rounds of a run are counted once."""
+    """How often clients were sampled; the rounds of a run are counted once."""
 
     def __init__(self, seed: int, clients: int, cohort: int) -> None:
-        self._seed, self._clients, self._cohort = seed, clients, cohort
-        self._restart()
-
-    def _restart(self) -> None:
-        self._rounds, self._counts = 0, torch.zeros(self._clients, dtype=torch.int64)
+        self._seed, self._cohort, self._counts = seed, cohort, torch.zeros(clients, dtype=torch.int64)
+        self._most = [0]  # after each number of rounds
 
     def most(self, t: int) -> int:
-        if t < self._rounds:
-            self._restart()
-        for sampled_round in range(self._rounds, t):
-            self._counts[self._sampled(sampled_round)] += 1
-        self._rounds = t
-        return int(self._counts.max())
-
-    def _sampled(self, t: int) -> Tensor:
-        return keys.sample(self._seed, t, self._clients, self._cohort)
+        for sampled_round in range(len(self._most) - 1, t):
+            self._counts[keys.sample(self._seed, sampled_round, len(self._counts), self._cohort)] += 1
+            self._most.append(int(self._counts.max()))
+        return self._most[t]
 
 
-@lru_cache(maxsize=16)
-def _participation(seed: int, clients: int, cohort: int) -> _Participation:
-    return _Participation(seed, clients, cohort)
+_participation = lru_cache(maxsize=16)(_Participation)

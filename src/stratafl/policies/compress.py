@@ -19,7 +19,7 @@ from stratafl.core.fields import FieldSpec, Filled, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.form import Bound
 from stratafl.core.layers import Select, select
-from stratafl.core.layout import Layout, Rows, per_row
+from stratafl.core.layout import Layout, Rows, flat_rows, per_row
 from stratafl.core.parcel import Field, Packed, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
@@ -118,10 +118,10 @@ class Compress(Pack):
         travels: dict[str, Rows] = {part: {} for part in self.codec.parts}
         for name in names:
             self._check(name, base)
-            x = _flat(value[name] - base[name] if name in base else value[name])
+            x = flat_rows(value[name] - base[name] if name in base else value[name])
             adds_up = self.feedback and (name in base or self._base is None)  # errors of values do not
             if adds_up:
-                x = x + _flat(state[self._residual][name])
+                x = x + flat_rows(state[self._residual][name])
             parts = self.codec.encode(x, partial(self._draws, rnd, task.ids, name, x))
             arrives = self.codec.decode(parts, x.shape[1]).x  # as the server reads it
             for part, numbers in parts.items():
@@ -221,7 +221,3 @@ def _marked(decoded: Decoded) -> Tensor:
     for who in decoded.wrong.values():
         x = torch.where(per_row(who, x), torch.nan, x)
     return x
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.reshape(len(x), -1)

@@ -5,7 +5,7 @@ rounds; what changes from round to round, such as the learning rate, enters as a
 here are what a method shapes a descent with; `stratafl.policies.train:LocalTraining` puts them together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -228,7 +228,8 @@ def _step(task: Task, descent: Descent, objective: Objective, trained: Names) ->
                 after["factors"] = tensor_of(after, "factors") + _by_layer(factors, trained, row, task.layout)
         for part in descent.follow:
             moved = part(row, {**client, **after, **left}, task.layout, rate)
-            _check_follower(part, after, moved)
+            was, now = flatten(after), flatten(moved)
+            _check_shapes(part, (name for name in now if name in was), was, now)
             after |= moved
         return {"row": row, **after}
 
@@ -268,7 +269,7 @@ def _gradient_at(
 def _edited(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> Rows:
     for edit in descent.edits:
         edited = edit(gradients, row, client, layout)
-        _check_edit(edit, gradients, edited)
+        _check_shapes(edit, gradients, gradients, edited)
         gradients = edited
     return gradients
 
@@ -289,21 +290,15 @@ def _state(direction: Direction, carry: State) -> tuple[dict[str, Rows], Tensor 
     return rows, tensor_of(carry, "updates")
 
 
-def _check_edit(edit: Edit, before: Rows, after: Rows) -> None:
-    """An edit gives every gradient back in its shape: a lost client axis would broadcast without a word."""
-    for name, gradient in before.items():
-        if name not in after or after[name].shape != gradient.shape:
-            actual, expected = tuple(after[name].shape) if name in after else "nothing", tuple(gradient.shape)
-            raise RecordError(f"{type(edit).__name__} returns {actual} for '{name}', whose gradients are {expected}")
+def _check_shapes(part: Edit | Follower, names: Iterable[str], before: Rows, after: Rows) -> None:
+    """What an edit or a follower gives keeps its shape.
 
-
-def _check_follower(part: Follower, before: State, after: State) -> None:
-    """What moves along keeps its shape: rates `[C]` broadcast along the wrong axis without a word, see `per_row`."""
-    was, now = flatten(before), flatten(after)
-    for name, x in now.items():
-        if name in was and x.shape != was[name].shape:
-            actual, expected = tuple(x.shape), tuple(was[name].shape)
-            raise RecordError(f"{type(part).__name__} returns shape {actual} for '{name}', which has shape {expected}")
+    A lost client axis, or rates `[C]` along the wrong axis (see `per_row`), would broadcast without a word.
+    """
+    for name in names:
+        if name not in after or after[name].shape != before[name].shape:
+            actual, expected = tuple(after[name].shape) if name in after else "nothing", tuple(before[name].shape)
+            raise RecordError(f"{type(part).__name__} returns {actual} for '{name}', which has shape {expected}")
 
 
 def _factors(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> dict[str, Tensor]:

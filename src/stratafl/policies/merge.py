@@ -17,7 +17,7 @@ from stratafl.core.records import record
 from stratafl.core.reduce import add_rows, add_weights, mean_or_hold
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
-from stratafl.core.steps import Merge, MergeRows, MergeSums, Names
+from stratafl.core.steps import Merge, MergeRows, MergeSums, Names, field_names
 from stratafl.policies.clip import clipped
 
 TENSOR = "tensor"  # the name of the only block of a field that is a tensor
@@ -183,14 +183,8 @@ class Increment(MergeSums):
 
     field: str
     by: str
-
-    @property
-    def reads(self) -> Names:
-        return (f"up.{self.by}", self.field)
-
-    @property
-    def writes(self) -> Names:
-        return (self.field,)
+    reads = field_names("up.{by}", "{field}")
+    writes = field_names("{field}")
 
     def footprint(self, setup: Setup) -> Footprint:
         return Footprint(sums=setup.row_bytes(dtype=torch.float64))
@@ -211,14 +205,8 @@ class StoreRows(MergeRows):
 
     rows: str = "rows"
     field: str = "theta"
-
-    @property
-    def reads(self) -> Names:
-        return (f"up.{self.field}", self.rows)
-
-    @property
-    def writes(self) -> Names:
-        return (self.rows,)
+    reads = field_names("up.{field}", "{rows}")
+    writes = field_names("{rows}")
 
     @property
     def stores(self) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, apply, expand, rows_of, tensor_of
-from stratafl.core.steps import Batching, Mix, Names, Train
+from stratafl.core.steps import Batching, Mix, Names, Step, Train, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 
@@ -23,10 +23,7 @@ class Take(Mix):
 
     field: str = "theta"
     into: str | None = None  # None: the field of the same name
-
-    @property
-    def reads(self) -> Names:
-        return (f"down.{self.field}",)
+    reads = field_names("down.{field}")
 
     @property
     def writes(self) -> Names:
@@ -102,14 +99,8 @@ class Remember(Mix):
 
     field: str = "theta"
     name: str = "anchor"
-
-    @property
-    def reads(self) -> Names:
-        return (self.field,)
-
-    @property
-    def writes(self) -> Names:
-        return (self.name,)
+    reads = field_names("{field}")
+    writes = field_names("{name}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         return {self.name: client[self.field]}
@@ -121,21 +112,17 @@ class Fresh(Mix):
 
     field: str
     spec: FieldSpec
-
-    @property
-    def writes(self) -> Names:
-        return (self.field,)
+    writes = field_names("{field}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         value = self.spec.create(rnd.setup, task.ids, "client")
         return {self.field: apply(lambda x: x.to(task.ids.device), value)}
 
 
-@record
-class Prepare(Mix):
-    """A step of training that is part of mixing: clients are evaluated with what it gives."""
+class Wrapping(Step):
+    """A step around another one, of which it declares the same."""
 
-    step: Train
+    step: Step
 
     @property
     def reads(self) -> Names:
@@ -166,6 +153,13 @@ class Prepare(Mix):
 
     def footprint(self, setup: Setup) -> Footprint:
         return self.step.footprint(setup)
+
+
+@record
+class Prepare(Wrapping, Mix):
+    """A step of training that is part of mixing: clients are evaluated with what it gives."""
+
+    step: Train
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         return self.step(rnd, client, task)

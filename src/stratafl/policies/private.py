@@ -44,10 +44,7 @@ class PrivateMean(Mean):
     noise: Noise = 1.0
     delta: Delta = 1e-5
     layers: Select = select("all")
-
-    @property
-    def noisy(self) -> bool:
-        return True
+    noisy = True
 
     def check(self, setup: Setup) -> None:
         if self.weights != "uniform" or self.unsent != "held":

@@ -11,7 +11,7 @@ value: there only clipping helps.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -20,15 +20,16 @@ from torch import Tensor
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range
-from stratafl.core.fields import Filled, Start, Together
+from stratafl.core.fields import holds_model
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Parcel
-from stratafl.core.phased import Phased
+from stratafl.core.phased import records_of, with_records
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State
+from stratafl.core.steps import MergeRows, MergeSums
 from stratafl.errors import RecordError
 from stratafl.policies.clip import scale, scaled, trainable
 from stratafl.policies.krum import Keep, Krum, Wrong
@@ -161,62 +162,37 @@ def robust(
     That also works where a server continues from the mean of a model, such as a server optimiser. Krum takes `keep`
     uploads and withstands `f` wrong ones.
     """
-    build = _made(how, share, factor, f, keep)
-    exchange = _clipping(norm) if how == "clipped" and norm is not None else _replacing(how, build)
-    records = _records(algorithm)
-    changed = [exchange(each) for each in records]
-    if changed == records:
-        raise RecordError(_refusal(how, records))
-    _name_what_stays(how, records, changed)
-    if isinstance(algorithm, Phased):
-        return _phased(algorithm, changed)
-    return changed[0]
+    builders: dict[How, Callable[[str, str], RobustMerge]] = {  # from the field and the weights of a mean
+        "median": lambda field, weights: Median(field),
+        "trimmed": lambda field, weights: TrimmedMean(field, weights, share),
+        "clipped": lambda field, weights: ClippedMean(field, weights, factor),
+        "krum": lambda field, weights: Krum(field, weights, f, keep),
+    }
 
-
-Exchange = Callable[[Layerwise], Layerwise]
-Made = Callable[[str, str], RobustMerge]  # from the field and the weights of a mean
-
-
-def _records(algorithm: Algorithm) -> list[Layerwise]:
-    if not isinstance(algorithm, Phased):
-        return [algorithm] if isinstance(algorithm, Layerwise) else []
-    return [phase.algorithm for phase in (*algorithm.phases, algorithm.finish) if phase is not None]
-
-
-def _replacing(how: How, build: Made) -> Exchange:
-    """Replace every plain mean."""
-
-    def exchange(algorithm: Layerwise) -> Layerwise:
-        steps = (_robust_mean(step, how, build) if type(step) is Mean else step for step in algorithm.merge)
-        return replace(algorithm, merge=tuple(steps))
-
-    return exchange
-
-
-def _clipping(norm: float) -> Exchange:
-    """Every mean of a model, and what starts from one, with clipped updates."""
-
-    def exchange(algorithm: Layerwise) -> Layerwise:
-        server_fields = algorithm.server_fields
+    def exchange(record: Layerwise) -> Layerwise:
         steps = (
-            replace(step, weights=_verified(step.weights), clip=norm)
-            if isinstance(step, Mean) and isinstance(server_fields[step.field], Start | Filled | Together)
-            else step
-            for step in algorithm.merge
+            _with_norm(step, record, norm)
+            if how == "clipped" and norm is not None
+            else _robust_mean(step, how, builders[how])
+            for step in record.merge
         )
-        return replace(algorithm, merge=tuple(steps))
+        return replace(record, merge=tuple(steps))
 
-    return exchange
-
-
-def _phased(algorithm: Phased, changed: list[Layerwise]) -> Phased:
-    count = len(algorithm.phases)
-    phases = tuple(replace(p, algorithm=new) for p, new in zip(algorithm.phases, changed[:count], strict=True))
-    finish = algorithm.finish and replace(algorithm.finish, algorithm=changed[-1])
-    return replace(algorithm, phases=phases, finish=finish)
+    changed = with_records(algorithm, exchange)
+    if changed == algorithm:
+        raise RecordError(_refusal(how, records_of(algorithm)))
+    _name_what_stays(how, records_of(algorithm), records_of(changed))
+    return changed
 
 
-def _name_what_stays(how: How, before: list[Layerwise], after: list[Layerwise]) -> None:
+def _with_norm(step: MergeSums | MergeRows, record: Layerwise, norm: float) -> MergeSums | MergeRows:
+    """A mean of a model, or what starts from one, with clipped updates; other merges stay."""
+    if isinstance(step, Mean) and holds_model(record.server_fields[step.field]):
+        return replace(step, weights=_verified(step.weights), clip=norm)
+    return step
+
+
+def _name_what_stays(how: How, before: Sequence[Layerwise], after: Sequence[Layerwise]) -> None:
     steps = [
         type(step).__name__
         for was, now in zip(before, after, strict=True)
@@ -228,28 +204,23 @@ def _name_what_stays(how: How, before: list[Layerwise], after: list[Layerwise]) 
         log.warning("merge '%s' replaces plain means; these merges still see every upload unchanged: %s", how, stay)
 
 
-def _refusal(how: How, algorithms: list[Layerwise]) -> str:
-    steps = [type(step).__name__ for each in algorithms for step in each.merge]
+def _refusal(how: How, records: Sequence[Layerwise]) -> str:
+    steps = [type(step).__name__ for record in records for step in record.merge]
     by = f"merges by {', '.join(dict.fromkeys(steps))}" if steps else "has no merge"
     return f"merge '{how}' replaces a mean of uploads (Mean), but this method {by}: leave it out"
 
 
-def _robust_mean(mean: Mean, how: How, build: Made) -> RobustMerge:
-    if mean.unsent != "held":
-        raise RecordError(f"merge '{how}' keeps columns that no client sent: leave out unsent='{mean.unsent}'")
-    if mean.clip is not None:
+def _robust_mean(
+    step: MergeSums | MergeRows, how: How, build: Callable[[str, str], RobustMerge]
+) -> MergeSums | MergeRows:
+    """A robust merge in the place of a plain mean; other merges stay."""
+    if type(step) is not Mean:
+        return step
+    if step.unsent != "held":
+        raise RecordError(f"merge '{how}' keeps columns that no client sent: leave out unsent='{step.unsent}'")
+    if step.clip is not None:
         raise RecordError(f"merge '{how}' replaces a mean whose updates are already clipped: leave one of the two out")
-    return build(mean.field, _verified(mean.weights))
-
-
-def _made(how: How, share: float, factor: float, f: int, keep: int) -> Made:
-    builders: dict[str, Made] = {
-        "median": lambda field, weights: Median(field),
-        "trimmed": lambda field, weights: TrimmedMean(field, weights, share),
-        "clipped": lambda field, weights: ClippedMean(field, weights, factor),
-        "krum": lambda field, weights: Krum(field, weights, f, keep),
-    }
-    return builders[how]
+    return build(step.field, _verified(step.weights))
 
 
 def _verified(weights: str) -> str:

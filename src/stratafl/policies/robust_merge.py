@@ -10,6 +10,7 @@ from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
+from stratafl.core.reduce import pieces
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, Value
 from stratafl.core.steps import MergeRows
@@ -63,7 +64,7 @@ class Uploads:
         spread = broadcast(weights, block)
         masked = spread if self._sent is None else torch.where(self._sent[name], spread, 0)
         flat, flat_weights = (x.reshape(len(block), -1) for x in (block, masked))
-        for some in (slice(at, at + PIECE) for at in range(0, flat.shape[1], PIECE)):
+        for some in pieces(flat.shape[1], PIECE):
             yield some, flat[:, some].double(), flat_weights[:, some], server_row[some].double()
 
     def squares(self, name: str) -> Tensor:

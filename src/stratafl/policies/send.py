@@ -10,7 +10,7 @@ from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State
-from stratafl.core.steps import Names, Send
+from stratafl.core.steps import Send, field_names
 from stratafl.core.task import Task
 
 
@@ -21,14 +21,8 @@ class Upload(Send):
     layers: Select = select("all")
     field: str = "theta"
     columns: Columns = "all"
-
-    @property
-    def reads(self) -> Names:
-        return (self.field,)
-
-    @property
-    def writes(self) -> Names:
-        return (f"up.{self.field}", "up.samples")
+    reads = field_names("{field}")
+    writes = field_names("up.{field}", "up.samples")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
         value = client[self.field]

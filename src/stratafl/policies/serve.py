@@ -11,7 +11,7 @@ from stratafl.core.parcel import Field
 from stratafl.core.records import record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, apply, rows_of
-from stratafl.core.steps import Names, Serve
+from stratafl.core.steps import Serve, field_names
 
 
 @record
@@ -21,14 +21,8 @@ class Download(Serve):
     layers: Select = select("all")
     field: str = "theta"
     columns: Columns = "all"
-
-    @property
-    def reads(self) -> Names:
-        return (self.field,)
-
-    @property
-    def writes(self) -> Names:
-        return (f"down.{self.field}",)
+    reads = field_names("{field}")
+    writes = field_names("down.{field}")
 
     def sent(self, rnd: Round, server: State) -> Value:
         """What of the field travels: of these layers, what the server keeps."""
@@ -65,14 +59,8 @@ class MeanOfRows(Serve):
 
     rows: str = "rows"
     field: str = "theta"
-
-    @property
-    def reads(self) -> Names:
-        return (self.rows,)
-
-    @property
-    def writes(self) -> Names:
-        return (f"down.{self.field}",)
+    reads = field_names("{rows}")
+    writes = field_names("down.{field}")
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         return {self.field: Field({name: x.mean(0) for name, x in rows_of(server, self.rows).items()}, common=True)}

@@ -26,7 +26,7 @@ from stratafl.core.objectives import Objective
 from stratafl.core.records import Written, record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
-from stratafl.core.steps import Batching, Names, Train
+from stratafl.core.steps import Batching, Names, Train, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies.descent import (
@@ -55,10 +55,7 @@ class Pull:
 
     strength: float
     anchor: str = "anchor"
-
-    @property
-    def reads(self) -> Names:
-        return (self.anchor,)
+    reads = field_names("{anchor}")
 
     def __call__(self, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> Rows:
         anchor = rows_of(client, self.anchor)
@@ -238,14 +235,8 @@ class Copy(Train):
 
     source: str
     into: str
-
-    @property
-    def reads(self) -> Names:
-        return (self.source,)
-
-    @property
-    def writes(self) -> Names:
-        return (self.into,)
+    reads = field_names("{source}")
+    writes = field_names("{into}")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         return {self.into: client[self.source]}
@@ -259,10 +250,7 @@ class Accuracy(Train):
     row: str = "theta"
     writes = ("accuracy",)
     scores = True
-
-    @property
-    def reads(self) -> Names:
-        return (self.row,)
+    reads = field_names("{row}")
 
     @property
     def splits(self) -> Names:

@@ -27,8 +27,17 @@ from stratafl.report.formats import score_text
 from stratafl.report.gains.sample_noise import ClientScores
 from stratafl.report.intervals import Spread
 from stratafl.report.outcome import OF_ANSWERS, Outcome, is_imported, measured_by, numbers_of
-from stratafl.report.paired import Paired, holm, pair_of, pairs, with_first
-from stratafl.report.pairing import Couple, ScoredRun, pair_uncertainty, scored_runs
+from stratafl.report.paired import (
+    Couple,
+    Paired,
+    ScoredRun,
+    holm,
+    pair_of,
+    pair_uncertainty,
+    pairs,
+    scored_runs,
+    with_first,
+)
 from stratafl.report.ranking import Rank, comparable_ranks, ranking
 from stratafl.report.sentences import Finding, finding
 

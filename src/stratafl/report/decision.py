@@ -18,10 +18,9 @@ from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
-from stratafl.report.formats import apart_by, limits, listed, score_text, size_text
+from stratafl.report.formats import apart_by, listed, over_seeds, score_text, size_text
 from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
-from stratafl.report.intervals import interval
 from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
 from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
@@ -307,12 +306,10 @@ def _first_place(first: Rank, study: Study, is_alone: bool) -> Finding:
 
 
 def _basis(values: Sequence[float], metric: Metric) -> str:
-    """What a mean over seeds is of; the t interval of two values would say nothing."""
+    """What a mean over seeds is of."""
     if len(values) == 1:
         return "one seed"
-    if len(values) == 2:
-        return f"2 seeds: {' and '.join(score_text(value, metric) for value in values)}"
-    return f"mean of {len(values)} seeds, 95 % interval {limits(interval(values), metric)}"
+    return f"{'2 seeds: ' if len(values) == 2 else f'mean of {len(values)} seeds, '}{over_seeds(values, metric)}"
 
 
 def _against_rivals(compared: Sequence[Paired]) -> Findings:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
-from stratafl.report.intervals import Interval, Spread
+from stratafl.report.intervals import Interval, Spread, interval
 
 NO_VALUE = "–"
 MARK = "†"  # follows the name of a method that leaks
@@ -42,10 +42,10 @@ def _unit(metric: Metric) -> str:
     return " %" if metric.percent else ""
 
 
-def spread(over_seeds: Spread | None, metric: Metric) -> str:
-    if over_seeds is None or over_seeds.std is None:
-        return score_text(over_seeds.mean if over_seeds else None, metric)
-    mean, std = over_seeds.mean, over_seeds.std
+def spread(numbers: Spread | None, metric: Metric) -> str:
+    if numbers is None or numbers.std is None:
+        return score_text(numbers.mean if numbers else None, metric)
+    mean, std = numbers.mean, numbers.std
     if metric.percent or metric.name in AREAS or not 1e-4 <= abs(mean) < 1e4:
         return f"{score_text(mean, metric)} ± {minus(_number(std, metric, digits=2))}"
     # Both with the same decimals: four digits of the mean, and a digit of the deviation.
@@ -56,6 +56,13 @@ def spread(over_seeds: Spread | None, metric: Metric) -> str:
 def _power(value: float) -> int:
     """Of ten, in the first digit of the value."""
     return floor(log10(abs(value))) if value else 0
+
+
+def over_seeds(values: Sequence[float], metric: Metric) -> str:
+    """The t interval over seeds, or two values themselves, of which it would say nothing; empty for one."""
+    if len(values) == 2:
+        return " and ".join(score_text(value, metric) for value in values)
+    return f"95 % interval {limits(interval(values), metric)}" if len(values) > 2 else ""
 
 
 def limits(ends: Interval | None, metric: Metric) -> str:

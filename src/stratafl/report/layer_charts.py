@@ -112,10 +112,7 @@ def _heat(key: str, ends: tuple[float, float], run: Outcome) -> Figure | None:
     look |= {"texttemplate": f"%{{z:{form}}}"} if len(rounds) * len(names) <= 80 else {}
     z = [[rounded(by_layer[layer].get(number)) for number in rounds] for layer in names]
     trace = heat_map(z, f"%{{y}}, round %{{x}}: %{{z:{form}}}", **look)
-    return {
-        "data": [trace],
-        "layout": {"xaxis": category_axis("round"), "yaxis": category_axis(down=True)},
-    }
+    return {"data": [trace], "layout": {"xaxis": category_axis("round"), "yaxis": category_axis(down=True)}}
 
 
 def _lines(study: Study, key: str, number: int) -> Figure:
@@ -154,12 +151,7 @@ def mixing_chart(study: Study) -> Chart | None:
     tree = by_method_and_seed(study, lambda run: _weights(run, rounds, side))
     some = "" if side is None else f" Only {side} clients are shown, evenly spaced."
     caption = f"The weights with which each layer was mixed. The slider sets the round.{some}"
-    controls = (
-        Control("method"),
-        Control("seed", "switch"),
-        Control("layer"),
-        Control("round", "slider"),
-    )
+    controls = (Control("method"), Control("seed", "switch"), Control("layer"), Control("round", "slider"))
     return Chart("mixing", "Mixing weights", caption, tree, controls, height=520) if tree else None
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from stratafl.errors import counted
-from stratafl.evaluation.metrics import Metric
 from stratafl.report.formats import (
     MARK,
     NO_VALUE,
@@ -12,6 +11,7 @@ from stratafl.report.formats import (
     duration_text,
     limits,
     minute,
+    over_seeds,
     score_text,
     size_text,
     spread,
@@ -41,7 +41,7 @@ def ranking_table(study: Study) -> ReportTable:
         cells += [text(len(rank.seeds))] if counts else []
         lost = "score" not in rank.numbers and rank.diverged
         reached = DIVERGED if lost else spread(rank.numbers.get("score"), metric)
-        cells.append(Cell(reached, None, "strong", _interval(rank.scores, metric)))
+        cells.append(Cell(reached, None, "strong", over_seeds(rank.scores, metric)))
         cells += [_against(rank, first, study), Cell(score_text(rank.mean("worst10"), metric))]
         return (*cells, Cell(size_text(rank.mean("bytes"))), Cell(duration_text(rank.mean("seconds"))))
 
@@ -60,13 +60,6 @@ def ranking_table(study: Study) -> ReportTable:
     behind = {rank.label: paired for rank in study.ranks if first and (paired := _minus(rank, first, study))}
     written = to_csv(study.ranks, behind)
     return ReportTable("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
-
-
-def _interval(values: Sequence[float], metric: Metric) -> str:
-    """The t interval over seeds; the two values themselves, of which it would say nothing."""
-    if len(values) == 2:
-        return " and ".join(score_text(value, metric) for value in values)
-    return f"95 % interval {limits(interval(values), metric)}" if len(values) > 2 else ""
 
 
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:

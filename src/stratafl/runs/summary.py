@@ -9,7 +9,7 @@ from math import isfinite
 
 from stratafl.config.metric_choice import AUTO, PLAIN, stored_metric
 from stratafl.config.setting_tables import EvaluateTable, StopTable
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.errors import counted
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.metrics import METRICS, Metric
@@ -172,8 +172,7 @@ def _at_target(line: Line, target: float, evaluate: EvaluateTable) -> str | None
     return f"validation {metric.title} {written.format(value)} reached the target {written.format(target)}"
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Selection:
     """The line of the selected round so far, and the state after it, which runs of early versions did not keep.
 

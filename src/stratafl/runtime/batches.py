@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ def sample_positions(plan: BatchPlan, epoch_keys: Tensor, offsets: Tensor, *, sh
     return local + offsets[:, None, None]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Batches:
     """All batches of a scan, as tensors on the device, so that the host is not asked between steps."""
 

@@ -17,8 +17,8 @@ from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
 from stratafl.data.federation import Federation
+from stratafl.data.preprocessing import numbers as numbers_of
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.scaling import numbers as numbers_of
 from stratafl.errors import ModelError, first_line, unknown
 from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.lanes import PIECE, in_lanes
 from stratafl.runtime.tables import table_of
 
+T = TypeVar("T")
 EngineChoice = Literal["stacked", "loop"]
 VERSION = 2  # raised when an engine becomes faster or slower
 SWITCH = "STRATAFL_MEASURE"  # "off": clients are stacked without measuring; tests need the same engine everywhere
@@ -137,11 +138,10 @@ def seconds(step: Callable[[], object]) -> float:
         step()
         return _clock() - begin
 
-    taken: float = _in_one_thread(timed)
-    return taken
+    return _in_one_thread(timed)
 
 
-def _in_one_thread(run: Callable[[], Any]) -> Any:
+def _in_one_thread(run: Callable[[], T]) -> T:
     (result,) = in_lanes(lambda _: run(), [None], threads=1)
     return result
 

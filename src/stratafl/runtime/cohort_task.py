@@ -79,9 +79,6 @@ class CohortTask:
         federation, device = self._runtime.federation, self._runtime.device
         return federation.once(("indices", split, device), lambda: federation.split(split).indices.to(device))
 
-    def _read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        return self._runtime.source.read(samples)
-
     def _batches(self, plan: BatchPlan, purpose: str, shuffle: bool, split: str = "train") -> Batches:
         """The batches of all clients."""
         device = self._runtime.device
@@ -231,7 +228,7 @@ class CohortTask:
     def _window(self, batches: Batches, steps: slice, active: int) -> list[Stack]:
         """The batches of some steps, by one read: a read for each takes longer than a layer of a small model."""
         samples, weight, noise = (x[:active, steps].transpose(0, 1).contiguous() for x in batches.tensors())
-        x, y = self._read(samples)
+        x, y = self._runtime.source.read(samples)
         sizes = batches.sizes[:active, steps].T.tolist()
         return [Stack(a, b, w, k, tuple(real)) for a, b, w, k, real in zip(x, y, weight, noise, sizes, strict=True)]
 
@@ -319,7 +316,7 @@ class CohortTask:
             place = torch.arange(start, start + min(width, max(left.values())), device=device)
             weight = (place < limit[here]).to(torch.float64)
             positions = torch.minimum(place.expand(len(here), -1), limit[here] - 1) + offsets[here]
-            x, y = self._read(samples[positions])
+            x, y = self._runtime.source.read(samples[positions])
             some = rows if len(here) == len(self) else {name: block[here] for name, block in rows.items()}
             sizes = tuple(min(count, len(place)) for count in left.values())
             outputs, features = self._runtime.engine.outputs(some, x, weight.to(self._runtime.dtype), sizes)

@@ -8,12 +8,13 @@ run in parallel. On 2 ARM cores (20 clients, batch 10) a step of a small MLP tak
 import importlib
 import logging
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from threading import local
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,51 +68,49 @@ PLAIN: dict[object, Callable[..., Any]] = {
 }
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """How gradients and outputs of a cohort are computed."""
 
     parallel: bool  # whether lanes of clients may run at the same time
     alone: bool  # whether lanes take one client at a time, in one thread, on whose number its bits depend
-    client_seconds: float | None  # of a client's training step in one thread, where it was measured
-
-    @property
-    def model(self) -> Model: ...
-
-    @property
-    def traces(self) -> int:
-        """How many steps are replayed from a trace."""
-
-    def prepare(self) -> None:
-        """Called between scans, when nothing else runs."""
-
-    def close(self) -> None:
-        """Free what is kept from step to step; it is made again when needed."""
-
-    def gradients(
-        self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
-    ) -> Gradients:
-        """Gradients of the objective with respect to the trained tensors."""
-
-    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Outputs and features in evaluation mode, for inputs `[C, B, …]`, of which `sizes` are real samples."""
-
-
-class _ThreadModels:
-    """A model for each thread, because it holds one set of columns at a time."""
 
     def __init__(self, make: Callable[[], Model]) -> None:
         self._make, self._own = make, local()
-        self.client_seconds: float | None = None
+        self.client_seconds: float | None = None  # of a client's training step in one thread, where it was measured
 
     @property
     def model(self) -> Model:
+        """The model of this thread, because it holds one set of columns at a time."""
         if not hasattr(self._own, "model"):
             self._own.model = self._make()
         model: Model = self._own.model
         return model
 
+    @property
+    def traces(self) -> int:
+        """How many steps are replayed from a trace."""
+        return 0
 
-class StackedEngine(_ThreadModels):
+    def prepare(self) -> None:
+        """Called between scans, when nothing else runs."""
+        return
+
+    def close(self) -> None:
+        """Free what is kept from step to step; it is made again when needed."""
+        return
+
+    @abstractmethod
+    def gradients(
+        self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
+    ) -> Gradients:
+        """Gradients of the objective with respect to the trained tensors."""
+
+    @abstractmethod
+    def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Outputs and features in evaluation mode, for inputs `[C, B, …]`, of which `sizes` are real samples."""
+
+
+class StackedEngine(Engine):
     """All clients at once: `vmap` over the client axis of the gradient of one client's loss.
 
     A step that is repeated often is traced once into plain tensor operations and replayed: the same operations on the
@@ -205,31 +204,39 @@ class StackedEngine(_ThreadModels):
         return result
 
 
-class LoopEngine(_ThreadModels):
+class LoopEngine(Engine):
     """Client by client, with exact batches and stock modules: any module runs, and tests compare with it.
 
     Where the module draws no random numbers of its own, several clients are computed at a time, each in one thread: a
     stock operation may split its sums over threads, so a client's bits would depend on their number.
     """
 
-    traces = 0
-
     def __init__(self, make: Callable[[], Model], *, parallel: bool = False) -> None:
         super().__init__(make)
         self.parallel = self.alone = parallel
 
-    def prepare(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
     def gradients(
         self, objective: Objective, rows: Rows, stack: Stack, trained: tuple[str, ...], inputs: Inputs, modes: Modes
     ) -> Gradients:
-        of_clients = self._each(
-            lambda c: self._client(c, objective, rows, stack, trained, inputs, modes), range(len(stack.sizes))
-        )
+        def client(c: int) -> Gradients:
+            size = stack.sizes[c]
+            # `data` has its own version counter: other lanes may move other clients' rows of the same tensor.
+            row = {n: x.data[c] for n, x in rows.items()}
+            leaves = {n: row[n].requires_grad_() for n in trained}
+            batch = Batch(stack.x[c, :size], stack.y[c, :size], stack.weight[c, :size], stack.keys[c])
+            frozen = {name: {n: x.data[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
+            constants, carry = ({n: x.data[c] for n, x in each.items()} for each in (inputs.constants, inputs.carry))
+            # Modules with random numbers of their own (an LSTM's dropout) draw them from this client's key.
+            with nullcontext() if self.parallel else torchs_generator(int(stack.keys[c])):
+                net = self.model.net(row, frozen, modes, None, stack.keys[c])
+                loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            pairs = zip(leaves.items(), gradients, strict=True)
+            grads = {n: torch.zeros_like(x) if g is None else g for (n, x), g in pairs}
+            moving = {n: row[n].detach() for n in rows if not self.model.layout.specs[n].trainable}
+            return Gradients(grads, loss.detach(), moving, _detached(carry), _detached(metrics))
+
+        of_clients = self._each(client, range(len(stack.sizes)))
         return Gradients(
             _stacked([g.rows for g in of_clients]),
             torch.stack([g.loss for g in of_clients]),
@@ -240,36 +247,6 @@ class LoopEngine(_ThreadModels):
 
     def _each(self, run: Callable[[int], T], clients: Sequence[int]) -> list[T]:
         return in_lanes(run, clients, threads=1) if self.parallel else [run(c) for c in clients]
-
-    def _client(
-        self,
-        c: int,
-        objective: Objective,
-        rows: Rows,
-        stack: Stack,
-        trained: tuple[str, ...],
-        inputs: Inputs,
-        modes: Modes,
-    ) -> Gradients:
-        size = stack.sizes[c]
-        # `data` has its own version counter: other lanes may move other clients' rows of the same tensor.
-        row = {n: x.data[c] for n, x in rows.items()}
-        leaves = {n: row[n].requires_grad_() for n in trained}
-        weight = stack.weight[c, :size]
-        batch = Batch(stack.x[c, :size], stack.y[c, :size], weight, stack.keys[c])
-        frozen = {name: {n: x.data[c] for n, x in value.items()} for name, value in inputs.frozen.items()}
-        constants = {name: x.data[c] for name, x in inputs.constants.items()}
-        carry = {name: x.data[c] for name, x in inputs.carry.items()}
-        # Modules with random numbers of their own (an LSTM's dropout) draw them from this client's key.
-        with nullcontext() if self.parallel else torchs_generator(int(stack.keys[c])):
-            net = self.model.net(row, frozen, modes, None, stack.keys[c])
-            loss, carry, metrics = objective(net, row, frozen, batch, constants, carry)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        grads = {
-            n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(leaves.items(), gradients, strict=True)
-        }
-        moving = {n: row[n].detach() for n in rows if not self.model.layout.specs[n].trainable}
-        return Gradients(grads, loss.detach(), moving, _detached(carry), _detached(metrics))
 
     def outputs(self, rows: Rows, x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Each client on its real samples; one without samples gets a padded one."""

@@ -1,14 +1,13 @@
 """The inputs of captured steps: which client is at which slot when, and its batches, read some steps at a time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.task import Stack
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.scan import Scan, Source
@@ -65,8 +64,7 @@ class SlotPlan:
                 yield source, (slot, step)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class InputBuffers:
     """The batches of a window of steps, where a captured step finds them."""
 

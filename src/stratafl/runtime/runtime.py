@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import torch
 
 from stratafl.core.layout import Layout
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.runtime.batches import Batches
@@ -25,8 +25,7 @@ MAX_JOINED_COLUMNS = (
 )  # columns of a model whose clients gain on a CPU by company: their steps are many short operations
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Runtime:
     """What the tasks of all cohorts share; `build_runtime` makes it."""
 

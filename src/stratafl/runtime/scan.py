@@ -4,25 +4,23 @@ A run asks for one scan at a time. Scans of several runs that are alike can be e
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from stratafl.core.layout import Rows
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import State, Value, flatten, shared
 from stratafl.core.task import ScanStep
-from stratafl.data.scaling import numbers, samples_at
+from stratafl.data.preprocessing import numbers, samples_at
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.likeness import enclosed
 from stratafl.runtime.tables import Table
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Source:
     """Where the samples of a run are read: inputs, targets, and what inputs are scaled with."""
 
@@ -48,8 +46,7 @@ class Source:
         return self.x.data_ptr(), self.y.data_ptr(), self.x.shape, scale, self.dtype
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Scan:
     """Steps of some clients of one run; all tensors have a leading client axis.
 

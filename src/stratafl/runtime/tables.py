@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import State, rows_of
 from stratafl.core.task import ScanStep, Stack
 
@@ -40,8 +40,7 @@ class Table:
         return EmbeddingsInUse(short.to(tokens.dtype), sorted_tokens.long(), places)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class EmbeddingsInUse:
     """The embeddings of some clients' batches, and the batches with places in the short table."""
 

@@ -189,20 +189,10 @@ class Search:
         score = None if best is None else self.journals.score(best, self.rounds)
         left = [path for path, values in tried.items() if len({*map(str, values)}) == 1]
         trials = [self._trial_result(number, trial) for number, trial in settings.items()]
-        metric = self._metric
-        return TunedMethod(
-            self.method,
-            chosen,
-            self.default,
-            self._natural(score),
-            sides,
-            widened=len(settings) > self.planned,
-            left=left,
-            trials=trials,
-            metric=metric.name,
-            larger=metric.larger_is_better,
-            percent=metric.percent,
-        )
+        widened, metric = len(settings) > self.planned, self._metric
+        about: dict[str, Any] = {"metric": metric.name, "larger": metric.larger_is_better, "percent": metric.percent}
+        scored = (self._natural(score), sides, widened, left, trials)
+        return TunedMethod(self.method, chosen, self.default, *scored, **about)
 
     @property
     def _metric(self) -> Metric:

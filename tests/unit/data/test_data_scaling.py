@@ -7,7 +7,7 @@ import torch
 from stratafl import fit
 from stratafl.algorithms import fedper
 from stratafl.data import Scaling, federate
-from stratafl.data.scaling import numbers
+from stratafl.data.preprocessing import numbers
 from stratafl.errors import DataError
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from stratafl.data import IID, Reading, from_samples, load_samples
-from stratafl.data.preprocessing import Preprocessing
+from stratafl.data.preprocessing import Preprocessing, Scaling
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.scaling import Scaling
 from stratafl.data.site_samples import site_federation
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError

@@ -4,7 +4,6 @@
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.annotations import Range
 from stratafl.core.records import record
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.errors import PartitionError
 
 Indices = NDArray[np.int64]
@@ -22,8 +21,7 @@ Some = Annotated[int, Range(least=1)]
 Share = Annotated[float, Range(above=0, below=1)]
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Assignment:
     """One array of sample indices per client to train on and, if the partition decides that too, to test on.
 
@@ -36,8 +34,7 @@ class Assignment:
     overlap: bool = False
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Pool:
     """What a partition may look at: labels and, if known, the publishers' test samples and the owner of each sample."""
 

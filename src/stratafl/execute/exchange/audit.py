@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -144,10 +144,3 @@ class AuditLog:
                     os.close(handle)
         except RunError as error:
             raise explained_full(error) from error
-
-
-def lines(path: Path) -> list[Mapping[str, Any]]:
-    """All lines of a log that is what was written."""
-    checked: list[Mapping[str, Any]] = []
-    verify(path, look=checked.append)
-    return checked

@@ -18,7 +18,7 @@ from stratafl.errors import RecordError, WireError, shown
 from stratafl.files import json_value
 
 MAGIC = b"strata 1"  # with the version of the protocol
-MAX_MESSAGE_BYTES = 4 << 30  # bytes of a message, unless the receiver allows fewer
+MAX_MESSAGE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 1 << 20
 MAX_OFFERED_BLOCKS = 1024  # blocks that a site offers
 MAX_REFUSAL_LETTERS = 300
@@ -148,18 +148,18 @@ def encode_message(message: Request | Reply) -> bytes:
     return b"".join((MAGIC, _checksum(parts), *parts))
 
 
-def decode_request(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Request:
+def decode_request(data: bytes) -> Request:
     """What a server sent; anything else is a `WireError`."""
-    return cast(Request, _decoded(data, _REQUESTS, most))
+    return cast(Request, _decoded(data, _REQUESTS))
 
 
-def decode_reply(data: bytes, most: int = MAX_MESSAGE_BYTES) -> Reply:
+def decode_reply(data: bytes) -> Reply:
     """What a site replied; anything else is a `WireError`."""
-    return cast(Reply, _decoded(data, _REPLIES, most))
+    return cast(Reply, _decoded(data, _REPLIES))
 
 
-def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
-    header, body = _opened(data, most)
+def _decoded(data: bytes, kinds: Mapping[str, type[Any]]) -> Any:
+    header, body = _opened(data)
     message_type = kinds.get(header.get("kind", "")) if isinstance(header.get("kind"), str) else None
     if message_type is None:
         raise _not_a_message(f"it is of kind '{shown(header.get('kind'))}', not one of: {', '.join(kinds)}")
@@ -172,7 +172,7 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
             raise _not_a_message(f"its {name} is {shown(header[name])}")
     values = {name: _READ[name](header[name]) if name in _READ else header[name] for name in names}
     if message_type in (DownloadMessage, Commit):
-        _check_sizes(values["pieces"], len(body), most)
+        _check_sizes(values["pieces"], len(body))
     elif body and message_type is not UploadMessage:
         raise _not_a_message(f"{len(body):,} bytes follow its header")
     address = Address(*(header[f.name] for f in fields(Address)))
@@ -180,10 +180,10 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]], most: int) -> Any:
     return message_type(address, **values, **bodies)
 
 
-def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
+def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the body of a message that is whole."""
-    if len(data) > most:
-        raise _not_a_message(f"it has {len(data):,} bytes, and at most {most:,} are allowed")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise _not_a_message(f"it has {len(data):,} bytes, and at most {MAX_MESSAGE_BYTES:,} are allowed")
     if data[:8] != MAGIC:
         raise _not_a_message(f"it begins with {data[:8]!r}, not with {MAGIC!r}")
     length = int.from_bytes(data[_LENGTH], "little")
@@ -201,9 +201,9 @@ def _opened(data: bytes, most: int) -> tuple[dict[str, Any], bytes]:
     return header, body
 
 
-def _check_sizes(pieces: Sequence[Piece], body_bytes: int, most: int) -> None:
-    if sum(piece.size for piece in pieces) > most:
-        raise _not_a_message(f"its parcel is larger than the {most:,} bytes that are allowed")
+def _check_sizes(pieces: Sequence[Piece], body_bytes: int) -> None:
+    if sum(piece.size for piece in pieces) > MAX_MESSAGE_BYTES:
+        raise _not_a_message(f"its parcel is larger than the {MAX_MESSAGE_BYTES:,} bytes that are allowed")
     sent = sum(piece.size for piece in pieces if piece.sent)
     if sent != body_bytes:
         raise _not_a_message(f"it has {body_bytes:,} bytes of pieces, and its header says {sent:,}")

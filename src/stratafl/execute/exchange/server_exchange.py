@@ -1,9 +1,8 @@
 """The server's side: it asks sites, takes each upload at most once, absorbs a round and saves it before the next."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,7 +11,6 @@ from stratafl.errors import DamagedError, RecordError, RunError, WireError, show
 from stratafl.execute.exchange.audit import AuditLog, Line, LogMark
 from stratafl.execute.exchange.blocks import pack_download
 from stratafl.execute.exchange.protocol import (
-    MAX_MESSAGE_BYTES,
     MAX_REFUSAL_LETTERS,
     NONE_ABSORBED,
     Address,
@@ -67,13 +65,7 @@ class Answer:
 
 @contextmanager
 def open_server(
-    folder: Path,
-    federation: str,
-    sites: Sequence[str],
-    work: ServerComputation,
-    *,
-    most: int = MAX_MESSAGE_BYTES,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    folder: Path, federation: str, sites: Sequence[str], work: ServerComputation
 ) -> Iterator["ServerExchange"]:
     """A federation at its last absorbed round, new or resumed; its folder is locked until the block ends."""
     check_exchange_name("a federation", federation)
@@ -85,7 +77,7 @@ def open_server(
         start = work.start()
         store = ServerStore(folder, federation, state_form(start))
         saved, history = store.load(), _History(federation)
-        log = AuditLog(folder / AUDIT, LogMark() if saved is None else saved.mark, history.look, now)
+        log = AuditLog(folder / AUDIT, LogMark() if saved is None else saved.mark, history.look)
         if saved is None and history.begun:
             raise DamagedError(
                 f"'{folder / STATE}' is missing, and {AUDIT} shows that the federation has begun: restore it"
@@ -94,7 +86,7 @@ def open_server(
         if saved is None:
             saved = SavedServer(0, start, {}, log.mark)
             store.save(saved)
-        yield ServerExchange(federation, names, work, store, log, saved, history, most)
+        yield ServerExchange(federation, names, work, store, log, saved, history)
 
 
 class _History:
@@ -139,11 +131,10 @@ class ServerExchange:
         log: AuditLog,
         saved: SavedServer,
         history: _History,
-        most: int,
     ) -> None:
         self.federation, self.sites = federation, tuple(sites)
         self._work, self._store, self._log, self._saved = work, store, log, saved
-        self._attempt, self._committed, self._most = history.attempt, history.committed, most
+        self._attempt, self._committed = history.attempt, history.committed
         self._asked: dict[str, DownloadMessage | Commit] = {}  # what each site has not answered yet, without its body
         self._arrived: dict[str, UploadMessage] = {}
         self._have: dict[str, frozenset[str]] = {}
@@ -194,7 +185,7 @@ class ServerExchange:
     def take(self, sender: str, data: bytes) -> Answer:
         """A reply, from the site that is known to have sent it, whatever the reply says."""
         try:
-            reply = decode_reply(data, self._most)
+            reply = decode_reply(data)
         except WireError as error:
             return self._refused(sender, len(data), str(error))
         wrong = self._wrong(sender, reply)

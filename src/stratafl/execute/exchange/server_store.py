@@ -7,13 +7,12 @@ FOLDER/                        mode 0700, locked by one process at a time
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import Kind, State, flatten, form_difference, unflatten
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute.exchange.audit import LogMark
@@ -23,8 +22,7 @@ STATE, AUDIT = "state.safetensors", "audit.jsonl"
 _MAX_STATE_BYTES = 1 << 40  # bytes of a state: it is the server's own file
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class SavedServer:
     """The server after `round` rounds."""
 

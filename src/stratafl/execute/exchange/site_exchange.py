@@ -8,7 +8,6 @@ from stratafl.core.state import State
 from stratafl.errors import LostStateError, StrataError, WireError, told_to_others
 from stratafl.execute.exchange.blocks import sent_blocks, unpack_download
 from stratafl.execute.exchange.protocol import (
-    MAX_MESSAGE_BYTES,
     NONE_ABSORBED,
     Committed,
     DownloadMessage,
@@ -39,8 +38,8 @@ class SiteComputation(Protocol):
 class SiteExchange:
     """Answers messages for one site; its folder is open and locked."""
 
-    def __init__(self, store: SiteStore, work: SiteComputation, *, most: int = MAX_MESSAGE_BYTES) -> None:
-        self._store, self._work, self._most = store, work, most
+    def __init__(self, store: SiteStore, work: SiteComputation) -> None:
+        self._store, self._work = store, work
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; a `WireError` if it is no message at all.
@@ -48,7 +47,7 @@ class SiteExchange:
         Whatever else is wrong, with the message, the disk or the computation, is a refusal: nothing was changed, and
         the same message can be answered later.
         """
-        request = decode_request(data, self._most)
+        request = decode_request(data)
         try:
             reply = self._reply(request)
         except StrataError as error:

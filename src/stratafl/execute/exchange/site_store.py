@@ -14,14 +14,13 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder
 from stratafl.core.state import Kind, State, bytes_of, flatten, form_difference, kind, unflatten
 from stratafl.errors import DamagedError, LostStateError, RunError
 from stratafl.execute.exchange.blocks import CACHE_BYTES, BlockCache
@@ -56,8 +55,7 @@ def site_folder(root: Path, federation: str, site: str) -> Path:
     return root / check_exchange_name("a federation", federation) / check_exchange_name("a site", site)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class RoundResult:
     """The state after an upload, with the upload; `base` is the digest of the upload whose state it grew from."""
 
@@ -73,8 +71,7 @@ class RoundResult:
         return (self.round, self.base) == (request.address.round, request.absorbed)
 
 
-@short_repr
-@dataclass(frozen=True, eq=False)
+@holder
 class Final:
     """What a site ends with: its state (None: it never took part), and the parcel of the round after the last one."""
 
@@ -85,13 +82,7 @@ class Final:
 
 @contextmanager
 def open_site(
-    root: Path,
-    federation: str,
-    site: str,
-    form: Mapping[str, Kind],
-    *,
-    cache_bytes: int = CACHE_BYTES,
-    most: int = MAX_MESSAGE_BYTES,
+    root: Path, federation: str, site: str, form: Mapping[str, Kind], *, cache_bytes: int = CACHE_BYTES
 ) -> Iterator["SiteStore"]:
     """The folder of one site in one federation, made if it is missing, and locked until the block ends.
 
@@ -99,24 +90,23 @@ def open_site(
     """
     folder = site_folder(root, federation, site)
     with private_folder(folder):
-        yield SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS, cache_bytes).prepare(), most)
+        yield SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS, cache_bytes).prepare())
 
 
 def read_site(root: Path, federation: str, site: str, form: Mapping[str, Kind]) -> "SiteStore":
     """The same folder for readers, such as predictions, also while another process has it open."""
     folder = site_folder(root, federation, site)
-    return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS), MAX_MESSAGE_BYTES)
+    return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS))
 
 
 class SiteStore:
     """An open folder of a site; `open_site` makes it."""
 
-    def __init__(
-        self, folder: Path, federation: str, site: str, form: Mapping[str, Kind], blocks: BlockCache, most: int
-    ) -> None:
+    def __init__(self, folder: Path, federation: str, site: str, form: Mapping[str, Kind], blocks: BlockCache) -> None:
         self.folder, self.federation, self.site, self.blocks = folder, federation, site, blocks
         self._form = dict(form)
-        self._most = most + _ROOM + sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
+        state_bytes = sum(torch.empty(shape, dtype=t, device="meta").nbytes for t, shape in form.values())
+        self._most = MAX_MESSAGE_BYTES + _ROOM + state_bytes
 
     def current(self) -> RoundResult | None:
         """The state that the server knows of; a damaged one is an error, never a reason to start over."""
@@ -167,11 +157,6 @@ class SiteStore:
             raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {latest} is here")
         about = {"round": round, "attempt": attempt, "absorbed": absorbed}
         self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
-
-    def delivered(self) -> bytes | None:
-        """The last parcel of the server; None before the commit."""
-        stored = self._delivered()
-        return None if stored is None else bytes_of(stored[1][_PARCEL]).numpy().tobytes()
 
     def final(self) -> Final | None:
         """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
