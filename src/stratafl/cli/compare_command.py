@@ -203,7 +203,7 @@ def drive_tuning(tuning: Tuning, jobs: int | None) -> int:
     with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
         watches = {folder: display.watch(run) for folder, run in runs.items()}
         if jobs == 1:
-            finished = advance(tuning, _by_folder(watches), _noted, lambda: interrupt.asked)
+            finished = advance(tuning, _by_folder(watches), note_work, lambda: interrupt.asked)
         else:
             finished = share(Crew(tuning.folder, tuning.trust, again, jobs), interrupt, watches)
     if not finished:
@@ -218,7 +218,7 @@ def take_tuning(folder: Path, trust: Trust, jobs: int) -> int:
     parent = os.getppid()
     with interruptible(note_console(), quiet=True) as interrupt:
         tuning = Tuning.open(folder, trust)
-        done = advance(tuning, note=_noted, interrupted=lambda: interrupt.asked or os.getppid() != parent, jobs=jobs)
+        done = advance(tuning, note=note_work, interrupted=lambda: interrupt.asked or os.getppid() != parent, jobs=jobs)
     return 0 if done else INTERRUPTED
 
 
@@ -293,7 +293,7 @@ def _by_folder(watches: dict[Path, Watch]) -> Callable[[PendingRun, int, Sequenc
     return watch
 
 
-def _noted(work: PendingRun, message: str) -> None:
+def note_work(work: PendingRun, message: str) -> None:
     print_note(f"{work.title}: {message}")
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.cli.command_options import ReproduceOptions, settings_of
-from stratafl.cli.console import note_console, print_note, result_console, show_warnings
+from stratafl.cli.compare_command import note_work
+from stratafl.cli.console import note_console, result_console, show_warnings
 from stratafl.cli.display import Display, DisplayedRun, Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
 from stratafl.cli.report_command import REPORT, write_report_if_possible
@@ -28,7 +29,6 @@ from stratafl.recipes.result import HERE, cells, heads, legend, write_result
 from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.comparison import SEEDS
 from stratafl.runs.joined import JoinedRuns
-from stratafl.tuning import PendingRun
 from stratafl.tuning import advance as advance_search
 
 _STYLES = {True: "green", False: "red", None: "dim"}
@@ -143,14 +143,10 @@ def _tuned(reproduction: Reproduction, cell: RecipeCell, interrupted: Callable[[
             f"tuning {cell.row}, {cell.column}: {counted(len(reproduction.search(cell).points), 'trial')}", markup=False
         )
         try:
-            advance_search(reproduction.search(cell), note=_note, interrupted=interrupted)
+            advance_search(reproduction.search(cell), note=note_work, interrupted=interrupted)
         except DataError as error:
             reproduction.refused[cell.column] = str(error)
     return reproduction.experiment(cell) is not None
-
-
-def _note(work: PendingRun, message: str) -> None:
-    print_note(f"{work.title}: {message}")
 
 
 def _with_limit(watch: Watch, interrupt: Interrupt, limit: float | None) -> Watch:

@@ -26,7 +26,6 @@ from stratafl.errors import DataError, RecordError
 from stratafl.files import atomically
 
 _ENTRY = "entry.json"
-_CHUNK_BYTES = 1 << 24
 DRAW_VERSION = 1  # raised when a partition draws something else from the same random numbers
 WORTH_KEEPING = 0.5  # seconds
 
@@ -109,11 +108,7 @@ def _write(entry: Path, samples: Samples) -> None:
 
 
 def _checksum(array: NDArray[Any]) -> int:
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    total = 0
-    for start in range(0, len(flat), _CHUNK_BYTES):
-        total = zlib.crc32(flat[start : start + _CHUNK_BYTES].data, total)
-    return total
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def draw_partition(

@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
 
 from stratafl.config.deployment import DeployTable
 from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
@@ -62,24 +60,17 @@ class Attendance:
             if self._missed[site] == self._deploy.failures:
                 self._status.aside(site, f"{self._deploy.failures} rounds in a row without an upload that counts")
 
-    def sent(
-        self,
-        kind: Kind,
-        sites: Sequence[str],
-        left: float,
-        tables: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-        bodies: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> Mapping[str, Content]:
-        """The replies of these sites, without refusals and failures, which are noted.
+    def sent(self, kind: Kind, messages: Mapping[str, Content], left: float) -> Mapping[str, Content]:
+        """The replies to the message for each site, without refusals and failures, which are noted.
 
         A message can be lost unnoticed with the process that carries it, so a silent site is asked again before the
         deadline. A site that is still training answers both messages and trains once.
         """
-        if not sites:
+        if not messages:
             return {}
         federation = {"federation": self._deploy.name}
-        messages = {site: ({**federation, **tables.get(site, {})}, bodies.get(site, b"")) for site in sites}
-        done = self._courier.carry(kind, messages, max(min(left, self._deploy.deadline / MAX_TRIES), 1.0))
+        named = {site: ({**federation, **table}, body) for site, (table, body) in messages.items()}
+        done = self._courier.carry(kind, named, max(min(left, self._deploy.deadline / MAX_TRIES), 1.0))
         for site, reason in done.failures.items():
             self.fail(site, reason)
         refused = {site: table[REFUSED] for site, (table, _) in done.replies.items() if REFUSED in table}

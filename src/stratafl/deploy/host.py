@@ -21,7 +21,7 @@ from stratafl.deploy.certificates import LOOPBACK, Pair, check_site_name, read_k
 from stratafl.deploy.control import ControlClient, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError, shown
-from stratafl.files import explained, lock, read_plain
+from stratafl.files import lock, make_private, read_plain
 
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
@@ -87,8 +87,7 @@ class Host:
         self._quota = quota or Quota()
         self.folder, self.address, self._certificate, self._authority = folder, address, certificate, authority
         for part in (folder, *(folder / name for name in ("sites", "logs", "flower"))):
-            with explained("create", part):
-                part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(part)
         self._lock = lock(folder)
         self._kept = list[RestartedProcess]()
         self._port = free_port()

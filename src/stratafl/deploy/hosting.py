@@ -19,7 +19,7 @@ from typing import Any
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
-from stratafl.deploy.courier import Courier
+from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
@@ -64,7 +64,7 @@ class Hosting:
             offer = Offer(agreed, server.widest, blueprint.digests)
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
                 self.status.begin(exchange.round, server.rounds)
-                with self._journal(agreed) as journal:
+                with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
                     while exchange.round < server.rounds:
                         self._round(exchange, server, offer, journal)
                 if spent := server.algorithm.spent(server.at(exchange.round)):
@@ -75,10 +75,6 @@ class Hosting:
             raise
         again = self._sites.again(left, "run the same command to send it")
         self.status.end("finished", f"sites without their final model: {', '.join(left)}; {again}" if left else "")
-
-    def _journal(self, agreed: Agreement) -> RoundJournal:
-        server, experiment = self._folder / SERVER, self.file.experiment
-        return RoundJournal(self._folder, server, experiment, agreed.format.classes, self._clock)
 
     # Agreement
 
@@ -109,7 +105,7 @@ class Hosting:
     def _introduced(self, sites: Sequence[str], left: float) -> dict[str, Introduction]:
         """What these sites answer when they are asked once."""
         introductions = dict[str, Introduction]()
-        for site, (table, _) in self._sites.sent("introduce", sites, left).items():
+        for site, (table, _) in self._sites.sent("introduce", dict.fromkeys(sites, ({}, b"")), left).items():
             try:
                 introductions[site] = Introduction.from_table(table)
             except WireError as error:
@@ -118,8 +114,8 @@ class Hosting:
 
     def _agree(self, sites: Sequence[str], offer: Offer, left: float) -> None:
         """Send the agreement to sites that do not have it from this process."""
-        new = {site: offer.to_table(site) for site in sites if site not in self._in_agreement}
-        for site, (table, _) in self._sites.sent("agree", list(new), left, new).items():
+        new = {site: (offer.to_table(site), b"") for site in sites if site not in self._in_agreement}
+        for site, (table, _) in self._sites.sent("agree", new, left).items():
             theirs = table.get("digests")
             if not isinstance(theirs, dict):
                 self._sites.fail(site, "its answer to the agreement has no digests")
@@ -158,12 +154,10 @@ class Hosting:
         return self._sites.may_try(site) and not self._sites.is_aside(site)
 
     def _ask(self, exchange: ServerExchange, sites: Sequence[str], left: float, *, whole: bool = False) -> None:
-        if not sites:
-            return
-        bodies = {site: exchange.ask(site, whole=whole) for site in sites}
-        self._traffic.down += sum(map(len, bodies.values()))
+        messages: dict[str, Content] = {site: ({}, exchange.ask(site, whole=whole)) for site in sites}
+        self._traffic.down += sum(len(body) for _, body in messages.values())
         begin = self._clock()
-        replies = self._sites.sent("round", sites, left, bodies=bodies)
+        replies = self._sites.sent("round", messages, left)
         again = []
         for site, (table, body) in replies.items():
             answer = exchange.take(site, body)
@@ -240,9 +234,9 @@ class Hosting:
 
     def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
         """Send the last message to those that have the agreement; who confirms it is no longer missing."""
-        asked = [site for site in sites if site in self._in_agreement]
-        bodies = {site: exchange.commit(site, whole=self._sites.has_failed(site)) for site in asked}
-        for site, (_, body) in self._sites.sent("round", asked, left, bodies=bodies).items():
+        failed, asked = self._sites.has_failed, [site for site in sites if site in self._in_agreement]
+        messages: dict[str, Content] = {site: ({}, exchange.commit(site, whole=failed(site))) for site in asked}
+        for site, (_, body) in self._sites.sent("round", messages, left).items():
             answer = exchange.take(site, body)
             if answer.kind == "committed":
                 missing.remove(site)

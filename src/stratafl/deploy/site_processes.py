@@ -26,7 +26,7 @@ from stratafl.deploy.client_tasks import READY
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError, StrataError, shown
-from stratafl.files import explained, lock, read_plain, write_atomically
+from stratafl.files import lock, make_private, read_plain, write_atomically
 
 FOLDER = "STRATAFL_SITE_FOLDER"  # the environment variable that tells the ClientApp its folder
 PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last one is repeated
@@ -67,22 +67,20 @@ class SiteProcesses:
     def __init__(
         self, site: SiteFolder, settings: Mapping[str, str | int | float | bool], client_app: str | None = None
     ) -> None:
-        self.folder, self.name, self._server = site.path, site.name, site.server
+        folder, self.name, self._server = site.path, site.name, site.server
+        self.folder = folder
         self._key, self._authority, self._app = site.key.key, site.authority, client_app or CLIENT_APP
-        folder = site.path
         for part in (folder, folder / "logs", folder / "flower"):
-            with explained("create", part):
-                part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(part)
         self._lock = lock(folder)
         self._processes = list[Process]()
-        self._tries, self._next, self._look, self._connected_at = 0, 0.0, 0.0, None
+        self._tries, self._next, self._look = 0, 0.0, 0.0
+        self._connected_at: float | None = None
         self._refusal = ""  # the last one that was said
         self._ready = False  # whether the ClientApp has said so since it was started, perhaps long ago
         self.status = SiteStatus.STARTING
         write_atomically(folder / "node.toml", tomli_w.dumps({"site": site.name, **settings}).encode())
         self._release()
-
-    _connected_at: float | None
 
     def __enter__(self) -> "SiteProcesses":
         return self

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.deploy.serving import SERVER
 from stratafl.errors import DamagedError, DeployError, shown
 from stratafl.evaluation.measure import Line, client_spread
 from stratafl.execute.exchange.server_store import AUDIT
@@ -158,13 +159,11 @@ class Traffic:
 class RoundJournal:
     """The journal of a host's folder, open for writing."""
 
-    def __init__(
-        self, folder: Path, server: Path, experiment: Experiment, classes: int | None, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, classes: int | None, clock: Callable[[], float]) -> None:
         refuse_linked(folder)
         self._clock, self._classes, self._journal = clock, classes, Journal(folder / ROUNDS)
         self._journal.cut(_whole(folder / ROUNDS))  # a line that a kill has torn
-        self._loggers = Loggers(experiment.log.to, _about(folder, server, experiment))
+        self._loggers = Loggers(experiment.log.to, _about(folder, experiment))
 
     def __enter__(self) -> "RoundJournal":
         return self
@@ -198,10 +197,8 @@ def _whole(path: Path) -> int:
     return 0
 
 
-def _about(folder: Path, server: Path, experiment: Experiment) -> About:
+def _about(folder: Path, experiment: Experiment) -> About:
     """The federation as loggers see it; its key comes from the first line of its audit log, which has a time."""
-    with (server / AUDIT).open("rb") as file:
+    with (folder / SERVER / AUDIT).open("rb") as file:
         first = file.readline()
-    tables = to_tables(experiment)
-    flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-    return About(folder, sha256(first).hexdigest()[:16], flat)
+    return About(folder, sha256(first).hexdigest()[:16], to_tables(experiment))

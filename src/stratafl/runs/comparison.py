@@ -137,27 +137,24 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Path) -> "Comparison":
-        tables = read_toml(folder / COMPARISON, plain=True)
+        tables, damaged = read_toml(folder / COMPARISON, plain=True), f"'{folder / COMPARISON}' is damaged"
         head = tables.pop("compare", {})
         check_format(folder / COMPARISON, head.get("format") if isinstance(head, dict) else None)
         methods, seeds, per_method = (head.get(key) for key in ("methods", "seeds", "settings"))
         lists = bool(methods) and is_list_of(str, methods) and bool(seeds) and is_list_of(int, seeds)
         if not (lists and isinstance(per_method, dict)):
-            raise RunError(f"'{folder / COMPARISON}' is damaged: methods and seeds are lists, settings a table")
+            raise RunError(f"{damaged}: methods and seeds are lists, settings a table")
         wrong = [seed for seed in seeds if not 0 <= seed <= MAX_INTEGER]
         if wrong:
-            limits = f"a seed is from 0 to {MAX_INTEGER}, not {shown(wrong[0])}"
-            raise RunError(f"'{folder / COMPARISON}' is damaged: {limits}")
+            raise RunError(f"{damaged}: a seed is from 0 to {MAX_INTEGER}, not {shown(wrong[0])}")
         for method in methods:
             if is_list_of(str, per_method.get(method)):  # as they were typed, in comparisons of older versions
                 per_method[method] = parse_settings(per_method[method])
             if not isinstance(per_method.get(method), dict):
-                raise RunError(f"'{folder / COMPARISON}' is damaged: '{method}' has no table of settings")
+                raise RunError(f"{damaged}: '{method}' has no table of settings")
         vary = head.get("vary", "all")  # comparisons of older versions do not say it
         if vary not in get_args(Varied):
-            raise RunError(
-                f"'{folder / COMPARISON}' is damaged: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}"
-            )
+            raise RunError(f"{damaged}: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}")
         return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), per_method, vary=vary)
 
     def members(self) -> Iterator[Member]:

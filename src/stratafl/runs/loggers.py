@@ -25,11 +25,15 @@ FOLDERS = ("tensorboard", "wandb")  # of a run directory, into which loggers wri
 
 @dataclass(frozen=True)
 class About:
-    """The run that is logged: its directory, its settings, and a unique key that a resumed run keeps."""
+    """The run that is logged: its directory, a unique key that a resumed run keeps, and its tables of settings."""
 
     folder: Path
     key: str
-    settings: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {f"{name}.{key}": value for name, table in self.tables.items() for key, value in table.items()}
 
     @property
     def name(self) -> str:

@@ -291,9 +291,7 @@ def _about(folder: Path, experiment: Experiment) -> loggers.About:
     """The run as loggers see it; its key comes from where and when it began, so a resumed run keeps it."""
     then = directory.environment_of(folder)
     origin = f"{then.get('folder')} {then.get('started')} {folder.name} {(then.get('identity') or {})}"
-    tables = to_tables(experiment)
-    flat = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
-    return loggers.About(folder, hashlib.sha256(origin.encode()).hexdigest()[:16], flat)
+    return loggers.About(folder, hashlib.sha256(origin.encode()).hexdigest()[:16], to_tables(experiment))
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:

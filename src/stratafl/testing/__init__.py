@@ -16,29 +16,24 @@ from stratafl.testing.case import (
     Case,
     difference,
     everything,
-    outcome,
     tiny_federation,
     tiny_model,
     within_reach,
 )
-from stratafl.testing.contract import SETTINGS, LawResult, check_algorithm, check_special_case, law_results
-from stratafl.testing.laws import LAWS
+from stratafl.testing.contract import SETTINGS, check_algorithm, check_special_case, law_results
 
 __all__ = [
     "CLASSES",
-    "LAWS",
     "SETTINGS",
     "SHAPE",
     "SIZES",
     "Case",
-    "LawResult",
     "SpecialCase",
     "check_algorithm",
     "check_special_case",
     "difference",
     "everything",
     "law_results",
-    "outcome",
     "tiny_federation",
     "tiny_model",
     "within_reach",
