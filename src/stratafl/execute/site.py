@@ -162,9 +162,7 @@ class Site:
 def _check(blueprint: Blueprint, federation: Federation, client: int) -> None:
     """Refuse samples of another format than was agreed on, and a client without what the algorithm needs."""
     if federation.clients != 1 or client < 0:
-        raise DataError(
-            f"client {client} has samples of {federation.clients} clients: give its own, and a number from 0"
-        )
+        raise DataError(f"client {client} has samples of {federation.clients} clients: give its own, numbered from 0")
     agreed, own_format = blueprint.samples, SampleFormat.of(federation)
     for what, here, agreed_on in (
         ("samples of shape", own_format.shape, agreed.shape),
