@@ -36,7 +36,7 @@ CAUGHT = [
     ("counts whom it served", lambda: mutants.CountsWhomItServed(fedavg()), laws.left_out),
     ("hides state in an attribute", lambda: mutants.HidesState(fedavg()), laws.messages),
     ("marks its tensors", lambda: mutants.MarksItsTensors(fedavg()), laws.resume_law),
-    ("has no row of it for a new client", mutants.keeps_rows, laws.new_clients),
+    ("has no row for a new client", mutants.keeps_rows, laws.new_clients),
     ("has no number for a new client", mutants.looks_up_numbers_by_id, laws.new_clients),
     ("gives a new client NaN", lambda: mutants.ForgetsNewClients(fedavg(), "nan"), laws.new_clients),
     ("gives a new client a group's", lambda: mutants.ForgetsNewClients(fedavg(), "group"), laws.new_clients),

@@ -316,7 +316,7 @@ def test_an_edit_that_loses_the_client_axis_is_refused():
         sim.run(Matrix())
 
 
-@pytest.mark.parametrize(("ids", "says"), [([0, 9], "no client 9"), ([1, 1, 0], "client 1 comes 2 times")])
+@pytest.mark.parametrize(("ids", "says"), [([0, 9], "no client 9"), ([1, 1, 0], "client 1 .* 2 times")])
 def test_cohorts_that_cannot_be_are_refused(ids, says):
     sim = tiny()
     with pytest.raises(DataError, match=says):
