@@ -51,7 +51,7 @@ REFUSED = {
         "must be at most 9,223,372,036,854,775,807, not a number of",
     ),
     "beyond the field's own limit": (Annotated[float, Range(most=1e30)], 10**400, "must be at most 1e+30, not 1000"),
-    "a long text": (str, "x" * 5000, "must have at most 4,096 letters, not 5,000: 'xxx"),
+    "a long text": (str, "x" * 5000, "must have at most 4,096 characters, not 5,000: 'xxx"),
     "half a letter": (str, "\ud800", "must be a text in UTF-8, not '\\ud800'"),
     "a number for a word": (Mode, 3, "must be one of fan, grill, not 3"),
     "neither a word nor a number": (Mode | float, True, "must be one of fan, grill or a number, not True"),

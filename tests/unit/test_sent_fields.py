@@ -272,7 +272,7 @@ def test_the_text_says_what_may_be_less_what_is_nothing_and_what_is_blended():
     assert described(theta).endswith(masked)
     assert "site alone" not in described(found(fedavg()).downloads[0].fields[0])
     limits = {line.split()[0]: "at most" in line for line in lines_of(found(algorithm("flayer"))) if " bytes" in line}
-    assert limits == {"samples": False, "theta": True, "in": True}
+    assert limits == {"samples": False, "theta": True, "total": True}
     blended, _ = lines_of(found(fedcp()))[-2:]
     assert "blended" in blended
     assert blended.endswith("fc.personal")

@@ -130,7 +130,7 @@ def _first_accepted(
         if smallest >= minimum:
             return counts
         best = max(best, smallest)
-    failed = f"none of {draws} draws gave each of {clients} clients {minimum} of {samples} samples (alpha {alpha})"
+    failed = f"0 of {draws} draws gave each of {clients} clients {minimum} of {samples} samples (alpha {alpha})"
     advice = "set data.clients or data.minimum lower, or data.alpha or data.draws higher"
     raise PartitionError(f"{failed}; the smallest client of the best draw had {best}: {advice}")
 
