@@ -202,7 +202,7 @@ def _reason(
     if not state_is_finite:
         return STATE_NOT_FINITE
     if reported != samples:
-        return f"it reports {reported:.0f} training samples and holds {samples}"
+        return f"it reports {reported:.0f} training samples, but holds {samples}"
     return ""
 
 
