@@ -163,7 +163,7 @@ class Fitted:
         stored = None if self.folder is None else config_of(self.folder)
         if stored is None and extended(self.sim):
             raise ModelError(
-                "guard() needs a model to train alone, and this method adds layers to the one it was given: use "
+                "guard() cannot train the model alone, because this method adds layers to it: use "
                 "'strata run --guard', and load that run"
             )
         train = local_descent(self.sim.algorithm) if stored is None else stored.train
@@ -180,7 +180,7 @@ class Fitted:
             raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
         record = read_guard(self.folder)
         if client not in record.choices:
-            raise DataError(f"client {client!r} has no choice: those that have are {first_few(record.choices)}")
+            raise DataError(f"client {client!r} has no chosen model: choose one of {first_few(record.choices)}")
         name, experiment = record.choices[client].candidate, config_of(self.folder)
         if name == SAFE:
             sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
@@ -247,7 +247,7 @@ class Guarded:
     def model(self, client: int) -> nn.Module:
         """The model that a client takes, in evaluation mode."""
         if client not in self.choices:
-            raise DataError(f"client {client!r} has no choice: those that have are {first_few(self.choices)}")
+            raise DataError(f"client {client!r} has no chosen model: choose one of {first_few(self.choices)}")
         local = self.choices[client].candidate == SAFE
         sim = self.models.candidates.alone if local else self.models.candidates.sim
         assert sim is not None  # it was trained to choose
@@ -295,7 +295,7 @@ def fit(
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
     if not isinstance(model, nn.Module) and not callable(model):
-        raise ModelError(f"model must be an nn.Module or a function that makes one, not {model!r}")
+        raise ModelError(f"model must be an nn.Module or a function that returns one, not {model!r}")
     check_known("option of fit", options, _OPTIONS)
     federation = clients
     if not isinstance(federation, Federation):

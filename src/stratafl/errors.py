@@ -182,7 +182,7 @@ def _text(value: object) -> str:
     try:
         return str(value)
     except ValueError:  # a whole number with more digits than Python writes down
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
 
 
 def _escaped(letter: str) -> str:

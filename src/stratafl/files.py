@@ -1,4 +1,4 @@
-"""Files that are read without trust and written whole or not at all. Every package may import this module.
+"""Files, read as untrusted input and written atomically. Every package may import this module.
 
 A run directory may come from anywhere: a link could lead out of it, a pipe would block, and a file could be larger
 than memory. So links are not followed, and files are read up to a limit.
@@ -66,7 +66,7 @@ def read_plain(path: Path, most: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         data = file.read(min(size, most) + 1)  # a buffer of `most` bytes may not fit into memory
     if len(data) > most:
-        raise DamagedError(f"'{path}' is too large: it may hold {most:,} bytes")
+        raise DamagedError(f"'{path}' is too large: it may hold at most {most:,} bytes")
     return data
 
 
@@ -211,7 +211,7 @@ def json_value(data: bytes) -> Any:
 
 
 def _refused(text: str) -> float:
-    raise ValueError(f"{text[:20]} is not a number that JSON knows")
+    raise ValueError(f"{text[:20]} is not a number that JSON allows")
 
 
 def _finite(text: str) -> float:

@@ -210,7 +210,7 @@ def test_a_step_can_be_described_and_built_again():
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
 def test_a_compiled_step_computes_the_same_and_copies_no_image():
     from torch._inductor import config

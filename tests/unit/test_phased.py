@@ -24,6 +24,7 @@ from stratafl.errors import ContractError, RecordError
 from stratafl.execute import Matrix, simulation
 from stratafl.policies import LocalTraining
 from stratafl.testing import Case, laws, tiny_federation, tiny_model, within_reach
+from wording import mentions
 
 LAYOUT = describe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
 SETUP = Setup(LAYOUT, {n: torch.ones(s.shape) for n, s in LAYOUT.specs.items()}, lambda ids: {}, 4, 6)
@@ -245,24 +246,23 @@ def test_a_run_that_has_begun_goes_on_although_its_last_phase_never_begins(caplo
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "values"),
     [
         (
             ["algorithm.name=fedlag"],
-            "fedlag's warm-up takes 30 rounds and the run has 20, so its mechanism never acts: "
-            "ask for at least 31 rounds, or for a shorter warm-up, such as --set fedlag.warmup=5",
+            ("fedlag", "30 rounds", "20", "31 rounds", "--set fedlag.warmup=5"),
         ),
         (
             ["algorithm.name=fedalp", "run.rounds=1", "algorithm.warmup=1"],
-            "fedalp's warm-up takes 1 round and the run has 1, so its mechanism never acts: ask for at least 2 rounds",
+            ("fedalp", "1 round", "1", "2 rounds"),
         ),
-        (["algorithm.name=fedavg30local", "run.rounds=30"], "fedavg30local's warm-up takes 30 rounds and the run has"),
+        (["algorithm.name=fedavg30local", "run.rounds=30"], ("fedavg30local", "30 rounds", "30")),
     ],
 )
-def test_a_method_of_the_catalogue_that_would_never_act_is_refused_by_its_name(settings, says):
+def test_a_method_of_the_catalogue_that_would_never_act_is_refused_by_its_name(settings, values):
     with pytest.raises(RecordError) as error:
         simulation_of(with_settings(Experiment(), settings))
-    assert str(error.value).startswith(says)
+    assert mentions(str(error.value), *values)
 
 
 def broken_after(rounds: int) -> Phased:

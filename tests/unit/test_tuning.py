@@ -315,7 +315,7 @@ def test_equal_steps_give_fewer_trials_to_methods_with_longer_rounds(tmp_path):
     tuning = Tuning(tmp_path, of("fedavg"), ["fedavg", "fedrep"], {"fedavg": {}, "fedrep": {}}, plan, 1)
     assert [work.folder.name for work in tuning.work()] == ["000", "000"]
     for search, steps in zip(tuning.searches, (100, 150), strict=True):
-        (work,) = search.first_work()
+        (work,) = search.pending_for_cost()
         work.folder.mkdir(parents=True)
         journal = Journal(work.folder / "rounds.jsonl")
         journal.append({"round": t, "train.steps": 100, "head.steps": steps - 100} for t in range(1, work.rounds + 1))
@@ -368,7 +368,7 @@ def test_tpe_draws_rates_by_their_logarithm_and_takes_failed_trials_for_the_wors
     (tmp_path / "001.failed").write_text("this cannot be")
     made = Synthetic(tmp_path, [lambda t: line(t, 0.5)] * 2)
     made.search = search
-    made.advance(search.work_at(0, search.default, 2))
+    made.advance(search.pending_run(0, search.default, 2))
     good, failed = search._told(optuna, {0: search.default, 1: search.default})
     assert good.value == 0.5 > failed.value
 

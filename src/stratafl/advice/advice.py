@@ -1,4 +1,4 @@
-"""Advice on a federation: whether to federate, with which method, what each client may expect, and what it costs.
+"""Advice on a federation: whether to federate, with which method, what each client can expect, and what it costs.
 
 `advise` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides. All
 it says is in the record `Advice`; `advice_text` puts it into sentences.
@@ -120,16 +120,16 @@ def advise(
     many are spent.
     """
     if not caution >= 0:
-        raise RecordError(f"caution is {caution}: choose a number of standard errors of at least 0, such as 1")
+        raise RecordError(f"caution must be a number of standard errors of at least 0, such as 1, not {caution}")
     if not 0 < budget <= 1:
-        raise RecordError(f"budget is {budget}: choose a share of a full comparison above 0 and up to 1, such as 0.1")
+        raise RecordError(f"budget must be a share of a full comparison above 0 and up to 1, such as 0.1, not {budget}")
     federation = federation_of(experiment) if federation is None else federation
     _check(federation, experiment)
     if model is None:
         model = model_of(experiment.model, tuple(federation.x.shape[1:]), federation.classes, trust)
     problem = _problem(experiment, held_out(federation), model, trust)
     if not int(problem.federation.counts("validation").sum()):
-        raise DataError(f"'{federation.name}' has no validation samples to judge by: set data.validation, such as 0.2")
+        raise DataError(f"'{federation.name}' has no validation samples: set data.validation, such as 0.2")
     first = Training(problem, [Candidate("fedavg")])
     facts, looked, report = look(problem.federation, first.sim, first.progress)
     every = comparable(first.sim.setup.layout, federation.classes, first.sim.setup.clients, experiment.train.epochs)
@@ -162,11 +162,11 @@ def _check(federation: Federation, experiment: Experiment) -> None:
     clients = federation.clients - experiment.data.new_clients
     if clients < 2:
         raise DataError(
-            f"'{federation.name}' has {counted(clients, 'client')} that trains, and no other to federate with: name "
-            "the column that tells clients apart (data.client), or train alone with --algorithm local"
+            f"'{federation.name}' has {counted(clients, 'client')} to train, but federating needs two: name "
+            "the column that identifies the clients (data.client), or train alone with --algorithm local"
         )
     if federation.classes == 1:
-        raise DataError(f"all labels of '{federation.name}' are the same: there is nothing to learn, alone or together")
+        raise DataError(f"all labels of '{federation.name}' are the same, so there is nothing to learn: check them")
 
 
 def affordable(problem: Problem, tried: Sequence[Candidate], allowed: float) -> list[Candidate]:
@@ -178,8 +178,8 @@ def affordable(problem: Problem, tried: Sequence[Candidate], allowed: float) -> 
         ]
         if not spare:
             raise RecordError(
-                f"run.rounds = {problem.rounds} is too few for advice: its share of a full comparison is less than "
-                "a round of local and fedavg each; ask for more rounds, or for a larger budget such as 0.3"
+                f"run.rounds = {problem.rounds} is too few for advice: the budget does not cover one round each of "
+                "local and fedavg; use more rounds, or a larger budget such as 0.3"
             )
         candidates.remove(spare[-1])
     return candidates

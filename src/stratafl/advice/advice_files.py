@@ -1,4 +1,4 @@
-"""The files of an advice: `advice.toml` (the configuration of the recommended run), `advice.md` and `advice.json`."""
+"""The files with the advice: `advice.toml` (the recommended run's configuration), `advice.md` and `advice.json`."""
 
 import json
 from math import isfinite

@@ -1,4 +1,4 @@
-"""Advice in sentences: the answer, what was seen, what was tried, what it costs, and what it rests on.
+"""Advice in sentences: the answer, facts about the data, the methods tried, the cost, and the basis of the answer.
 
 The console and `advice.md` show the same sentences. The words stand first, with a name for each value in them.
 """
@@ -22,30 +22,30 @@ SHOWN_LAYERS = 6  # the last ones
 
 FEDERATE = "Federate with {method}: {forecast}."
 FEDERATE_PERHAPS = (
-    "Federate with {method}, but its lead may be chance: {forecast}. With --guard each client keeps its own model "
-    "where that is better."
+    "Federate with {method}, but its lead may be due to chance: {forecast}. With --guard, each client keeps its own "
+    "model where that is better."
 )
 NOT_CLEARLY_BETTER = "Train alone, or collect more data: no method is clearly better. The best is {method}: {forecast}."
 TRAIN_ALONE = "Train alone. The best method is {method}: {forecast}."
 FORECAST = "after {rounds} it should be {expected} than training alone; after {tried} of {rounds} it was {so_far}"
 NOTHING_LEARNED = (
-    "No advice yet: after {tried} of {rounds} no model, alone or shared, is clearly better than the same prediction "
-    "for every sample. The best {metric} is {best}; chance is {chance}."
+    "No advice yet: after {tried} of {rounds} no model, local or shared, is clearly better than a constant "
+    "prediction. The best {metric} is {best}; chance is {chance}."
 )
-TRY_AUROC = "Probabilities may show more than the most likely class: ask again with --metric auroc."
-TRY_MORE = "Ask again with more rounds, another learning rate, or more data."
+TRY_AUROC = "The predicted probabilities may be informative: try again with --metric auroc."
+TRY_MORE = "Try again with more rounds, another learning rate, or more data."
 NO_FORECAST = (
-    "No advice yet: {tried} of {rounds} tried is too few for a forecast. {method} was {so_far} than training alone."
+    "No advice yet: {tried} of {rounds} are too few for a forecast. {method} was {so_far} than training alone."
 )
-MORE_EPOCHS = "Its models had {epochs} of training, those of training alone {alone}."
-ASK_AGAIN = "Ask again with {option}."
-CONFLICTS = "After one round, updates of two clients point apart most often in '{layer}' (share of pairs: {shares})."
-NO_CONFLICTS = "After one round, updates of two clients point apart in no layer."
-MAY_GAIN = "With {method}, {count} of {clients} may expect a gain above its standard error."
+MORE_EPOCHS = "Its models trained for {epochs}, the local models for {alone}."
+ASK_AGAIN = "Try again with {option}."
+CONFLICTS = "After one round, client updates conflict most often in '{layer}' (share of conflicting pairs: {shares})."
+NO_CONFLICTS = "After one round, client updates conflict in no layer."
+MAY_GAIN = "With {method}, {count} of {clients} can expect a gain larger than its standard error."
 TOO_FEW_SAMPLES = "With {method}, no client has enough validation samples to be sure of a gain."
 BETTER_ALONE = "Better alone: {names}."
 NONE_BETTER_ALONE = "No client is clearly better alone."
-SENDS = "{rounds} of {method} send {total}: {per_round} in a round, {per_client} per client, up and down together."
+SENDS = "{rounds} of {method} send {total} up and down: {per_round} per round, {per_client} per client."
 SENDS_NOTHING = "It sends nothing."
 ADVICE_COST = (
     "This advice took {steps:,} client-steps, {share:.1%} of the {full:,} that all {methods} comparable methods take."
@@ -54,10 +54,10 @@ RESTS_ON = (
     "Judged by {metric} on {samples} after {tried} of {rounds}, with one seed and one learning rate. No test sample "
     "was used."
 )
-NO_BEST_VALUE = "The best value of your own metric is unknown, so its scores are expected to stay as they are."
-TRAINED_BEFORE_USE = "Models of {method} train for {epochs} before use, which training alone does not have."
+NO_BEST_VALUE = "The best value of your own metric is unknown, so the forecast assumes that scores stay the same."
+TRAINED_BEFORE_USE = "{method} fine-tunes its models for {epochs} before use; training alone does not."
 SWITCHED = (
-    "Judged by {metric}, as the recommended run will be, because the most likely classes show no more than chance. "
+    "Judged by {metric}, as the recommended run will be, because the predicted classes are no better than chance. "
     "Choose another metric with --metric."
 )
 LAYERS = {
@@ -67,14 +67,14 @@ LAYERS = {
     "batchnorm": "The BatchNorm layers stay with each client.",
     "head.prior": "Only the class frequencies stay with each client.",
     "head.personal": "A second head stays with each client.",
-    "all": "Each client has a model of its own beside the shared one.",
+    "all": "Each client has its own model in addition to the shared one.",
     "": "All layers are shared.",
 }
 LAYERS_BY_METHOD = {
     "local": "All layers stay with each client.",
     "flayer": "All layers are shared, and each client mixes the shared head with its own.",
-    "heurfedamp": "Each client has its own mixture of all layers, mostly of clients whose models are like its own.",
-    "ifca": "Each group of clients has its own model and shares all layers of it.",
+    "heurfedamp": "Each client gets its own mixture of all layers, mostly from clients with similar models.",
+    "ifca": "Each group of clients shares all layers of its own model.",
     "fedavgft": "All layers are shared, and each client trains all of them for one more epoch before use.",
     "fedavglpft": "All layers are shared; before use each client trains its head, then all layers, for an epoch each.",
 }
@@ -213,17 +213,17 @@ def seen(advice: Advice) -> list[tuple[str, str]]:
 def _labels(skew: Effect, regression: bool) -> str:
     what = "targets" if regression else "class frequencies"
     if not skew.there:
-        return f"{what} differ no more than by chance (distance {skew.value:.2f}, by chance {skew.accident:.2f})"
-    much = "much" if skew.value > 0.5 else "clearly" if skew.value > 0.25 else "a little"
+        return f"{what} differ only as expected by chance (distance {skew.value:.2f}, by chance {skew.accident:.2f})"
+    much = "strongly" if skew.value > 0.5 else "clearly" if skew.value > 0.25 else "slightly"
     return f"{what} differ {much}: mean distance {skew.value:.2f} of 1, by chance {skew.accident:.2f}"
 
 
 def _features(shift: Effect, regression: bool) -> str:
     within = "among samples with similar targets" if regression else "within a class"
-    share = f"{shift.value:.0%} of the scatter {within} is between clients"
+    share = f"{shift.value:.0%} of the variance {within} is between clients"
     if not shift.there:
-        return f"alike: {share}, as by chance (p = {shift.p:.2f})"
-    return f"{'differ' if shift.value >= STRONG else 'differ a little'}: {share} (p = {shift.p:.2f})"
+        return f"similar: {share}, as expected by chance (p = {shift.p:.2f})"
+    return f"{'differ' if shift.value >= STRONG else 'differ slightly'}: {share} (p = {shift.p:.2f})"
 
 
 def _groups(advice: Advice) -> str:
@@ -245,7 +245,7 @@ def tried(advice: Advice) -> list[tuple[str, str, str, str, str]]:
 def clients_title(advice: Advice) -> str:
     turned = "" if advice.metric.larger_is_better else ", where + is better"
     label, after = advice.best_federated.label, _all_rounds(advice)
-    return f"What each client may expect of {label} over training alone after {after}, in {_unit(advice)}{turned}"
+    return f"Expected gain of each client from {label} over training alone after {after}, in {_unit(advice)}{turned}"
 
 
 def client_row(client: Expectation, advice: Advice) -> tuple[str, str, str, str, str]:
@@ -302,8 +302,8 @@ def advice_page(advice: Advice, config: Path) -> str:
     """The whole advice as Markdown."""
     lines = [f"# Advice for {advice.federation.name}", "", f"**{advice_answer(advice)}**", ""]
     lines += [line for sentence in sentences(advice) for line in (sentence, "")]
-    lines += ["## Do next", "", "```", *commands(advice, config), "```", "", "## What was seen", ""]
-    lines += [*markdown_table(("", ""), seen(advice)), "", "## What was tried", ""]
+    lines += ["## Do next", "", "```", *commands(advice, config), "```", "", "## What the data shows", ""]
+    lines += [*markdown_table(("", ""), seen(advice)), "", "## Methods tried", ""]
     lines += markdown_table(("method", "rounds", advice.metric.title, "expected", "why"), tried(advice))
     if advice.is_conclusive:
         rows = [client_row(client, advice) for client in advice.clients]

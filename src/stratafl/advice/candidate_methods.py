@@ -1,4 +1,4 @@
-"""Candidates: the methods that you would otherwise compare, and the short list of them that the facts suggest.
+"""Candidates: all methods that a full comparison would run, and the short list that the data suggests.
 
 `comparable` is what a full comparison would run: its client-steps are what advice is given a tenth of. `short_list`
 takes from it what the facts of the federation speak for, and says why.
@@ -87,23 +87,23 @@ def short_list(facts: Facts, every: Sequence[Candidate]) -> list[Candidate]:
         if name in by_name and name not in chosen:
             chosen[name] = replace(by_name[name], why=why)
 
-    take(TRAINS_ALONE, "what every client can have without the others")
+    take(TRAINS_ALONE, "the baseline: each client trains alone")
     take("fedavg", "one model for all, the simplest way to share")
-    take("fedavgft", "FedAvg's model, trained by each client for one more epoch; its training is FedAvg's")
-    take("fedavglpft", "the same, with the head first; its training is FedAvg's")
+    take("fedavgft", "FedAvg's model, fine-tuned by each client for one epoch; shares FedAvg's training")
+    take("fedavglpft", "the same, fine-tuning the head first; shares FedAvg's training")
     shifted = facts.shift is not None and facts.shift.there and facts.shift.value >= STRONG
     skewed = facts.skew is not None and facts.skew.there
     if shifted and facts.groups:
         count = max(max(GROUPS), min(facts.group_count, MOST_GROUPS))  # a model too many costs bytes, one too few more
         name = f"ifca (groups {count})"
         by_name.setdefault(name, Candidate("ifca", {"groups": count}))
-        take(name, f"clients fall into {facts.group_count} groups by their features, which can have a model each")
+        take(name, f"features form {facts.group_count} groups of clients: each group can have its own model")
     if shifted:
-        take("heurfedamp", "features differ: it shares among clients whose models are alike")
+        take("heurfedamp", "features differ: clients with similar models share most")
     else:
-        take("fedprior", "each class looks alike everywhere: only class frequencies stay with the client")
+        take("fedprior", "each class looks the same at all clients: only class frequencies stay with the client")
     if skewed:
-        take("fedper (personal head)", "clients have different classes: the head is where they conflict")
+        take("fedper (personal head)", "clients have different classes: they conflict in the head")
     if skewed and not shifted:
         take("flayer", "clients have different classes: each mixes the shared head with its own")
     if shifted and not facts.groups:

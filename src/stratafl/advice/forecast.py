@@ -1,4 +1,4 @@
-"""What scores mean: whether they are better than chance, and what they let expect after all rounds.
+"""Forecasts: whether scores are better than chance, and what scores to expect after all rounds.
 
 Answers at the usual threshold can all be the same although the probabilities know a lot, as with one positive in eight.
 So scores are compared with those of one prediction for all samples: the class frequencies, or the mean target. The

@@ -1,4 +1,4 @@
-"""What a federation looks like: sizes, label skew, feature shift between clients, and conflicts of layers.
+"""Facts about a federation: sizes, label skew, feature shift between clients, and conflicts between updates.
 
 Each number that could be an accident comes with what accident alone would give (`Effect`), from permutations of labels
 among all samples, or of clients among the samples of a class.

@@ -1,4 +1,4 @@
-"""What candidates are tried on, the `Problem`, and what trying them gives, the `Result` of each."""
+"""`Problem` is what candidates are tried on; `Result` is how far a candidate came and how well it scored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Trying out: candidates train for some rounds, are scored on validation samples, and the worse ones leave.
+"""The tryout: candidates train for some rounds, are scored on validation samples, and the worst are dropped.
 
 This is not `tuning`, which also advances, scores and thins out. A tuning gives every method the same trials, each a run
 of its own on disk that can be resumed and reported. Advice has a tenth of one run per method: fine-tuned variants share

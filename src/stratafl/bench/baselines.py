@@ -1,4 +1,4 @@
-"""FedAvg as one writes it without a library: client after client, with a model and torch's SGD for each.
+"""FedAvg as you would write it without a library: one client after another, each with its model and torch's SGD.
 
 Neither the baselines nor the engine shuffle here, so all see the same batches.
 """

@@ -1,4 +1,4 @@
-"""A row of the bench: engine and baselines take turns, and the best and the median of some rounds of each are kept."""
+"""A row of the bench: engine and baselines take turns; of each, the best and the median of several rounds are kept."""
 
 import json
 import os

@@ -26,10 +26,10 @@ class BenchOptions:
     engine: Annotated[str, "auto, stacked or loop."] = "auto"
     repeats: Annotated[int, "Timed rounds."] = 3
     baselines: Annotated[bool, "Also time plain PyTorch loops."] = True
-    busy: Annotated[int, "Other processes at work meanwhile."] = 0
+    busy: Annotated[int, "Busy processes to run meanwhile."] = 0
     sweep: Annotated[str | None, "Vary clients, cohort or batch."] = None
-    largest: Annotated[int, "Where a sweep ends."] = 10_000
-    json: Annotated[Path | None, "Write all figures to this new file."] = None
+    largest: Annotated[int, "Largest value of a sweep."] = 10_000
+    json: Annotated[Path | None, "Write all numbers to this new file."] = None
 
 
 class Option(NamedTuple):

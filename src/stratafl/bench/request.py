@@ -1,4 +1,4 @@
-"""From options to the rows to measure; what cannot be measured is refused before the first row."""
+"""From options to the rows to measure; rows that cannot be measured are refused before the first one runs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -100,7 +100,7 @@ def _swept(options: BenchOptions, sweep: str, model: str, samples: int) -> list[
         raise RecordError(f"--largest must be at least {SWEEPS[sweep][0]} for this sweep, not {options.largest}")
     if sweep == "batch" and values[0] > samples:
         raise RecordError(
-            f"the batches of the sweep begin at {values[0]}, but a client of {model} has only "
+            f"the sweep starts with batches of {values[0]}, but a client of {model} has only "
             f"{counted(samples, 'sample')}: raise --steps or --batch"
         )
     most = {"cohort": options.clients, "batch": samples}.get(sweep, options.largest)

@@ -1,4 +1,4 @@
-"""What is computed: the models of the bench and random samples for them, since content does not change speed."""
+"""The workload: the models of the bench, and random samples for them, because their content does not change speed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

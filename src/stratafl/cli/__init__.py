@@ -1,4 +1,4 @@
-"""The command `strata`: every mistake ends with one line and exit code 2, and nothing is lost.
+"""The command `strata`: every user error ends with one line and exit code 2, and nothing is lost.
 
 `app.py` declares commands, `command_options.py` their options; the module `NAME_command.py` does the work (`tune` and
 `resume` are in `compare_command.py`). `console.py` is where all of them print. Only this package imports typer and
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _reader_gone()
     except OSError as error:
         where = f" '{error.filename}'" if error.filename else ""
-        return _fail(f"the operating system refuses{where}: {error.strerror}")
+        return _fail(f"the operating system reports an error{where}: {error.strerror}")
     return result if isinstance(result, int) else 0
 
 

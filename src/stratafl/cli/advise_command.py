@@ -67,12 +67,12 @@ def print_advice(advice: Advice, config: Path, console: Console) -> None:
     for text in advice_text.sentences(advice):
         say(text)
     console.print()
-    facts = titled_table("what was seen", ("fact", "value"), names=["fact"], text=["value"])
+    facts = titled_table("what the data shows", ("fact", "value"), names=["fact"], text=["value"])
     for name, value in advice_text.seen(advice):
         facts.add_row(name, Text(value))
     console.print(facts)
     tried = titled_table(
-        "what was tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"]
+        "methods tried", ("method", "rounds", advice.metric.title, "expected", "why"), text=["method", "why"]
     )
     for row in advice_text.tried(advice):
         tried.add_row(*map(Text, row))

@@ -1,4 +1,4 @@
-"""The commands.
+"""The commands of `strata`, with their arguments, options and help.
 
 The work of a command is in `NAME_command.py`, which is imported when you call it, so that help is quick.
 """
@@ -41,7 +41,7 @@ app.add_typer(data_app)
 @app.command("list", epilog="Example: [bold]strata list fedrep[/]")
 def list_(
     name: Annotated[str | None, typer.Argument(help="A method, another name, or models, datasets …")] = None,
-    model: Annotated[str | None, option("--model -m NAME", "Model of which a method sends layers.")] = None,
+    model: Annotated[str | None, option("--model -m NAME", "Model whose layers the method sends.")] = None,
     data: Data = None,
     set: Set = None,
     as_json: AsJson = False,
@@ -70,8 +70,8 @@ def run(
 def compare(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
-    seeds: Annotated[int, option("--seeds N", "Number of seeds, from --seed on.")] = 3,
-    vary: Annotated[str, option("--vary PART", "What seeds vary: all, partition, weights or batches.")] = "all",
+    seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 3,
+    vary: Annotated[str, option("--vary PART", "What the seeds vary: all, partition, weights or batches.")] = "all",
     tuned: Annotated[Path | None, option("--tuned DIR", "Use the settings that a tuning chose.")] = None,
     jobs: Jobs = None,
     options: RunOptions,
@@ -92,9 +92,9 @@ def tune(
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
     seeds: Annotated[int, option("--seeds N", "Fresh seeds for the chosen settings.")] = 3,
-    only: Annotated[str, option("--only NAMES", "Tune these alone, such as train.lr.", show_default=False)] = "",
+    only: Annotated[str, option("--only NAMES", "Tune only these, such as train.lr.", show_default=False)] = "",
     grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.")] = None,
-    eta: Annotated[int, option("--eta N", "One of N trials goes on; 1: all run to the end.")] = 2,
+    eta: Annotated[int, option("--eta N", "Continue one in N trials; 1: run all to the end.")] = 2,
     sampler: Annotated[str, option("--sampler NAME", "grid, or tpe (Optuna).")] = "grid",
     budget: Annotated[str, option("--budget NAME", "Equal trials, or equal local steps.")] = "trials",
     widen: Annotated[bool, option("--widen/--no-widen", "One more trial if the best rate is at the edge.")] = True,
@@ -117,13 +117,13 @@ def tune(
 def advise_(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
-    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the run that you plan.")] = None,
+    rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the planned run.")] = None,
     config: Config = None,
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
     budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.")] = 0.1,
-    caution: Annotated[float, option("--caution N", "Standard errors by which sharing must win.")] = 0.0,
-    metric: Annotated[str | None, option("--metric NAME", "Judges methods, such as auroc.")] = None,
+    caution: Annotated[float, option("--caution N", "Standard errors by which federating must win.")] = 0.0,
+    metric: Annotated[str | None, option("--metric NAME", "Metric to judge by, such as auroc.")] = None,
     seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None,
     device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
     trust: Trust = False,
@@ -247,7 +247,7 @@ def join_(
 @app.command(epilog="Example: [bold]strata audit federations/ward --site north[/]")
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="HOST", help="The folder of a host, federations/NAME.")],
-    site: Annotated[str | None, option("--site NAME", "Lines of this site alone.")] = None,
+    site: Annotated[str | None, option("--site NAME", "Only the lines of this site.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a host's audit log, and print it.
@@ -262,7 +262,7 @@ def audit(
 @app.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
-    data: Annotated[Path, option("--data -d PATH", "New samples, as this site's own; labels are not needed.")],
+    data: Annotated[Path, option("--data -d PATH", "New samples in this site's format; labels are not needed.")],
     out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
     trust: Trust = False,
 ) -> None:

@@ -89,7 +89,7 @@ def _bars(measured: Sequence[Row], width: int) -> list[Text]:
 def _caption(machine: Row, measured: Sequence[Row]) -> str:
     rounds = len(measured[0]["engine"]["rounds"]) if measured else 0
     return (
-        "N clients, C of them in a round, B samples in a batch; × loop, × loader: plain PyTorch's time over the "
-        "engine's; loop: clients one by one, loader: with a DataLoader each, both FedAvg on the same batches; "
-        f"medians of {counted(rounds, 'round')}, ratios best against best; {describe_machine(machine)}"
+        "N clients, C per round, B samples per batch; × loop, × loader: time of plain PyTorch divided by the "
+        "engine's; loop: one client at a time, loader: with a DataLoader each, both FedAvg on the same batches; "
+        f"medians of {counted(rounds, 'round')}, ratios of the best rounds; {describe_machine(machine)}"
     )

@@ -30,7 +30,7 @@ Data = Annotated[str | None, option("--data -d NAME", "Data set, file, or FOLDER
 Config = Annotated[Path | None, option("--config -c FILE", "Settings in TOML.")]
 Set = Annotated[list[str] | None, option("--set -s KEY=VALUE", "Such as train.lr=0.1; repeatable.")]
 Trust = Annotated[bool, option("--trust", "Import code that a file or run names.")]
-Jobs = Annotated[int | None, option("--jobs -j N", "Processes that share the runs; else 1, on a GPU up to 3.", min=1)]
+Jobs = Annotated[int | None, option("--jobs -j N", "Number of processes; else 1, on a GPU up to 3.", min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
 COMPARED = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
@@ -85,10 +85,10 @@ class RunOptions:
     device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None
     engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
     precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
-    memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Bytes a run may use, such as 8GB.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "Ranks methods, such as auroc.")] = None
+    memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Memory a run may use, such as 8GB.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Metric to rank by, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
-    guard: Annotated[bool | None, option("--guard", "End with a choice per client.")] = None
+    guard: Annotated[bool | None, option("--guard", "At the end, choose a model per client.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 
@@ -115,8 +115,8 @@ class ReportOptions:
     pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None
     svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None
     clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None
-    target: Annotated[float | None, option("--target A", "Show the cost to reach this score, such as 0.9.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "Rank by it, from stored predictions; rounds stay.")] = None
+    target: Annotated[float | None, option("--target A", "Show the cost of reaching this score, such as 0.9.")] = None
+    metric: Annotated[str | None, option("--metric NAME", "Rank by this, from stored predictions; rounds stay.")] = None
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class ReproduceOptions:
     seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None
     out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None
     minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None
-    rows: Annotated[str, option("--rows NAMES", "These alone, separated by commas.", show_default=False)] = ""
-    columns: Annotated[str, option("--columns NAMES", "These alone.", show_default=False)] = ""
+    rows: Annotated[str, option("--rows NAMES", "Only these, separated by commas.", show_default=False)] = ""
+    columns: Annotated[str, option("--columns NAMES", "Only these.", show_default=False)] = ""
     tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False
     trust: Trust = False
 
@@ -143,7 +143,7 @@ class HostOptions:
     register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.")] = None
     local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.", min=1)] = None
     forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start over.")] = None
-    unregister: Annotated[list[str] | None, option("--unregister NAME", "Take back the key of a site.")] = None
+    unregister: Annotated[list[str] | None, option("--unregister NAME", "Revoke the key of a site.")] = None
     metrics: Annotated[Path | None, option("--metrics FILE.prom", "Write metrics for Prometheus.")] = None
     trust: Trust = False
 

@@ -90,7 +90,7 @@ def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust 
             refuse_torchrun(process_group)
         run = Run.open(folder, process_group, trust)
         if run.finished:
-            run.notes.append("this run is finished: nothing was left to do")
+            run.notes.append("this run is already finished: there is nothing to do")
         return run
 
     with torchrun_group() as process_group:
@@ -247,7 +247,7 @@ def plan_sentences(tuning: Tuning) -> list[str]:
 def print_tuning(tuning: Tuning) -> Study:
     """Print the table of the result, which methods are better, and what to do next; returns the runs of the winners."""
     results, console = write_results(tuning), result_console()
-    table = titled_table("tuned alike", HEAD, names=["method"], text=["chosen"])
+    table = titled_table("tuned with the same budget", HEAD, names=["method"], text=["chosen"])
     for row in result_rows(results):
         table.add_row(*(cell.replace(" %", "%") for cell in row))
     console.print(table)
@@ -261,9 +261,9 @@ def print_tuning(tuning: Tuning) -> Study:
     console.print(Text(f"spent on trials: {spent}", style="dim"))
     console.print(Text(f"written to {tuning.folder}: tuned.toml, tuned.csv, trials.csv", style="dim"))
     place = shlex.quote(str(tuning.folder))
-    console.print(Text(f"the ranking, and who gains: strata report {place}", style="dim"))
+    console.print(Text(f"for the ranking and who gains, run: strata report {place}", style="dim"))
     seeds = max(10, 2 * tuning.seeds)  # those of the winners are the first of them
-    console.print(Text(f"more seeds of what was chosen: strata compare --tuned {place} --seeds {seeds}", style="dim"))
+    console.print(Text(f"for more seeds, run: strata compare --tuned {place} --seeds {seeds}", style="dim"))
     return study
 
 

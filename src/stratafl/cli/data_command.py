@@ -52,7 +52,7 @@ def print_data_sets(as_json: bool) -> None:
         size = f"{entry['samples']:,}", str(entry["classes"]), " × ".join(map(str, entry["shape"]))
         table.add_row(entry["name"], *size, entry["from"], entry["here"])
     result_console().print(table)
-    result_console().print(f"decoded data sets are kept in '{cache_folder()}'", markup=False, soft_wrap=True)
+    result_console().print(f"decoded data sets are cached in '{cache_folder()}'", markup=False, soft_wrap=True)
 
 
 def export_data(name: str, out: Path, path: str | None, settings: Settings) -> None:
@@ -128,7 +128,7 @@ def describe_data(federation: Federation) -> list[str]:
         lines.append("all labels are the same, so every prediction is right")
     if federation.group is not None:
         groups = counted(federation.groups, "group")
-        lines.append(f"{groups} by the column '{federation.group}': samples of a group are on one side of the split")
+        lines.append(f"{groups} by the column '{federation.group}': samples of a group stay on one side of the split")
     return lines
 
 
@@ -149,10 +149,10 @@ def _warnings(federation: Federation) -> list[str]:
     """Clients in other units, and numbers that are too large, or too different, to train on as they are."""
     x, y, lines = federation.x, federation.y, outlier_warnings(federation)
     if lines:
-        repair = "data.normalise = 'columns' scales all clients alike and does not repair them"
+        repair = "data.normalise = 'columns' scales all clients alike, so it does not correct them"
         lines = [*lines, f"correct these units first: {repair}"]
     elif columns_differ_in_size(x):
-        lines = ["columns differ much in size, so training may fail: set data.normalise = 'columns'"]
+        lines = ["columns have very different scales, so training may fail: set data.normalise = 'columns'"]
     if federation.classes is None and y.abs().max() > FACTOR:
         lines = [*lines, "labels are large numbers, so training may fail: set data.targets = 'scaled'"]
     return lines

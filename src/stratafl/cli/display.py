@@ -1,4 +1,4 @@
-"""The live display of a terminal: rounds, accuracy so far as a sparkline, time left; if piped, a line a minute."""
+"""The live display in a terminal: rounds, accuracy so far as a sparkline, time left. A pipe gets one line a minute."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -112,7 +112,7 @@ class _Watch:
                 time.sleep(LOOK)
         self._console.print(_table(self._prepared, self._flower, read_status(self._prepared.path) or {}))
         if end is None:
-            self._console.print("stopping; absorbed rounds are saved. Run the same command to continue.")
+            self._console.print("stopping; completed rounds are saved. Run the same command to continue.")
             return INTERRUPTED
         result_console().print(end)
         return 0
@@ -179,7 +179,7 @@ class _Watch:
             return f"finished: {status['rounds']} rounds{rest}; '{self._prepared.path}'"
         if status.get("state") == "failed":
             raise DeployError(f"the federation stopped: {status.get('reason') or state.reason or state.end}")
-        print_note(f"{state.reason or 'the ServerApp has ended'}; it starts again and continues", self._console)
+        print_note(f"{state.reason or 'the ServerApp has ended'}; it restarts and continues", self._console)
         self._run = self._start()
         return None
 

@@ -1,4 +1,4 @@
-"""`strata list` shows everything that has a name; `strata check` tells whether a method obeys the contract."""
+"""`strata list` shows everything that has a name; `strata check` checks whether a method obeys the contract."""
 
 import inspect
 import json
@@ -85,7 +85,7 @@ def _check_settings(name: str | None, method: Method | None, settings: Mapping[s
     """Refuse settings without a method, or of another one."""
     if settings and method is None:
         what = "name one, such as `strata list fedper`" if name is None else f"'{name}' is not a method"
-        raise RecordError(f"--model, --data and --set apply to the messages of a method: {what}")
+        raise RecordError(f"--model, --data and --set need a method: {what}")
     if method is not None and settings.get("algorithm.name", method.name) != method.name:
         raise RecordError(f"--set algorithm.name contradicts '{name}': leave it out")
 
@@ -200,8 +200,8 @@ def _print_methods(console: Console) -> None:
         if table.row_count:
             console.print(Text.assemble((kind, "bold"), f": {meaning}"), table, "", sep="\n")
     parts = ", ".join(f"{part} ({each.label})" for part, each in PARTS.items())
-    console.print("strata list NAME shows a method's options, what it sends, what new clients get.")
-    console.print(f"NAME+PART puts a part on a method, such as fedper+flayer: {parts}.\n")
+    console.print("strata list NAME shows a method's options, what it sends and what new clients get.")
+    console.print(f"NAME+PART adds a part to a method, such as fedper+flayer: {parts}.\n")
 
 
 def _print_method(console: Console, method: Method) -> None:

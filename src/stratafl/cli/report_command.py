@@ -129,7 +129,7 @@ def _check_report_file(path: Path) -> None:
 def _no_choice_notes(no_choice: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
     """That the scores of this ranking are chance, what probabilities show, and how to rank by them."""
     shown = no_choice.shown
-    why = f"The order above may be chance. {no_choice.why}"
+    why = f"The order above may be due to chance. {no_choice.why}"
     if shown is None:
         return [why, *(["Compare again with --metric auroc."] if metric.name in OF_ANSWERS else [])]
     again = [] if shown.at_chance else [how_to_rank(folders, metric)]
@@ -169,11 +169,11 @@ def pair_lines(study: Study) -> list[Text]:
 def _caption(study: Study) -> str:
     ranks, outcomes = study.ranks, study.scored
     most = max(len(rank.seeds) for rank in ranks)
-    seeds = "the seeds that each row has" if seeds_differ(ranks) else f"{most} seeds"
+    seeds = "the seeds of each row" if seeds_differ(ranks) else f"{most} seeds"
     parts = [f"test {measure(outcomes[0].metric)} {what_counts(outcomes)}"]
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients", "s: training and server"]
-    parts += [f"{MAJORITY}: what each client's most frequent training class gives"] if study.majority else []
+    parts += [f"{MAJORITY}: always predicting each client's most frequent training class"] if study.majority else []
     is_own_metric = ":" in outcomes[0].metric.name and not outcomes[0].regression
     parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if is_own_metric else []
     new_clients = any(outcome.config["data"]["new_clients"] for outcome in outcomes)

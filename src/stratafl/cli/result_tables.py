@@ -1,4 +1,4 @@
-"""Tables of results on the console: the ranking, the cost of a target, who gains. What does not fit is left out."""
+"""Tables of results on the console: the ranking, the cost of a target, who gains. Narrow consoles get fewer columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a site's owner does: `strata join` a federation, then `strata predict` and `strata export` with its model."""
+"""The commands of a site: `strata join` a federation, then `strata predict` and `strata export` with its model."""
 
 import sys
 import time

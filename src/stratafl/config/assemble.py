@@ -57,7 +57,7 @@ def algorithm_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Algo
     options = {key: checked(f"algorithm.{key}", hints.get(key, Any), value) for key, value in table.options.items()}
     algorithm = called(table.name, builder, options, {"train": experiment.train})
     if not isinstance(algorithm, Algorithm):
-        raise RecordError(f"'{table.name}' gives {type(algorithm).__name__}, not an algorithm")
+        raise RecordError(f"'{table.name}' returns {type(algorithm).__name__}, not an algorithm")
     return _with_merge(algorithm, experiment)
 
 
@@ -144,17 +144,17 @@ def _fallback(data: DataTable, samples: Samples) -> Partition:
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))
-        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to divide the samples again"
+        why = f"the data names its {clients:,} clients. Leave it out, or set data.partition to repartition the samples"
         _refuse_set(data, [*(["clients"] if data.clients != clients else []), *dividing], samples.name, why)
         if samples.tests is not None and data.test != DataTable().test:  # perhaps as the protocol has it
             log.warning("data.test has no effect with '%s', which has its own test samples", samples.name)
     elif data.partition == "auto" and samples.y.dtype.kind == "f":
-        _refuse_set(data, dividing, samples.name, "the data has no classes and is divided evenly. Leave it out")
-        log.warning("'%s' has no classes and is divided evenly (data.partition = 'iid')", samples.name)
+        _refuse_set(data, dividing, samples.name, "the data has no classes and is partitioned evenly. Leave it out")
+        log.warning("'%s' has no classes and is partitioned evenly (data.partition = 'iid')", samples.name)
         return IID()
     name = "dirichlet" if data.partition == "auto" else data.partition
     others = ", ".join(f"data.{key}" for key in ("clients", *vars(usual)))
-    _refuse_set(data, without_effect(data), name, f"leave it out (settings with an effect: {others})")
+    _refuse_set(data, without_effect(data), name, f"leave it out (these have an effect: {others})")
     return usual
 
 
@@ -193,7 +193,7 @@ def model_of(
     def make() -> nn.Module:
         module = called(f"model {table.name}", maker, table.options, offered)
         if not isinstance(module, nn.Module):
-            raise ModelError(f"'{table.name}' gives {type(module).__name__}, not an nn.Module")
+            raise ModelError(f"'{table.name}' returns {type(module).__name__}, not an nn.Module")
         return module
 
     return make
@@ -259,9 +259,9 @@ def simulation_with(
 def _never_acts(experiment: Experiment, error: PhaseError, trust: Trust | bool) -> str:
     """That the rounds end before the method's last phase begins, and what to do."""
     name, shorter = experiment.algorithm.name, error.rounds // 4
-    more = f"ask for at least {counted(error.before + 1, 'round')}"
+    more = f"run at least {counted(error.before + 1, 'round')}"
     if "warmup" not in parameters(builder_of(name, trust)):
         return f"{name}: {error}"
-    less = f", or for a shorter warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
+    less = f", or shorten the warm-up, such as --set {name}.warmup={shorter}" if shorter else ""
     taken = f"{name}'s warm-up takes {counted(error.before, 'round')} and the run has {error.rounds:,}"
-    return f"{taken}, so its mechanism never acts: {more}{less}"
+    return f"{taken}, so its mechanism never starts: {more}{less}"

@@ -46,21 +46,19 @@ _Seconds = Range(above=0, most=31_536_000)
 class DeployTable:
     """A deployed federation: its sites, and how patient its host is."""
 
-    sites: Annotated[tuple[str, ...], "the names of the sites that train; their order numbers the clients"]
+    sites: Annotated[tuple[str, ...], "names of the sites that train; their order gives the client numbers"]
     name: Annotated[str, "the name of the federation"] = "federation"
     predict: Annotated[tuple[str, ...], "sites that only predict: they get a model after the last round"] = ()
-    wait: Annotated[float, _Seconds, "seconds to wait for sites that are not connected, before the host stops"] = 3600.0
-    deadline: Annotated[float, _Seconds, "seconds after which a round goes on without those that are missing"] = 600.0
-    least: Annotated[int, Range(least=1, most=1_000_000), "uploads without which a round is not absorbed"] = 1
+    wait: Annotated[float, _Seconds, "seconds to wait for sites that are not connected before the host stops"] = 3600.0
+    deadline: Annotated[float, _Seconds, "seconds after which a round continues without missing sites"] = 600.0
+    least: Annotated[int, Range(least=1, most=1_000_000), "minimum number of uploads that complete a round"] = 1
     failures: Annotated[
-        int, Range(least=1, most=1000), "rounds in a row that a site may miss before it is set aside"
+        int, Range(least=1, most=1000), "consecutive rounds that a site may miss before it is set aside"
     ] = 3
     megabytes: Annotated[
-        float, Range(above=0, most=1e9), "MB that a site may send within a minute; the gate takes no more"
+        float, Range(above=0, most=1e9), "MB that a site may send per minute; the gate refuses more"
     ] = 4000.0
-    scores: Annotated[bool, "whether sites report how well the model that they received does on their test samples"] = (
-        True
-    )
+    scores: Annotated[bool, "whether sites report the test scores of the models that they receive"] = True
 
     def __post_init__(self) -> None:
         check_exchange_name("a federation", self.name)
@@ -71,7 +69,7 @@ class DeployTable:
             raise RecordError("deploy.sites is empty: name the sites that train")
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise RecordError(f"two sites are called '{shown(twice)}': give every site a name of its own")
+            raise RecordError(f"two sites are named '{shown(twice)}': give every site its own name")
         if self.least > len(self.sites):
             raise RecordError(f"deploy.least = {self.least}, but there are {len(self.sites)} sites: set it lower")
 

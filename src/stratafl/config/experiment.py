@@ -1,4 +1,4 @@
-"""An experiment as a person writes it: tables ↔ TOML, every key known, every value checked.
+"""An experiment as you write it: tables ↔ TOML, with every key known and every value checked.
 
     [algorithm]            [train]          [model]         [data]                  [run]
     name = "fedper"        lr = 0.05        name = "mlp"    name = "digits"         rounds = 20
@@ -67,13 +67,13 @@ class Experiment:
     def __post_init__(self) -> None:
         data, stop, evaluate = self.data, self.stop, self.evaluate
         if evaluate.select == "best" and not evaluate.test:
-            raise RecordError("evaluate.select = 'best' looks at test samples: set it to 'validation' or 'last'")
+            raise RecordError("evaluate.select = 'best' uses test samples: set it to 'validation' or 'last'")
         if self.train != from_settings("train", LocalTraining, to_settings(self.train)):
-            raise RecordError(f"of train, a configuration holds {', '.join(keys_of(LocalTraining))} and nothing else")
+            raise RecordError(f"train may only set {', '.join(keys_of(LocalTraining))} in a configuration")
         check_name(data.name)
         partition_of(data)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
-            raise RecordError("stop looks at validation data: set data.validation, such as 0.1")
+            raise RecordError("stop needs validation data: set data.validation, such as 0.1")
         if self.evaluate.guard and data.validation == 0:
             raise RecordError("the guard chooses on validation samples: set data.validation, such as 0.1")
 

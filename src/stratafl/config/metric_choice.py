@@ -1,4 +1,4 @@
-"""Which metric a run is selected and ranked by: chosen by name, by a path to your own function, or by the data."""
+"""The metric that selects rounds and ranks methods: chosen by name, by a path to your own function, or by the data."""
 
 import logging
 from dataclasses import replace
@@ -32,7 +32,7 @@ def stored_metric(evaluate: EvaluateTable, regression: bool) -> Metric:
         return named_metric(name)
 
     def refuse(*arguments: object) -> object:
-        raise RecordError(f"metric '{shown(name)}' is code of its own: import it with metric_of(name, trust=True)")
+        raise RecordError(f"metric '{shown(name)}' is your own code: import it with metric_of(name, trust=True)")
 
     return replace(own_metric(refuse, name), larger_is_better=evaluate.better != "smaller")
 
@@ -49,7 +49,7 @@ def with_metric(experiment: Experiment, federation: Federation, trust: Trust | b
     if target is not None and metric.percent and target > 1:
         raise RecordError(f"stop.target must be at most 1 with the metric '{metric.name}', not {target:g}")
     if target is not None and evaluate.metric in (AUTO, PLAIN) and federation.classes is None:
-        raise RecordError("stop.target needs a metric on data without classes, such as --metric mae: or stop.patience")
+        raise RecordError("stop.target needs a metric on data without classes: set --metric mae, or use stop.patience")
     return replace(experiment, evaluate=replace(evaluate, metric=metric.name, average=average, better=better))
 
 

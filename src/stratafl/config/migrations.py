@@ -1,4 +1,4 @@
-"""The format of what a run writes. Run directories, checkpoints, comparisons and configurations carry its number.
+"""The format of a run's files. Run directories, checkpoints, comparisons and configurations carry its number.
 
 1   lines of journals have no checksums
 2   every line has a checksum
@@ -36,7 +36,7 @@ def migrate(tables: Mapping[str, Any]) -> dict[str, Any]:
         raise RecordError(f"format must be a whole number from 1 to {FORMAT}, not {said(number)}")
     if number > FORMAT:
         newer = f"format {said(number)}; this one reads up to {FORMAT}"
-        raise RecordError(f"this configuration is of a newer version of stratafl ({newer}): update stratafl")
+        raise RecordError(f"this configuration is from a newer version of stratafl ({newer}): update stratafl")
     migrated = {name: table for name, table in tables.items() if name != "format"}
     for (name, old), new in _RENAMED.items():
         table = migrated.get(name)

@@ -1,6 +1,6 @@
-"""Protocols: how an experiment is set up and read where papers and their code differ, as settings with one name.
+"""Protocols: named groups of settings for choices that differ between papers and between code bases.
 
-A protocol gives defaults, which any setting of a configuration or a command goes before.
+A protocol only sets defaults: any setting of a configuration or a command takes precedence.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ PROTOCOLS: dict[str, Protocol] = {
         _PFLLIB,
     ),
     "flayer-official": Protocol(
-        "the code of FLAYER's authors: PFLlib's, and of their method what they published, where test accuracy steers "
+        "the FLAYER authors' code: PFLlib's protocol with their published method, in which test accuracy steers "
         "training",
         {**_PFLLIB, "flayer.preset": "official"},
     ),
@@ -53,7 +53,7 @@ PROTOCOLS: dict[str, Protocol] = {
         {**_TEST_SELECTED, "data.test": 0.25, "train.batch": 32, "run.buffers": "local", "evaluate.stage": "trained"},
     ),
     "flayer": Protocol(
-        "for FLAYER's tables: PFLlib's, as its published code has it, with the paper's batches of 10",
+        "for FLAYER's tables: PFLlib's, as in the published code, with the paper's batches of 10",
         {**_PFLLIB, "train.batch": 10},
     ),
     "fedper": Protocol(
@@ -69,7 +69,7 @@ PROTOCOLS: dict[str, Protocol] = {
         {**_LAST, "train.epochs": 20, "train.batch": 50},
     ),
     "fedlag": Protocol(
-        "for FedLAG's tables, as its published code has it (the paper does not say): PFLlib's with batches of 16",
+        "for FedLAG's tables: PFLlib's with batches of 16, as in the published code (the paper does not say)",
         {**_PFLLIB, "train.batch": 16},
     ),
 }

@@ -1,4 +1,4 @@
-"""The tables of a configuration: every setting with its default, its range and its meaning, and how people type it.
+"""The tables of a configuration: every setting with its default, its range and its meaning, and how users type it.
 
 `docs/settings.md` is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
 the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
@@ -85,21 +85,21 @@ class ServerTable:
 
     merge: Annotated[
         Literal["mean", "median", "trimmed", "clipped", "krum"],
-        "what takes the place of a method's mean: of each column the median, or the mean without the smallest and",
-        "largest values; or the mean of updates whose norm is clipped, or of the uploads nearest to others (Krum)",
+        "what replaces a method's mean: the median or the trimmed mean of each column, the mean of updates whose",
+        "norms are clipped, or the mean of the uploads nearest to the others (Krum)",
     ] = "mean"
-    share: Annotated[Share, "`trimmed`: the share of the values that is left out on either side"] = 0.2
+    share: Annotated[Share, "`trimmed`: share of the values that is left out at each end"] = 0.2
     factor: Annotated[Factor, "`clipped`: the largest norm, as a multiple of the cohort's median"] = 1.0
     norm: Annotated[
         Positive | None,
-        "`clipped`: the largest norm, whatever the others' are; this keeps no uploads, and server optimisers take it",
+        "`clipped`: the largest norm, as a fixed number; needs no stored uploads and works with server optimisers",
     ] = None
-    f: Annotated[Wrong, "`krum`: how many clients of a round may be wrong; it needs 2f + 3 of them"] = 1
-    keep: Annotated[Keep, "`krum`: how many uploads it takes the mean of; 1 is Krum, more is Multi-Krum"] = 1
+    f: Annotated[Wrong, "`krum`: number of faulty clients to tolerate; a round needs 2f + 3 clients"] = 1
+    keep: Annotated[Keep, "`krum`: number of uploads to average; 1 is Krum, more is Multi-Krum"] = 1
     norm_limit: Annotated[
         float | None,
         Range(least=0),
-        "updates longer than this multiple of the cohort's median are left out of the round; 0: none;",
+        "updates with a norm above this multiple of the cohort's median are left out of the round; 0: none;",
         f"by default none in a simulation, {DEPLOYED:g} in a deployment",
     ] = None
 
@@ -109,7 +109,7 @@ class ModelTable:
     """Which model, its head where that cannot be guessed, a file with initial weights, and its options."""
 
     name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
-    head: Annotated[str | None, "the module that is the head, where it cannot be found out"] = None
+    head: Annotated[str | None, "the module that is the head, if it cannot be detected"] = None
     weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
     seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
     options: Options = dataclasses.field(default_factory=dict)
@@ -119,13 +119,13 @@ class ModelTable:
 class DataTable:
     """Which data, over how many clients, divided how, and the options of the partition."""
 
-    name: Annotated[str, "the data: a name of `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
+    name: Annotated[str, "a name from `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
     path: Annotated[str | None, "the file or folder of that data set, or the folder it is in; none: the hub"] = None
-    label: Annotated[str | None, "the column with the labels of your own table; none: `label` or `y`"] = None
-    client: Annotated[str | None, "the column that says whose a sample of your own table is; none: `client`"] = None
+    label: Annotated[str | None, "the column with the labels in your own table; none: `label` or `y`"] = None
+    client: Annotated[str | None, "the column with each sample's client in your own table; none: `client`"] = None
     group: Annotated[
         str | None,
-        "a column of your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
+        "a column in your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
         "the data must name its clients",
     ] = None
     targets: Annotated[
@@ -142,23 +142,23 @@ class DataTable:
         "images, else none",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
-    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: how many tokens to keep"] = None
-    owners: Annotated[int | None, Some, "how many owners of samples to take, drawn by the seed"] = None
+    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: number of tokens to keep"] = None
+    owners: Annotated[int | None, Some, "number of owners of samples to draw, by the seed"] = None
     fewest: Annotated[int | None, Some, "… among owners with at least this many samples"] = None
     most: Annotated[int | None, Some, "… and at most this many"] = None
-    clients: Annotated[int, Some, "how many clients share the data"] = 20
-    new_clients: Annotated[int, SomeOrNone, "how many clients, the last ones, never take part in training"] = 0
+    clients: Annotated[int, Some, "number of clients that share the data"] = 20
+    new_clients: Annotated[int, SomeOrNone, "number of clients, the last ones, that never train"] = 0
     partition: Annotated[
         str,
         Named(("auto", *PARTITIONS)),
-        "how data is divided; `auto`: as a file says, or else `dirichlet`, or `iid` where there are no classes",
+        "how samples are partitioned; `auto`: as a file says, else `dirichlet`, or `iid` if there are no classes",
     ] = "auto"
-    alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; small is uneven"] = 0.1
-    minimum: Annotated[int | None, Some, "samples that each client has at least; none: as the partition says"] = None
+    alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; smaller is less even"] = 0.1
+    minimum: Annotated[int | None, Some, "minimum number of samples per client; none: as the partition says"] = None
     per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
     validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples for validation"] = 0.1
     test: Annotated[
-        float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition says on what"
+        float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition sets them"
     ] = 0.25
     split: Annotated[
         str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
@@ -174,7 +174,7 @@ class RunTable:
     """How long, with which share of the clients, on what device, with what speed and memory."""
 
     protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as in a code base or a paper"] = "clean"
-    rounds: Annotated[int, Some, "how many rounds"] = 20
+    rounds: Annotated[int, Some, "number of rounds"] = 20
     participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
     seed: Annotated[int, Seed, "seed of everything random that has no seed of its own"] = 0
     batch_seed: Annotated[
@@ -184,31 +184,31 @@ class RunTable:
     granularity: Annotated[Granularity, "what counts as a layer"] = "module"
     device: Annotated[str, "`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1` …"] = "auto"
     engine: Annotated[EngineName, "all clients in one step, or client by client; `auto`: on a CPU as measured"] = "auto"
-    precision: Annotated[Precision, "digits of products on a GPU: 24, 11 or 8 bits"] = "fp32"
+    precision: Annotated[Precision, "precision of products on a GPU: 24, 11 or 8 bits"] = "fp32"
     compile: Annotated[Choice, "compile steps; `on`: before the first round; `auto`: on a GPU, if the run is long"] = (
         "auto"
     )
     graphs: Annotated[Choice, "capture steps and replay them; `auto`: on a GPU"] = "auto"
     convolutions: Annotated[
-        Convolutions, "products of shifted slices, stock, or Triton kernels; `auto`: on a GPU the fastest"
+        Convolutions, "products of shifted slices, PyTorch's own, or Triton kernels; `auto`: on a GPU the fastest"
     ] = "auto"
-    memory_limit: Annotated[int | None, Size(), "bytes the run may take, or a size such as `8GB` or `500MiB`"] = None
+    memory_limit: Annotated[int | None, Size(), "memory the run may use, in bytes or as `8GB` or `500MiB`"] = None
     store: Annotated[Store, "where client states are kept between rounds; `auto`: by size"] = "auto"
-    checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as takes 5 % of the time"] = 0
+    checkpoint: Annotated[int, SomeOrNone, "rounds between checkpoints; 0: as often as 5 % of the time allows"] = 0
 
 
 @record
 class EvaluateTable:
     """When and on which clients, and which of all the numbers is the score of a run."""
 
-    every: Annotated[int, Some, "rounds between evaluations; the last round always is"] = 1
-    clients: Annotated[int, SomeOrNone, "how many clients to evaluate, always the same ones; 0: all"] = 0
+    every: Annotated[int, Some, "rounds between evaluations; the last round is always evaluated"] = 1
+    clients: Annotated[int, SomeOrNone, "number of clients to evaluate, always the same ones; 0: all"] = 0
     metric: Annotated[
         str,
         MetricName(("auto", "plain", *METRICS), paths=True),
-        "what rounds are selected and methods ranked by: a [metric](metrics.md), or `package.module:function`; `auto`:",
+        "selects rounds and ranks methods: a [metric](metrics.md), or `package.module:function`; `auto`:",
         "`accuracy`, or `balanced_accuracy` where the largest class has more than 60 % of the samples, `mse` for",
-        "numbers; `plain`: `accuracy` or `mse`, whatever the data",
+        "numbers; `plain`: `accuracy` or `mse`, whatever the class shares",
     ] = "auto"
     average: Annotated[
         Literal["auto", "samples", "clients"],
@@ -216,7 +216,7 @@ class EvaluateTable:
     ] = "auto"
     better: Annotated[
         Literal["auto", "larger", "smaller"],
-        "which values of a metric of your own are better; `auto`: as its `larger_is_better` says, or else larger ones",
+        "which values of your own metric are better; `auto`: as its `larger_is_better` says, else larger ones",
     ] = "auto"
     select: Annotated[
         Literal["validation", "best", "last"],
@@ -229,10 +229,10 @@ class EvaluateTable:
     test: Annotated[bool, "whether test samples are scored; `false` in the trials of `strata tune`"] = True
     guard: Annotated[
         bool,
-        "at the end, each client takes the model that is best for it on its validation samples, or stays with local",
+        "at the end, each client takes the model that is best on its validation samples, or keeps local",
         "training, see [guard](guard.md)",
     ] = False
-    lab: Annotated[int, SomeOrNone, "rounds between looks at every layer (conflicts, CKA, weights …); 0: never"] = 0
+    lab: Annotated[int, SomeOrNone, "rounds between layer diagnostics (conflicts, CKA, weights …); 0: never"] = 0
 
 
 @record
@@ -243,14 +243,14 @@ class StopTable:
         float | None, Range(above=0, most=1e12), "stop when the metric reaches this on validation data, such as 0.9"
     ] = None
     patience: Annotated[int | None, Some, "stop after this many evaluations without a gain above `margin`"] = None
-    margin: Annotated[float, Range(least=0, most=1e12), "what counts as progress"] = 0.005
+    margin: Annotated[float, Range(least=0, most=1e12), "smallest gain that counts as progress"] = 0.005
 
 
 @record
 class LogTable:
     """Where the lines of the rounds go besides the run directory."""
 
-    to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that are told every round, as a list"] = ()
+    to: Annotated[tuple[Annotated[str, Named(LOGGERS)], ...], "services that log every round, as a list"] = ()
 
 
 TABLES: dict[str, type[Any]] = {

@@ -73,7 +73,7 @@ class Trust:
         for length in range(1, module.count(".") + 2):
             spec = _found(".".join(module.split(".")[:length]), path)
             if spec is None:
-                return f"module '{shown(module)}', which is not here"
+                return f"module '{shown(module)}', which was not found"
             path = list(spec.submodule_search_locations or [])
         return f"'{shown(spec.origin or module, 200)}'" if spec is not None else f"module '{shown(module)}'"
 
@@ -107,7 +107,7 @@ def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise RecordError(f"{kind} '{shown(path)}' is not a name of the catalogue, nor written package.module:name")
+        raise RecordError(f"{kind} '{shown(path)}' is neither in the catalogue nor written package.module:name")
     trust = Trust.of(trust)
     trust.check(kind, path)
     if trust.everything:
@@ -119,7 +119,7 @@ def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[.
     except ModuleNotFoundError as error:
         named = f"{module_name.removesuffix('.py').replace('/', '.')}:{name}"
         hint = f"; write {shown(named)}" if named != path else ""
-        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}' here{hint}") from error
+        raise UnknownNameError(f"{kind} '{path}': there is no module '{error.name}'{hint}") from error
     except (Exception, SystemExit) as error:  # a person's own file may fail in any way while it is imported
         raise RecordError(f"{kind} '{path}' cannot be imported: {first_line(error, typed=True)}") from error
     if not hasattr(module, name):
@@ -141,7 +141,7 @@ def _check_kind(kind: str, path: str, target: Any) -> None:
         what = f"the class {maker.__name__}" if isinstance(maker, type) else type(maker).__name__
         allowed = "a function f(y_true, y_score)"
         if wanted is not None:
-            allowed = f"a subclass of {wanted.__name__} or a function that makes one"
+            allowed = f"a subclass of {wanted.__name__} or a function that returns one"
         raise RecordError(f"{kind} '{path}' is {what}, not {allowed}")
     refuse_standard_library(kind, path, str(maker.__module__))
 
@@ -149,7 +149,7 @@ def _check_kind(kind: str, path: str, target: Any) -> None:
 def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
     """What `maker` gives for these options and those of the offered arguments that it takes."""
     if not callable(maker):
-        raise RecordError(f"{what} is {type(maker).__name__}, not something that can be called to make one")
+        raise RecordError(f"{what} is of type {type(maker).__name__}, which cannot be called")
     taken = accepted(maker)
     if taken is not None:
         for option in options:
@@ -163,7 +163,7 @@ def called(what: str, maker: Callable[..., Any], options: Mapping[str, Any], off
     except (Exception, SystemExit) as error:  # a person's own code, or an option of a type it does not expect
         shown_options = ", ".join(f"{name}={value!r}" for name, value in options.items())
         why = first_line(error, typed=True)
-        raise RecordError(f"{what} cannot be made with ({shown(shown_options, 400)}): {why}") from error
+        raise RecordError(f"{what} cannot be created with ({shown(shown_options, 400)}): {why}") from error
 
 
 def accepted(maker: Callable[..., Any]) -> list[str] | None:

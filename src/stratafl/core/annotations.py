@@ -12,7 +12,6 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
@@ -47,7 +46,7 @@ class Range:
     above: float | None = None
     below: float | None = None
 
-    @cached_property
+    @property
     def _set(self) -> Mapping[str, float]:
         limits = zip(_LIMITS, (self.least, self.most, self.above, self.below), strict=True)
         return {word: limit for word, limit in limits if limit is not None}

@@ -1,4 +1,4 @@
-"""Evaluation: what clients' models score, round by round, and what happens in each layer of them.
+"""Evaluation: the scores of clients' models round by round, and diagnostics of their layers.
 
 `evaluate` gives models at their stages and their scores, `measure` the lines that a run records of a round, `trial` a
 simulation that is evaluated as it goes, `diagnostics` and `cka` the layer diagnostics (`--lab`), and `flags` the

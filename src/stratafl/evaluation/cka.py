@@ -1,4 +1,4 @@
-"""How alike the same layer of different clients sees the same samples: linear CKA (Kornblith et al., 2019)."""
+"""How similar a layer's outputs are across clients on the same samples: linear CKA (Kornblith et al., 2019)."""
 
 import copy
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Models of clients at their stages, and what they score on a split of each client's own data.
+"""Clients' models at each stage, and their scores on a split of each client's own data.
 
 Stages, everywhere: `received` (where training would start), `trained` (right after local training, for those who took
 part) and `deployed` (what a client would use in production; may be tuned on its training split). `global` is the

@@ -1,4 +1,4 @@
-"""Flagged clients: those that rounds left out, and those with outlying updates, from the lines of a run.
+"""Flagged clients: those that rounds left out, and those with outlying updates, from a run's journal.
 
 `stratafl.execute.uploads` decides which clients these are; this module says it, during a run and at its end.
 """
@@ -103,7 +103,7 @@ class Notices:
         ]
         yield from _few(where, left_out, "are left out")
         far = [
-            f"the update of {client_title(entry)} is {_times(entry['ratio'])} times as long as the cohort's median"
+            f"the update of {client_title(entry)} has {_times(entry['ratio'])} times the cohort's median norm"
             for entry in self._new(line, OUTLIERS)
         ]
         yield from _few(where, far, "sent an outlying update")

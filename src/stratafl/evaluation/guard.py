@@ -1,4 +1,4 @@
-"""The guard: each client takes the candidate that is better than its safe choice on its validation data, or stays safe.
+"""The guard: each client keeps its safe choice, unless a candidate is better on its validation data.
 
 A client's validation data is small, so its own mean gain is noisy. The guard shrinks it towards the federation's mean
 gain, the more the noisier it is and the less clients differ (empirical Bayes, normal-normal). What is alike among

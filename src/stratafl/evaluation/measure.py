@@ -1,4 +1,4 @@
-"""Numbers of a round, as a run records them: one flat line per round, per client and per layer."""
+"""The numbers of a round as a run records them: one flat line per round, per client and per layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Metrics of predictions, for all clients at once and in float64; each equals what scikit-learn gives.
+"""Metrics of predictions, for all clients at once and in float64; each gives the same value as scikit-learn.
 
 A metric takes targets `[C, n]`, scores `[C, n, K]` and weights `[C, n]` (1 for a sample, 0 for padding), and gives one
 number per client, NaN where it is not defined. Scores are probabilities of K classes, or for numbers the outputs
@@ -208,32 +208,32 @@ def _error(name: str, title: str, compute: Compute, says: str, classes: bool = T
 
 
 def _sensitivity(name: str, specificity: float) -> Metric:
-    says = f"the largest share of positives found where at least {specificity:.4g} of the negatives are cleared"
+    says = f"the highest sensitivity at a specificity of at least {specificity:.4g}"
     compute = one_against_rest(_sensitivity_at(specificity))
     return Metric(name, f"sensitivity at specificity {specificity:.4g}", compute, says, pooled=False)
 
 
 _ALL = (
-    Metric("accuracy", "accuracy", _accuracy, "the share of samples that are given their class", summed=True),
+    Metric("accuracy", "accuracy", _accuracy, "the share of samples that are classified correctly", summed=True),
     Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy,
-        "the mean over classes of the share of their samples recognised; classes without a sample do not count"),
+        "the mean recall over classes; classes without samples do not count"),
     Metric("macro_f1", "macro-F1", _macro_f1,
-        "the mean over classes of F1; a class that no sample has and none is given does not count"),
+        "the mean F1 over classes; classes that are neither present nor predicted do not count"),
     Metric("auroc", "AUROC", one_against_rest(_auroc),
         "how often a sample of a class scores above one of another class; 0.5 is chance", pooled=False, percent=False),
     Metric("auprc", "AUPRC", one_against_rest(_auprc),
-        "average precision: the area under precision over recall; the share of positives is chance",
+        "average precision: the area under the precision-recall curve; chance is the share of positives",
         pooled=False, percent=False),
     _sensitivity("sensitivity", SPECIFICITY),
-    _error("log_loss", "log-loss", _log_loss, "the mean of −log of the probability of the label"),
+    _error("log_loss", "log-loss", _log_loss, "the mean negative log of the label's probability"),
     _error("brier", "Brier score", _brier,
-        "the mean squared error of the probabilities: of class 1, or with more than two classes summed over them"),
+        "the mean squared error of the probabilities: of class 1, or summed over more than two classes"),
     _error("ece", "calibration error", _ece,
-        f"the mean distance of confidence and accuracy in {BINS} bins of confidence (ECE)"),
+        f"the mean difference between confidence and accuracy in {BINS} bins of confidence (ECE)"),
     _error("mse", "mean squared error", _mse, "the mean of the squared error", classes=False, summed=True),
-    _error("rmse", "root mean squared error", _rmse, "its root, in the unit of the targets", classes=False),
-    _error("mae", "mean absolute error", _mae, "the mean distance, in the unit of the targets", classes=False),
-    Metric("r2", "R²", _r2, "1 − error / variance of the targets; 0 is their mean", classes=False, percent=False),
+    _error("rmse", "root mean squared error", _rmse, "the root of the MSE, in the unit of the targets", classes=False),
+    _error("mae", "mean absolute error", _mae, "the mean of |error|, in the unit of the targets", classes=False),
+    Metric("r2", "R²", _r2, "1 − error / variance of the targets; their mean gives 0", classes=False, percent=False),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 

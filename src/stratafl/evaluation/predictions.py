@@ -1,4 +1,4 @@
-"""Predictions: what models give for single samples, from which every metric follows.
+"""Predictions: the outputs of models for single samples, from which every metric is computed.
 
 They are computed only where a metric needs more than hits and loss, and once at the end of a run.
 """
@@ -94,7 +94,7 @@ class Predictions:
     def confusion(self) -> Tensor:
         """How many samples of each class (rows) are given each class (columns), `[K, K]`."""
         if not self.labelled:
-            raise DataError("a confusion matrix needs classes, and the targets are numbers")
+            raise DataError("a confusion matrix needs classes, but the targets are numbers")
         return confusion(self.y[None], self.scores[None], torch.ones(1, len(self)))[0]
 
     def hits(self) -> Tensor:

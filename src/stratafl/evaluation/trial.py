@@ -1,4 +1,4 @@
-"""A trial: a simulation that is evaluated as it goes, one round at a time, each with the lines to record."""
+"""A trial: a simulation that runs and is evaluated round by round; each round gives the lines to record."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -269,7 +269,7 @@ def _check(recipe: Recipe) -> None:
         _known("row", claim.names, rows)
         _known("column", claim.columns or [], columns)
     if "relative" in recipe.measures and REFERENCE not in rows:
-        raise RecordError(f"'relative' divides by the seconds of the row '{REFERENCE}', which is not there; add it")
+        raise RecordError(f"'relative' divides by the seconds of the row '{REFERENCE}', which is missing; add it")
 
 
 def _different(kind: str, names: list[str]) -> None:

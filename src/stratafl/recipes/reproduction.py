@@ -169,7 +169,7 @@ class Reproduction:
             return None
         ways = [*(["--scale smoke"] if self.scale != "smoke" else []), "--set run.precision=fp32"]
         needed = f"{self.recipe.name} at scale {self.scale} uses {first.experiment.run.precision}"
-        return f"{needed}, which needs a GPU, but this machine computes on a CPU; use {' or '.join(ways)}"
+        return f"{needed}, which needs a GPU, but this machine only has a CPU; use {' or '.join(ways)}"
 
     def done(self, cell: RecipeCell) -> int:
         return sum(1 for _ in line_bodies(self.place(cell) / "rounds.jsonl"))
@@ -291,7 +291,7 @@ class Reproduction:
         open_cells = [cell for cell, outcome in self.outcomes() if outcome is None]
         lines = [f"{cell.row}, {cell.column}, seed {cell.seed}: {self._why(cell)}" for cell in open_cells]
         if self.stand_in:
-            lines.append(f"the paper's own data: {self.stand_in}; numbers do not compare, and rankings are no evidence")
+            lines.append(f"the paper's own data: {self.stand_in}; numbers do not compare; rankings are not evidence")
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         missing = [row.name for row in self.recipe.rows if row.missing]
         several = f"{len(left_out)} of {len(self.recipe.columns)}"

@@ -49,7 +49,7 @@ def result_markdown(reproduction: Reproduction, judged: Sequence[Verdict], comma
     if tuned := reproduction.tuning_lines():
         lines += ["", "Tuned on validation data, with a seed of its own:", "", *(f"- {each}" for each in tuned)]
     left, lost = reproduction.not_run(), reproduction.diverged()
-    lines += ["", "Diverged, so their numbers mean little:", "", *(f"- {each}" for each in lost)] if lost else []
+    lines += ["", "Diverged, so these numbers mean little:", "", *(f"- {each}" for each in lost)] if lost else []
     lines += ["", "Not run:" if left else "Everything was run.", "", *(f"- {each}" for each in left), ""]
     return "\n".join(lines)
 

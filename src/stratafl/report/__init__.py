@@ -1,4 +1,4 @@
-"""Reports: what a set of runs came to, as a ranking, as CSV and as one HTML page.
+"""Reports: the results of a set of runs as a ranking, as CSV and as one HTML page.
 
 Directories become records (`outcome`, `ranking`, `study`, `verdict`), records become tables, sentences and charts, and
 `page` puts them together. It reads run directories and never writes to them; `recipes` and `cli` may import it.

@@ -1,4 +1,4 @@
-"""How sure a mean over seeds and clients is: a hierarchical bootstrap of paired differences.
+"""Uncertainty of a mean over seeds and clients: a hierarchical bootstrap of paired differences.
 
 A difference d[s, c] belongs to a seed and a client. What is estimated is the mean over seeds of the weighted mean over
 clients. Two things make it uncertain: other seeds, and other clients.

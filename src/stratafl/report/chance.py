@@ -1,4 +1,4 @@
-"""Whether scores are better than chance, and what probabilities show where answers show nothing.
+"""Whether scores are better than chance, and what probabilities show if predicted classes show nothing.
 
 Chance is the majority class, as if it were a method: every client always gives the class that it has most in training,
 and its probabilities are the shares of the classes there. A ranking shows what that scores below the methods. With 12 %

@@ -52,7 +52,7 @@ def partition_labels(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _caption(clients: int, classes: int, regression: bool) -> str:
     if classes == 1:
-        unknown = "" if regression else " The runs do not record its classes."
+        unknown = "" if regression else " The runs do not record their classes."
         return f"The number of samples of each client.{unknown}"
     cut = [f"{ROWS} of the {clients} clients, evenly spaced" if clients > ROWS else ""]
     cut += [f"the {COLUMNS} largest of {classes} classes" if classes > COLUMNS else ""]

@@ -91,7 +91,7 @@ def curves_chart(study: Study) -> Chart | None:
     if not measures:
         return None
     several = any(len(rank.members) > 1 for rank in study.ranks)
-    band = "Mean over seeds; the band is one standard deviation to each side. " if several else "One seed. "
+    band = "Mean over seeds; the band is ± one standard deviation. " if several else "One seed. "
     caption = f"{band}The axis starts where the values start, not at 0."
     controls = (Control("show"), Control("over", "switch"))
     return Chart("curves", "Learning curves", caption, measures, controls, height=460)

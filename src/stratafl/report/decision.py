@@ -1,4 +1,4 @@
-"""The decision that a study supports: what to use and why, who gains, how sure that is, with one picture.
+"""The decision that a study supports: what to use and why, who gains, how sure that is, and one chart.
 
 `decision` chooses; `sentences` has the words, `notes` the doubts that stand before the answer. The best method is the
 first whose score is not chance. Among methods whose difference from it is small and not significant, the cheapest is
@@ -343,7 +343,7 @@ def decision_chart(study: Study, use: Rank | None = None) -> Chart | None:
     caption = [
         f"Test {metric.title}{meaning}: {'higher' if metric.larger_is_better else 'lower'} is better.",
         _points_drawn(shown),
-        "Dotted: always predicting a client's most frequent class." if base is not None else "",
+        "Dotted line: always predicting a client's most frequent class." if base is not None else "",
         "The axis does not start at 0.",
         f"The first {MAX_CHARTED} of {len(scored)} methods." if len(scored) > MAX_CHARTED else "",
     ]
@@ -356,7 +356,7 @@ def _points_drawn(shown: Sequence[tuple[str, Rank]]) -> str:
     if counts == {1}:
         return "One run of each method."
     runs = f"the mean of {counted(max(counts), 'run')}" if len(counts) == 1 else "the mean of its runs"
-    return f"Large: {runs} with different random seeds. Small: each of them."
+    return f"Large markers: {runs} with different random seeds. Small markers: single runs."
 
 
 def _means_trace(

@@ -54,7 +54,7 @@ def flag_table(ranks: Sequence[Rank]) -> ReportTable | None:
                 rows.append((*cells, Cell(f"{flag.far} of {run.rounds}", flag.far), ratio))
     caption = (
         "Left out: the upload is not finite, its number of samples is wrong, or it is above a limit. Outlier: the norm "
-        f"of the update is at least {FAR:g} times the median of the cohort; the update takes part."
+        f"of the update is at least {FAR:g} times the median of the cohort; the update is still used."
     )
     head = ("method", "seed", "client", "rounds left out", "reason", "rounds as outlier", "times the median")
     return ReportTable("left-out", caption, head, tuple(rows), left=3, stacked=True) if rows else None

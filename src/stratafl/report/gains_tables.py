@@ -107,7 +107,7 @@ def dependence_table(study: Study) -> ReportTable | None:
         for dependence in gains.dependences
     ]
     caption = (
-        "What the differences go with. Correlation: Spearman's over clients with its 95 % bootstrap interval. Thirds: "
+        "What differences relate to. Correlation: Spearman's over clients with its 95 % bootstrap interval. Thirds: "
         "the mean difference of the clients with the smallest, middle and largest values. Class skew: total variation "
         "distance from the classes of all clients; distance from the others: its mean to the "
         f"{NEAREST} nearest clients. Small clients have noisy differences, which weakens correlations."
@@ -182,7 +182,7 @@ def gains_chart(study: Study) -> charts.Chart | None:
     cut = f" {MAX_CLIENTS_DRAWN} of {most} clients, evenly spaced." if most > MAX_CLIENTS_DRAWN else ""
     over = " Bars: 95 % intervals." if any(gains.sure for gains in all_gains) else ""
     unit = gain_unit(all_gains[0].metric)
-    caption = f"Each client's model against the one it trains alone: {unit}. Above 0 it gains.{over}{cut}"
+    caption = f"Each client's model against the one it trains alone: {unit}. Above 0, the client gains.{over}{cut}"
     return charts.Chart(
         "gains", "Who gains", caption, tree, (charts.Control("method"), charts.Control("order by", "switch")), 440
     )

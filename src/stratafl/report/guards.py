@@ -1,4 +1,4 @@
-"""Which models the clients of guarded runs take, in words."""
+"""Sentences about which models the clients of guarded runs take."""
 
 from collections import Counter
 from collections.abc import Sequence

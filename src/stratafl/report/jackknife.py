@@ -1,4 +1,4 @@
-"""Standard errors by the jackknife: what a score is without some of the samples says how sure it is."""
+"""Standard errors by the jackknife: how much a score changes if some of the samples are left out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

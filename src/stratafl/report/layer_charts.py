@@ -50,7 +50,7 @@ def rounds_chart(study: Study) -> Chart | None:
     keys = _keys(study)
     shown = {NAMES.get(key, key): by_method_and_seed(study, partial(_heat, key, _ends(study, key))) for key in keys}
     tree = Branches({name: branches for name, branches in shown.items() if branches})
-    caption = "The diagnostics of each layer, for the rounds that have them. Colours mean the same in all methods."
+    caption = "The diagnostics of each layer, for the rounds that have them. All methods share one colour scale."
     controls = (Control("show"), Control("method"), Control("seed", "switch"))
     layers = max((len(run.layers.names) for run in study.outcomes), default=0)
     height = min(1600, 170 + 26 * max(layers, 4))

@@ -103,13 +103,11 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     look |= {"xgap": 1, "ygap": 1} if len(shown) <= 30 else {}
     look |= {"texttemplate": "%{z:.0%}"} if len(shown) <= WRITTEN else {}
     z = [[charts.rounded(value) for value in row] for row in shares.tolist()]
-    trace = heat_map(z, "%{y} given %{x}: %{z:.1%} (%{text})", colorbar=charts.percent_bar(0, 1), **look)
-    layout = {"xaxis": category_axis("class given"), "yaxis": category_axis("true class", down=True)}
+    trace = heat_map(z, "%{y} predicted as %{x}: %{z:.1%} (%{text})", colorbar=charts.percent_bar(0, 1), **look)
+    layout = {"xaxis": category_axis("predicted class"), "yaxis": category_axis("true class", down=True)}
     some = f" The {CLASSES} largest of {len(totals)} classes." if len(totals) > CLASSES else ""
     seeds = f", {len(predictions)} seeds together" if len(predictions) > 1 else ""
-    caption = (
-        f"{rank.label}: of the test samples of each class (rows), the share that is given each class{seeds}.{some}"
-    )
+    caption = f"{rank.label}: of the test samples of each class (rows), the share predicted as each class{seeds}.{some}"
     height = min(900, 170 + (26 if len(shown) <= 30 else 9) * max(len(shown), 5))
     return Chart("confusion", "Confusion matrix", caption, {"data": [trace], "layout": layout}, height=height)
 

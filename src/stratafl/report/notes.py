@@ -1,4 +1,4 @@
-"""What a reader must know before acting on a ranking: doubts, the gravest first, and cautions about single runs."""
+"""What to know before acting on a ranking: doubts, the most serious first, and cautions about single runs."""
 
 from collections.abc import Sequence
 from math import isclose

@@ -235,7 +235,7 @@ def measured_by(run: Outcome, metric: Metric) -> Outcome:
     stored = run.predictions
     if not stored:
         raise RunError(
-            f"'{run.folder}' has no stored predictions to measure {metric.title} of: "
+            f"'{run.folder}' has no stored predictions to compute {metric.title} from: "
             f"finish it with 'strata resume', or compare again with --metric {metric.name}"
         )
     average, better = "samples" if metric.pooled else "clients", "larger" if metric.larger_is_better else "smaller"
@@ -329,7 +329,7 @@ def run_folders(places: Iterable[Path]) -> list[Path]:
         here = [place, *guard] if directory.is_run(place) else here
         if not here and is_plain(place / directory.TUNING):
             again = f"continue it with 'strata resume {shlex.quote(str(place))}'"
-            raise RunError(f"the tuning '{place}' has not run yet what it chose: {again}")
+            raise RunError(f"the tuning '{place}' has not yet run the settings that it chose: {again}")
         if not here:
             raise RunError(f"there is no run in '{place}'" if place.exists() else f"there is no folder '{place}'")
         folders += [folder for folder in here if folder not in folders]

@@ -85,7 +85,7 @@ class Paired:
         low, high = (apart_by(end, self.metric) for end in ends)
         parts = [str(finding(say.PAIR_INTERVAL, distance=self.distance, low=low, high=high))]
         if self.verdict == "unclear" and self.difference.beyond_noise:
-            parts.append(f"not enough for one of {self.pairs} pairs")
+            parts.append(f"not significant among {self.pairs} pairs")
         parts += ["for these clients"] if self.about_these_clients else []
         return ", ".join([*parts, *(["one seed"] if self.seeds == 1 else [])])
 
@@ -175,7 +175,7 @@ def pairs_table(compared: Sequence[Paired]) -> ReportTable | None:
         rows.append((*cells, Cell(_further_seeds(pair), pair.more_seeds)))
     caption = (
         f"Paired differences, the first minus the second, by seed and client ({_basis(compared)}). "
-        f"{whom_verdicts_are_about(compared)} Intervals are of one pair alone; p is corrected for the number of pairs "
+        f"{whom_verdicts_are_about(compared)} Intervals are for one pair alone; p is corrected for the number of pairs "
         "(Holm), and verdicts follow it."
     )
     return ReportTable("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(compared), stacked=True)
@@ -186,9 +186,9 @@ def whom_verdicts_are_about(compared: Sequence[Paired]) -> str:
     with_seeds = [pair for pair in compared if pair.seeds]
     about_others = [f"{pair.first} and {pair.second}" for pair in with_seeds if not pair.about_these_clients]
     if len(about_others) == len(with_seeds):
-        return "Verdicts are about other seeds and other clients like these."
-    named = "Verdicts are about other seeds and other test samples of these clients, because the data names them."
-    return f"{named} About other clients like these are only: {listed(about_others, 3)}." if about_others else named
+        return "Verdicts generalise to other seeds and other clients like these."
+    named = "Verdicts generalise to other seeds and other test samples of these clients, because the data names them."
+    return f"{named} Only these generalise to other clients: {listed(about_others, 3)}." if about_others else named
 
 
 def pairs_csv(compared: Sequence[Paired]) -> str:

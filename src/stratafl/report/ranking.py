@@ -87,10 +87,12 @@ class Rank:
 def ranking(outcomes: Sequence[Outcome]) -> list[Rank]:
     """Configurations, the best score first; those without a score come last."""
     if len({run.regression for run in outcomes}) > 1:
-        raise RunError("these runs cannot be ranked together: some have classes and some do not; report them apart")
+        raise RunError("these runs cannot be ranked together: some have classes, others do not; report them separately")
     metrics = dict.fromkeys(run.metric.name for run in outcomes)
     if len(metrics) > 1:
-        raise RunError(f"these runs cannot be ranked together: by {' and by '.join(metrics)}; report them apart")
+        raise RunError(
+            f"runs with the metrics {' and '.join(metrics)} cannot be ranked together; report them separately"
+        )
     groups: dict[str, list[Outcome]] = {}
     for run in outcomes:
         group = groups.setdefault(json.dumps(_method(run.config), sort_keys=True, default=str), [])

@@ -53,7 +53,7 @@ def ranking_table(study: Study) -> ReportTable:
     )
     rows = [row(rank) for rank in study.ranks]
     if study.majority is not None:
-        caption += " Majority class: every client always gives the class that it has most in training."
+        caption += " Majority class: every client always predicts its most frequent training class."
         rows.append(row(study.majority))
     elif is_imported(metric) and not study.regression:
         caption += " Majority class: unknown, because reports do not run your own metric."

@@ -1,4 +1,4 @@
-"""What was run, in words: methods, data, model, training, seeds, machines, versions and commands."""
+"""What was run: methods, data, model, training, seeds, machines, versions and commands."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run wrote about its clients and its layers: journals that may be long, read line by line."""
+"""A run's journals of its clients and layers, which may be long and are read line by line."""
 
 import re
 from dataclasses import dataclass, field

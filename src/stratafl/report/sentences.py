@@ -1,4 +1,4 @@
-"""The sentences of a report, and the record that puts values into one.
+"""The sentences of a report, and `Finding`, a sentence with its values.
 
 Statistics and rules decide what there is to say; the words are here. A `Finding` is a sentence with its values, such as
 `finding(UNFINISHED, methods=["fedper"])`. Names whose number varies stand behind a colon, so no grammar depends on how
@@ -40,10 +40,10 @@ TRAIN_ALONE = "Train every client alone ({method}): every federated method here 
 TRAIN_ALONE_UNCLEAR = "Train every client alone ({method}): no federated method here is clearly better."
 USE = "Use {method}."
 USE_KIND = "Use {method}: {kind}."
-LEAD_MAY_BE_CHANCE = "Its lead may be chance."
+LEAD_MAY_BE_CHANCE = "Its lead may be due to chance."
 USE_NONE = "Use none of these models: they are not better than chance."
 USE_NONE_BY = "Use none of these models: their {metric} is not better than chance."
-NOT_BY_ANSWERS = "Do not choose by {metric}: the answers of these models are not better than chance."
+NOT_BY_ANSWERS = "Do not choose by {metric}: the predicted classes are not better than chance."
 NOT_BY_METRIC = "Do not choose by {metric}: the predicted probabilities contradict it."
 
 # Why
@@ -71,10 +71,10 @@ NEEDS_NO_GUARD = (
 AT_CHANCE = "By {metric}, not significantly better than always predicting the most frequent class ({base}): {methods}."
 ALWAYS_ONE_ANSWER = "By {metric}, not better than always predicting the most frequent class: {methods}."
 CONTRADICTED = (
-    "By {metric}, {method} is hardly better than always predicting the most frequent class, and these methods are not, "
+    "By {metric}, {method} is barely better than always predicting the most frequent class. These methods are not, "
     "although their probabilities are better: {better}."
 )
-NO_PREDICTIONS = "These runs have no stored predictions that show more. Compare again with --metric auroc."
+NO_PREDICTIONS = "AUROC cannot be computed from these runs. Compare again with --metric auroc."
 AUROC_AT_CHANCE = "By their probabilities, too, no method is significantly better than chance. AUROC: {scores}."
 AUROC_SCORES = "AUROC of their probabilities: {scores}."
 COMPARED = "{pair}."
@@ -88,14 +88,14 @@ RANK_BY_AUROC = (
 NO_LOCAL = "Unknown, because no run trains every client alone. Add {local} to the methods."
 GAINS_UNKNOWN = "Unknown: {reason}."
 AGAINST_ALONE = "{method} against training alone: of {clients}, {better} better and {worse} worse. {mean}."
-IN_PARTITIONS = "The clients of {partitions} partitions are counted apart."
+IN_PARTITIONS = "The clients of {partitions} partitions are counted separately."
 SURELY_BETTER = "Surely better, {count}: {names}."
 NONE_SURELY_BETTER = "No client is surely better."
 SURELY_WORSE = "Surely worse, {count}: {names}."
 NONE_SURELY_WORSE = "No client is surely worse."
 BY_CHANCE = "By chance alone, about {count} would seem better and as many worse."
 RARELY_BY_CHANCE = "By chance alone, fewer than one would seem better, and as many worse."
-CHANCE_UNKNOWN = "Which of these differences are chance is unknown."
+CHANCE_UNKNOWN = "Some of these differences may be due to chance."
 LOWER_SCORES = "Lower scores: {names}."
 NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of training."
 
@@ -104,17 +104,17 @@ NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of tr
 SURELY_BETTER_THAN = "It is significantly better than {methods}."
 NOT_SIGNIFICANT = "The difference from these methods is not significant: {methods}."
 SURELY_WORSE_THAN = "It is significantly worse than {methods}."
-RESTS_ON = "This rests on {seeds} and {clients}."
-RESTS_ON_ONE_SEED = "This rests on one seed and {clients}; other seeds may differ."
-ABOUT_THESE_CLIENTS = "It is about these clients, not about others like them."
+RESTS_ON = "This is based on {seeds} and {clients}."
+RESTS_ON_ONE_SEED = "This is based on one seed and {clients}; other seeds may differ."
+ABOUT_THESE_CLIENTS = "It applies to these clients, not to others like them."
 NO_SEED_IN_COMMON = "Unknown: the methods have no seed in common."
 
 # What would change it
 
 REPEAT = "More seeds may show a difference from {method}: repeat with --seeds 3."
-TOO_FEW_SAMPLES = "More seeds may show no difference from {method}: there are too few test samples."
-CLIENTS_DISAGREE = "More seeds may show no difference from {method}: clients differ too much. More clients might."
-CONSTANT_DIFFERENCE = "Nothing here separates it from {method}: all their scores differ by the same amount."
+TOO_FEW_SAMPLES = "More seeds may not show a difference from {method}: there are too few test samples."
+CLIENTS_DISAGREE = "More seeds may not show a difference from {method}: clients differ too much. More clients might."
+CONSTANT_DIFFERENCE = "The difference from {method} cannot be tested: all scores differ by the same amount."
 TOO_SMALL_TO_SHOW = "The difference from {method} is too small: more than {seeds} further seeds would be needed."
 FURTHER_SEEDS = "About {seeds} would show a difference from {method}, if it stays as large."
 
@@ -138,13 +138,13 @@ SHARED_FIRST = "{method} shares the first place with {others}, at a test {metric
 ALONE_REACHES = "{method} reaches a test {metric} of {score} ({basis})."
 FIRST_BETTER = "It is better than {pairs}."
 FIRST_WORSE = "It is worse than {pairs}."
-FIRST_UNCLEAR = "There is no clear winner: the difference is not significant from {pairs}."
+FIRST_UNCLEAR = "There is no clear winner: no significant difference from {pairs}."
 FIRST_APART = "It has no seed in common with {methods}."
 FIRST_ONE_SEED = "With one seed, these are differences between clients; other seeds may differ."
 
 # Doubts
 
-ONE_ANSWER = "One answer for all samples of a client: {methods}."
+ONE_ANSWER = "The same class for all samples of a client: {methods}."
 NOT_BETTER = "Not better than always predicting a client's most frequent class ({base}): {methods}."
 NOT_CLEARLY_BETTER = (
     "Not significantly better than always predicting a client's most frequent class ({base}): {methods}."
@@ -152,30 +152,30 @@ NOT_CLEARLY_BETTER = (
 LEAKING = "Not considered, because test data influences training: {methods}."
 DIVERGING = "Training diverged: {methods}. Try a smaller learning rate."
 UNFINISHED = "Not finished: {methods}. The order may still change."
-RAN_ONCE = "Every method ran once, so how much of a difference is chance is unknown. Repeat with --seeds 3 or more."
+RAN_ONCE = "Every method ran once, so differences may be due to chance. Repeat with --seeds 3 or more."
 ONE_RATE = "All methods used the same learning rate ({rate}). With a rate tuned for each, the order may change."
 TRAINED_BEFORE_USE = (
-    "With these methods each client trains its model once more before use: {methods}. With the others it does not, "
-    "although any method could have this advantage."
+    "These methods train each client's model once more before use: {methods}. The others do not, "
+    "although any method could."
 )
 UNEQUAL_STEPS = "A round of {most} has {ratio} times the training steps of a round of {least}."
 FEW_VALIDATION_SAMPLES = (
-    "Rounds were selected on {count} validation samples of all clients, so which round counts is partly chance."
+    "Rounds were selected on {count} validation samples of all clients, so the selected round is partly chance."
 )
 MORE_VALIDATION = "Set data.validation={share} for more validation samples."
 BEST_TEST_ROUND = "The round was chosen by its test score, which is optimistic."
 OTHER_METRIC = "Rounds were selected by {selected}; methods are ranked by {ranked} of the stored predictions."
-MORE_NOTES = "There is more to know under Ranking: {notes}."
+MORE_NOTES = "See the section Ranking for {notes}."
 
 # Cautions
 
 LEAKS = "{method}: {incomparable} ({reason})."
 BEHIND = "{method} is not finished: {done} of {rounds}."
 BECAME_NAN = "{method} diverged: its loss, or the upload of every client, became NaN or infinite."
-SAME_CLASS = "{method} predicts one class for all samples of a client, so its answers show nothing."
+SAME_CLASS = "{method} predicts one class for all samples of a client, so its accuracy is not informative."
 NOT_EVALUATED = "'{folder}' has no evaluated round yet and is left out."
 REPEATED = "'{folder}' repeats a configuration and a seed and is left out."
-UNCHECKED = "Without checksums, because an older version wrote them: {runs}. A changed line would not be noticed."
+UNCHECKED = "Without checksums, because an older version wrote them: {runs}. A changed line would go unnoticed."
 RESUMED_ELSEWHERE = "'{folder}' was resumed elsewhere and is not bit-identical: {changes}."
 UNLIKE_SETTINGS = "The runs differ in {keys}, so the rows of the ranking differ in more than the method."
 UNLIKE_SEEDS = "The methods were not all run with the same seeds."
@@ -196,5 +196,5 @@ PARTITIONS = (
     "partition."
 )
 ONE_SEED_EACH = "Each client has one seed, so intervals leave out the noise of training."
-UNDEFINED = "Without a {metric}, and so without a difference: {clients}."
+UNDEFINED = "No {metric}, and so no difference: {clients}."
 UNPAIRED = "{methods} against {alone}: {reason}."

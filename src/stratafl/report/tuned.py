@@ -1,4 +1,4 @@
-"""What a tuning came to: `tuning.json`, which `strata tune` writes, as tables and a chart of the learning rate."""
+"""The result of a tuning: `tuning.json`, which `strata tune` writes, as tables and a chart of the learning rate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -166,7 +166,7 @@ def tuning_table(tuned: Sequence[TunedMethod]) -> ReportTable | None:
     """One row per method that was tuned."""
     if not tuned:
         return None
-    head = ("method", "chosen", "validation", "test, tuned", "test, untuned", "trials", "to know")
+    head = ("method", "chosen", "validation", "test, tuned", "test, untuned", "trials", "notes")
     rows = tuple(_row(method) for method in tuned)
     caption = (
         "Every method was tuned with the same budget on validation data alone; test data was scored afterwards, on "

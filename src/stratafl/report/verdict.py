@@ -1,4 +1,4 @@
-"""Verdicts on published claims: a list in `verdicts.json` that `strata reproduce`, or anybody, writes."""
+"""Verdicts on published claims: a list in `verdicts.json`, which `strata reproduce` or you can write."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ VERDICTS = "verdicts.json"
 KEYS = ("paper", "table", "claim", "predicate", "paper_value", "measured", "holds", "reason", "noise", "stand_in")
 SIGNS: dict[str, Any] = {"holds": bool | None, "noise": bool, "stand_in": bool}
 NOISE = "within noise: other seeds may change the verdict"
-STAND_IN = "measured on other data than the paper's, so this is no evidence"
+STAND_IN = "measured on data other than the paper's, so this is not evidence"
 STOOD_IN = "here on other data and another model"
 WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
 

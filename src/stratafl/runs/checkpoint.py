@@ -1,4 +1,4 @@
-"""Checkpoints: two generations, each a folder that appears complete or not at all and proves that it is undamaged.
+"""Checkpoints: two generations, each a folder that is written atomically and protected by checksums.
 
 checkpoint/000012/state.safetensors      the server's state and every client's, or where in memories.bin that is
 checkpoint/000012/selected.safetensors   the same after the round that the tables score, unless that is round 12
@@ -215,7 +215,7 @@ def _manifest(generation: Path) -> dict[str, Any]:
     _expect(digest == _body_digest(body), "its manifest was changed")
     check_format(generation, body.get("format", 1))
     number, journals, checksums = body.get("round"), body.get("journals"), body.get("checksums", {})
-    _expect(is_count(number) and f"{number:06d}" == generation.name, f"its manifest is that of round {number!r}")
+    _expect(is_count(number) and f"{number:06d}" == generation.name, f"its manifest is from round {number!r}")
     lengths = isinstance(journals, dict) and all(map(is_count, journals.values()))
     _expect(lengths, "its manifest has no lengths of journals")
     summed = isinstance(checksums, dict) and all(_is_text(each, _CRC32) for each in checksums.values())

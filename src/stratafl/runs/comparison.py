@@ -67,7 +67,7 @@ class Member:
             return Run.create(self.experiment, self.folder, trust=self.trust)
         except RunError as error:
             if is_run(self.folder):
-                raise BusyError(f"another process has just started '{self.folder}': leave it to that") from error
+                raise BusyError(f"another process has just started '{self.folder}': let it finish") from error
             raise
 
 
@@ -105,11 +105,11 @@ class Comparison:
         """
         common, per_method = shared_and_own(methods, settings)
         if not 1 <= seeds <= SEEDS:
-            raise RecordError(f"a comparison has from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
+            raise RecordError(f"a comparison must have from 1 to {SEEDS:,} seeds, not {shown(seeds)}")
         base = with_absolute_paths(with_values(base, common))
         first = base.run.seed
         if first + seeds - 1 > MAX_INTEGER:
-            raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} on would be above {MAX_INTEGER}")
+            raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} would be above {MAX_INTEGER}")
         varied = _varied(vary, base)
         comparison = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), per_method, trust, varied)
         for member in comparison.members() if checked else ():
@@ -195,13 +195,13 @@ def check_member(path: Path, run: Path, experiment: Experiment) -> None:
 def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings, dict[str, Settings]]:
     """The settings of all methods, and those of each, where `method.key` is an option and `method.table.key` is not."""
     if not methods or len(set(methods)) < len(methods):
-        raise RecordError(f"a comparison needs methods, each once, not '{','.join(methods)}'")
+        raise RecordError(f"a comparison needs one or more different methods, not '{','.join(methods)}'")
     for typed in settings:
         table, _, option = typed.partition(".")
         if table == "algorithm":
             raise RecordError(f"'{typed}' would be an option of every method: write METHOD.{option} for one of them")
         if table in ALGORITHMS and table not in methods:
-            raise RecordError(f"'{typed}' is an option of {table}, which is not compared: {', '.join(methods)}")
+            raise RecordError(f"'{typed}' is an option of {table}, but the methods are {', '.join(methods)}")
     per_method: dict[str, Settings] = {}
     for m in methods:
         options = {path.removeprefix(f"{m}."): v for path, v in settings.items() if path.startswith(f"{m}.")}

@@ -1,4 +1,4 @@
-"""A run directory: the names of its files, what it says of itself, whether it can be used, and reading it.
+"""A run directory: the names of its files, its records, checks that it can be used, and reading it.
 
 config.toml          the complete configuration
 environment.json     format, versions, device, commit, seed, checksums of data and model, and every resumption
@@ -97,10 +97,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def refuse_guard(folder: Path) -> None:
-    """Raise if a folder is what the guard of a run came to, which reads like a run but holds no state of one."""
+    """Raise if a folder is the result of a run's guard, which reads like a run but holds no state of one."""
     if (folder / CHOICES).exists():
         whole = shlex.quote(str(folder.parent))
-        raise RunError(f"'{folder}' is what the guard of a run came to, not a run: give the run itself, {whole}")
+        raise RunError(f"'{folder}' is the result of a run's guard, not a run: give the run itself, {whole}")
 
 
 def check_config(path: Path, then: Mapping[str, Any], today: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ def read_run(
     if saved is None:
         raise RunError(f"'{folder}' has no checkpoint to read: {'; '.join(search.complaints) or 'none was saved yet'}")
     for complaint in search.complaints:
-        log.warning("%s: an older checkpoint is read", complaint)
+        log.warning("%s: reading an older checkpoint", complaint)
     lines = read_lines(folder / ROUNDS, until=saved.journals["rounds"])
     check_history(folder / ROUNDS, lines, saved.round)
     state = _state(folder, saved, lines, round)
@@ -181,8 +181,8 @@ def _state(folder: Path, saved: Checkpoint, lines: list[Line], round: str) -> Sa
         return newest
     if saved.selected.round != chosen["round"]:
         raise DamagedError(
-            f"the checkpoint of '{folder}' holds round {saved.selected.round} as the selected one, and by its lines "
-            f"that is round {chosen['round']}: load the newest one with round='newest'"
+            f"the checkpoint of '{folder}' has round {saved.selected.round} as the selected one, but its lines "
+            f"select round {chosen['round']}: load the newest one with round='newest'"
         )
     return saved.selected
 
@@ -200,7 +200,7 @@ def simulation_of_run(
         if what == "algorithm" and then["format"] < METHOD_DIGEST:  # its settings are compared above
             continue
         if identity.get(what) != today:
-            raise RunError(f"the {what} of '{folder}' is not what the run began with: it cannot be continued")
+            raise RunError(f"the {what} of '{folder}' has changed since the run began: it cannot be continued")
     _check_preprocessing(folder / PREPROCESSING, sim.runtime.federation)
     return sim
 
@@ -231,7 +231,7 @@ def check_saved(sim: Simulation, form: SavedForm, saved: Checkpoint, file: State
     """Raise unless a checkpoint can be one of this simulation."""
     rounds = sim.rounds
     if not 1 <= saved.round <= rounds:
-        raise DamagedError(f"it is of round {saved.round}, and the run has {rounds}")
+        raise DamagedError(f"it is from round {saved.round}, but the run has {rounds}")
     for name in JOURNALS:
         if name not in saved.journals:
             raise DamagedError(f"it does not say how long {name}.jsonl was")

@@ -60,7 +60,7 @@ def check_stage(stage: str, sim: Simulation) -> None:
     """Raise if the models that should count do not exist."""
     if stage == "global" and global_field(sim, sim.start().server) is None:
         raise RecordError(
-            "evaluate.stage = 'global' has no effect with this method, which has no model for all clients; "
+            "evaluate.stage = 'global' has no effect with this method, which has no global model; "
             "choose one of: received, trained, deployed"
         )
 
@@ -142,7 +142,7 @@ class FollowerRun:
         for what, digest in environment.identity(self.sim).items():
             if start.identity[what] != digest:
                 raise RunError(
-                    f"rank {process_group.rank} finds another {what} than rank 0: use the same files on all ranks"
+                    f"rank {process_group.rank} has a different {what} from rank 0: use the same files on all ranks"
                 )
         self.trial = trial_of(self.experiment, self.sim, process_group, trust)
         self.progress, selected = _both_dealt(process_group, self.sim, None, None)

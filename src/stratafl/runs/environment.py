@@ -1,4 +1,4 @@
-"""Where a run was made, and what it was made of."""
+"""The environment of a run: machine, versions and command, and digests of what it was made from."""
 
 import hashlib
 import json

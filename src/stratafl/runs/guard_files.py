@@ -286,12 +286,12 @@ def read_choices(path: Path) -> GuardRecord:
         check_table(table, {"round": int, "local_round": int, "epochs": int, "clients": list})
         choices = {choice.client: choice for choice in map(_choice, table["clients"])}
         if not choices or len(choices) < len(table["clients"]):
-            raise ValueError("each client is there once")
+            raise ValueError("each client must appear once")
         if counts is not None and max(choices) >= len(counts["counts"]["train"]):
             raise ValueError(f"the run has no client {max(choices)}")
         about = {key: table[key] for key in ("round", "local_round", "epochs")}
         if not all(map(is_count, about.values())):
-            raise ValueError("rounds and epochs are at least 0")
+            raise ValueError("rounds and epochs must be at least 0")
         if table["round"] > max((int(line["round"]) for line in read_lines(path.parent / directory.ROUNDS)), default=0):
             raise ValueError(f"the run has no round {table['round']}")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Runs that are under way together in one process, as many as memory allows; `stratafl.runtime.joining` drives them."""
+"""Runs that advance together in one process, as many as memory allows; `stratafl.runtime.joining` drives them."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""JSON files and journals, read without trust: of limited size, with finite numbers, and not nested without end.
+"""JSON files and journals, read as untrusted input: limited size, limited nesting, finite numbers.
 
 A journal is a file of JSON lines that only grows. Each line ends with a checksum of the line and of all lines before
 it. That finds damage and careless editing; it is not a signature: a forger can compute it, too.

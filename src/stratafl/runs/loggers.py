@@ -100,7 +100,7 @@ class Loggers:
         except Exception as error:  # a service may fail in any way
             self._open.pop(name, None)
             since = "at the end" if number is None else f"from round {number} on"
-            log.warning("%s is left out %s: %s", name, since, " ".join(str(error).split()) or type(error).__name__)
+            log.warning("%s is skipped %s: %s", name, since, " ".join(str(error).split()) or type(error).__name__)
 
 
 def grouped(name: str) -> tuple[str, str]:

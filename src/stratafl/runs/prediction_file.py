@@ -1,4 +1,4 @@
-"""The predictions of a finished run: what its models that count give for every validation and test sample.
+"""The predictions of a finished run: outputs of the models that count for every validation and test sample.
 
 `predictions.safetensors` holds `test.client`, `test.y` and `test.scores`, and the same for validation; its metadata say
 of which round and stage they are, with a checksum against damage and careless editing.
@@ -67,7 +67,7 @@ def _check(predictions: Predictions) -> None:
     if y.dtype not in (torch.int64, torch.int32, torch.float32, torch.float64) or not scores.shape[1]:
         raise ValueError("targets are whole numbers or numbers, and there are scores")
     if not predictions.labelled and (scores.shape[1] != 1 or not bool(y.isfinite().all())):
-        raise ValueError("of numbers, targets are finite and scores are [n, 1]")
+        raise ValueError("if targets are numbers, they are finite and scores are [n, 1]")
     if predictions.labelled and bool(((y < 0) | (y >= scores.shape[1])).any()):
         raise ValueError(f"labels are from 0 to {scores.shape[1] - 1}")
     if predictions.labelled and bool(((scores < 0) | ((scores.sum(1, keepdim=True) - 1).abs() > SUM_TOLERANCE)).any()):

@@ -241,7 +241,7 @@ class Run:
         today = {**environment.describe_environment(self.sim), "code": environment.code(self.experiment)}
         changed = environment.differences(then, today)
         if changed:
-            self.notes.append(f"not bit-identical with a run that was never interrupted: {'; '.join(changed)}")
+            self.notes.append(f"not bit-identical to an uninterrupted run: {'; '.join(changed)}")
         entry = {"at": environment.utc_now(), "round": self.progress.t, "changed": changed}
         resumed = [*(then.get("resumed") or []), entry]
         write_json(self.folder / directory.ENVIRONMENT, {**then, "resumed": resumed}, folder=self._lock)

@@ -1,4 +1,4 @@
-"""What a run writes round by round: journals, checkpoints, client states; and how a resumed run restores them."""
+"""The files that a run writes round by round: journals, checkpoints, client states; and how to restore them."""
 
 import os
 import uuid

@@ -1,4 +1,4 @@
-"""What a run came to, from its lines: the selected, best and last round, convergence, targets, when to stop.
+"""The summary of a run, from its lines: the selected, best and last round, convergence, targets, when to stop.
 
 The selected round is the one that tables score and whose models are delivered. Everything goes by the run's metric.
 """

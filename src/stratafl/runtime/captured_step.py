@@ -1,6 +1,9 @@
 """One step of several clients on tensors with fixed addresses, so that it can be captured or compiled.
 
-`captured.py` decides when such a step is made, compiled and freed.
+A scan (`scan.py`) repeats a step over the batches of its clients; the tensors that it changes are its carry. A captured
+step has a fixed number of slots. Clients have different numbers of batches, so they take turns at the slots
+(`schedule.py`). Batches are loaded for a window of steps at a time (`inputs.py`). `captured.py` decides when such a
+step is made, compiled and freed.
 """
 
 import gc
@@ -42,9 +45,11 @@ class CapturedStep:
         per_client = {name: x for name, x in self._constants.items() if name not in common}
         self._carry_rows, self._constant_rows = RowViews(self._carry), RowViews(per_client)
         self._inputs = [InputBuffers.blank(like.source, batches, slots) for batches in like.batches]
-        # The step within the window, on the device: a captured step cannot be told a number.
+        # The step within the window, on the device, because a captured step takes no arguments.
         self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
-        self.engine: Engine | None = None  # of a graph, which replays operations on what its model holds
+        self.engine: Engine | None = (
+            None  # of a CUDA graph, which reads its model's tensors at their addresses: keeps them
+        )
         self.replay: Callable[[], object] | None = None  # the step as it was captured or compiled, if it was
         self.compiled: str | None = None  # its entry in the cache, if it is compiled
 
@@ -52,44 +57,45 @@ class CapturedStep:
 
     def run(self, scans: Sequence[Scan]) -> list[State]:
         """The carries after all steps of all clients of these scans, whose tensors are not written to."""
-        plan, moving = SlotPlan(scans, self.slots), self._moving(scans)
+        plan = SlotPlan(scans, self.slots)
+        scan_rows = self._enter(scans)
         window, take_step = self._inputs[0].window, self._step_of(scans)
         paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
         with RowCopies() as copies:
-            for rows in moving:
+            for rows in scan_rows:
                 rows.keep_idle(copies)
         for now, leaving, coming, steps in plan.changes(window):
-            self._unseat(leaving, plan, moving)
-            self._seat(coming, plan, moving)
+            self._unseat(leaving, plan, scan_rows)
+            self._seat(coming, plan, scan_rows)
             if now % window == 0 and steps:
                 self._load(plan, now)
             for _ in range(steps):
                 with nullcontext() if paced is None else paced.step():
                     take_step()
-        return [self._state(rows.after) for rows in moving]
+        return [self._state(rows.after) for rows in scan_rows]
 
     def _step_of(self, scans: Sequence[Scan]) -> Callable[[], object]:
         return self.replay or partial(self.once, scans[0].step)
 
-    def _moving(self, scans: Sequence[Scan]) -> list["_ScanRows"]:
-        """The rows of these scans. Constants that all clients share are set here, because they never move."""
+    def _enter(self, scans: Sequence[Scan]) -> list["_ScanRows"]:
+        """Copy in the constants that all clients share, which stay at their place; return the rows that will move."""
         for name in self._common:
             self._constants[name][:1].copy_(leaves(scans[0].constants)[name][:1])
         return [_ScanRows(scan, self._common) for scan in scans]
 
-    def _unseat(self, leaving: Sequence[Turn], plan: SlotPlan, moving: Sequence["_ScanRows"]) -> None:
+    def _unseat(self, leaving: Sequence[Turn], plan: SlotPlan, scan_rows: Sequence["_ScanRows"]) -> None:
         """Rows of clients that leave their slots, back to their scans."""
         with RowCopies() as copies:
             for turn in leaving:
                 scan, client = plan.places[turn.client]
-                copies.add(self._carry_rows, turn.slot, moving[scan].finished, client)
+                copies.add(self._carry_rows, turn.slot, scan_rows[scan].finished, client)
 
-    def _seat(self, coming: Sequence[Turn], plan: SlotPlan, moving: Sequence["_ScanRows"]) -> None:
+    def _seat(self, coming: Sequence[Turn], plan: SlotPlan, scan_rows: Sequence["_ScanRows"]) -> None:
         """Rows and constants of clients that come, at their slots."""
         with RowCopies() as copies:
             for turn in coming:
                 scan, client = plan.places[turn.client]
-                rows = moving[scan]
+                rows = scan_rows[scan]
                 # A client that has been at another slot goes on from where it was.
                 copies.add(rows.finished if turn.first else rows.received, client, self._carry_rows, turn.slot)
                 copies.add(rows.constants, client, self._constant_rows, turn.slot)
@@ -117,7 +123,7 @@ class CapturedStep:
         self._at.zero_()
 
     def compute(self, step: ScanStep) -> None:
-        """The step, without counting it: torch 2.11 made code for a CPU that counted before it read the batch."""
+        """The step, without counting it: torch 2.11 compiled CPU code that counted before it read the batch."""
         stacks = [inputs.at(self._at) for inputs in self._inputs]
         after = leaves(step(self._state(self._carry), unflatten(self._constants), *stacks))
         changed = {name: x for name, x in after.items() if x is not self._carry[name]}
@@ -147,17 +153,19 @@ class CapturedStep:
 
     def difference(self, replay: Callable[[], object], scans: Sequence[Scan]) -> float:
         """How far the first step of these scans differs when it is replayed, as a share of what the step changes."""
-        plan, moving = SlotPlan(scans, self.slots), self._moving(scans)
-        self._seat([turn for turn in plan.turns if not turn.begin], plan, moving)
+        plan = SlotPlan(scans, self.slots)
+        self._seat([turn for turn in plan.turns if not turn.begin], plan, self._enter(scans))
         self._load(plan, 0)
         start = {name: x.clone() for name, x in self._carry.items()}
+        # The first step as it runs today …
         self._step_of(scans)()
-        usual = {name: x.clone() for name, x in self._carry.items()}
+        expected = {name: x.clone() for name, x in self._carry.items()}
+        # … and again from the same start, replayed.
         for name, x in start.items():
             self._carry[name].copy_(x)
         self.rewind()
         replay()
-        return max((_share(self._carry[name], usual[name], x) for name, x in start.items()), default=0.0)
+        return max((_share(self._carry[name], expected[name], x) for name, x in start.items()), default=0.0)
 
 
 class _ScanRows:
@@ -210,13 +218,13 @@ class RowCopies:
             torch._foreach_copy_(targets, sources)
 
 
-def _share(x: Tensor, usual: Tensor, start: Tensor) -> float:
-    """‖x − usual‖ / ‖usual − start‖, apart from rounding when numbers are stored. NaN and infinity count as 0."""
+def _share(x: Tensor, expected: Tensor, start: Tensor) -> float:
+    """‖x − expected‖ / ‖expected − start‖, beyond the rounding of stored numbers. NaN and infinity count as 0."""
     if not x.is_floating_point():
-        return float(not torch.equal(x, usual))
+        return float(not torch.equal(x, expected))
     rounded = 4 * torch.finfo(x.dtype).eps
-    x, usual, start = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in (x, usual, start))
-    return float((x - usual).norm() / ((usual - start).norm() + rounded * usual.norm()).clamp(min=1e-300))
+    x, expected, start = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in (x, expected, start))
+    return float((x - expected).norm() / ((expected - start).norm() + rounded * expected.norm()).clamp(min=1e-300))
 
 
 def _address(x: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Claims: of several processes one at a time works on a folder. A claim is a lock, which ends with its process."""
+"""Claims: only one process at a time works on a folder. A claim is a lock that ends with its process."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A grid: which values of each setting are tried, so that there are at most so many points and the default is one."""
+"""A grid: the values of each setting to try, within a maximum number of points that include the default."""
 
 from collections.abc import Sequence
 from itertools import product

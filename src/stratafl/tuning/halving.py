@@ -1,4 +1,4 @@
-"""Successive halving: all trials run a few rounds, the better part of them goes on, and so on to the last round."""
+"""Successive halving: all trials run a few rounds, the better ones continue, and so on until the last round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

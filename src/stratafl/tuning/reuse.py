@@ -1,4 +1,4 @@
-"""A comparison with what a tuning chose. What you type counts more, and what differs from the tuning is logged."""
+"""A comparison with tuned settings. Settings that you type take precedence; differences from the tuning are logged."""
 
 import logging
 import re
@@ -96,7 +96,7 @@ def _log_differences(folder: Path, before: Experiment, here: Experiment, tuned: 
     left = ""
     if "data.name" in changed:
         changed = [path for path in changed if path == "data.name" or not path.startswith(("data.", "evaluate."))]
-        left = ", and its settings of data and metric are left out"
+        left = ", and its settings of data and metric are not used"
     if changed:
         listed = [f"{path} = {said_value(then.get(path))} (here {said_value(now.get(path))})" for path in changed]
         more = f" and {len(listed) - MAX_NAMED_DIFFERENCES} more" if len(listed) > MAX_NAMED_DIFFERENCES else ""

@@ -58,7 +58,7 @@ class TuningPlan:
 
 @dataclass(frozen=True)
 class SearchDecision:
-    """What the journals decide so far: the runs to advance next, or else the best trial; None if every trial failed."""
+    """What the journals decide so far: runs to advance next, or the best trial (None if every trial failed)."""
 
     settings: Mapping[int, Settings]  # of every trial, by its number
     pending: Sequence[PendingRun] = ()
@@ -113,10 +113,13 @@ class Search:
         return SearchDecision(settings, best=self._best([best, number], self.rounds, 1)[0])
 
     def _unfinished(self, numbers: Iterable[int], settings: Mapping[int, Settings], rounds: int) -> list[PendingRun]:
-        return [self.work_at(n, settings[n], rounds) for n in numbers if not self.journals.reached(n, rounds)]
+        return [self.pending_run(n, settings[n], rounds) for n in numbers if not self.journals.reached(n, rounds)]
 
     def _best(self, numbers: Iterable[int], rounds: int, keep: int) -> list[int]:
-        """The trials that go on after a round; with `keep` 1 the best one alone, also if none was evaluated."""
+        """The trials that go on after a rung.
+
+        With `keep` 1 it is exactly one, also before any round was evaluated, when `promoted` would keep them all.
+        """
         scores = {number: self.journals.score(number, rounds) for number in numbers}
         best = promoted(scores, keep)
         return best if keep > 1 else sorted(best, key=lambda n: (-_or_worst(scores[n]), n))[:1]
@@ -165,7 +168,7 @@ class Search:
         return with_values(self.base, settings)
 
     def check(self) -> None:
-        """Refuse given values that a setting cannot have."""
+        """Raise if a grid lists a value that its setting cannot have."""
         for dimension in self.space:
             for value in dimension.values:
                 algorithm_of(self.experiment({dimension.path: value}), self.trust)
@@ -173,33 +176,45 @@ class Search:
     def place(self, number: int) -> Path:
         return self.journals.place(number)
 
-    def work_at(self, number: int, settings: Settings, rounds: int) -> PendingRun:
+    def pending_run(self, number: int, settings: Settings, rounds: int) -> PendingRun:
         title = f"{self.method}, trial {number} ({shown_settings(settings)})"
         place, failure = self.place(number), self.journals.failure(number)
         return PendingRun(self.method, title, self.experiment(settings), place, rounds, self.trust, failure)
 
-    # What it came to
+    # The result
 
     def _result(self, decision: SearchDecision) -> TunedMethod:
-        settings, best = decision.settings, decision.best
+        settings, best, metric = decision.settings, decision.best, self._metric
         tried = {each.path: [trial[each.path] for trial in settings.values()] for each in self.space}
-        varied = [each for each in self.space if each.numeric and len({*tried[each.path]}) > 1]
         chosen = None if best is None else settings[best]
-        sides = {} if chosen is None else {each.path: self._side(each, chosen, tried[each.path]) for each in varied}
-        score = None if best is None else self.journals.score(best, self.rounds)
-        left = [path for path, values in tried.items() if len({*map(str, values)}) == 1]
-        trials = [self._trial_result(number, trial) for number, trial in settings.items()]
-        widened, metric = len(settings) > self.planned, self._metric
-        about: dict[str, Any] = {"metric": metric.name, "larger": metric.larger_is_better, "percent": metric.percent}
-        scored = (self._natural(score), sides, widened, left, trials)
-        return TunedMethod(self.method, chosen, self.default, *scored, **about)
+        return TunedMethod(
+            self.method,
+            chosen,
+            self.default,
+            validation=None if best is None else self._natural(self.journals.score(best, self.rounds)),
+            sides={} if chosen is None else self._sides(chosen, tried),
+            widened=len(settings) > self.planned,
+            left=[path for path, values in tried.items() if len({*map(str, values)}) == 1],
+            trials=[self._trial_result(number, trial) for number, trial in settings.items()],
+            metric=metric.name,
+            larger=metric.larger_is_better,
+            percent=metric.percent,
+        )
+
+    def _sides(self, chosen: Settings, tried: Mapping[str, Sequence[Any]]) -> dict[str, Side]:
+        """Where each chosen number lies among those tried, if there were several."""
+        varied = [each for each in self.space if each.numeric and len({*tried[each.path]}) > 1]
+        return {each.path: self._side(each, chosen, tried[each.path]) for each in varied}
+
+    def _side(self, dimension: Dimension, chosen: Settings, tried: Sequence[Any]) -> Side:
+        return side(tried, chosen[dimension.path])
 
     @property
     def _metric(self) -> Metric:
         return stored_metric(self.base.evaluate, regression=False)  # definite since the tuning was made
 
     def _natural(self, score: float | None) -> float | None:
-        """A score of the journals, of which higher is better, as a value of the metric; None if it is not finite."""
+        """A score of the journals (higher is better) as a value of the metric; None if it is not finite."""
         return self._metric.sign * score if score is not None and isfinite(score) else None
 
     def _trial_result(self, number: int, settings: Settings) -> TunedTrial:
@@ -208,10 +223,6 @@ class Search:
         first, score = (self._natural(self.journals.score(number, end)) for end in (self.schedule[0].rounds, rounds))
         failed = self.journals.failed(number, rounds)
         return TunedTrial(number, settings, rounds, self.journals.steps(number), first, score, failed)
-
-    def _side(self, dimension: Dimension, chosen: Settings, tried: Sequence[Any]) -> Side:
-        """Where the chosen value of a setting lies among those tried."""
-        return side(tried, chosen[dimension.path])
 
     # With a budget of steps, the first rung of the default tells what a round costs
 
@@ -223,7 +234,7 @@ class Search:
         lines = self.journals.lines(0, rounds)
         return self.journals.steps(0, rounds) / len(lines) if lines else 0.0
 
-    def first_work(self) -> list[PendingRun]:
+    def pending_for_cost(self) -> list[PendingRun]:
         """What `steps_per_round` waits for."""
         return self._unfinished([0], {0: self.default}, self._rungs(self.plan.trials)[0].rounds)
 
@@ -245,7 +256,7 @@ def side(values: Sequence[Any], chosen: Any) -> Side:
 
 
 def shown_settings(settings: Settings) -> str:
-    """Settings in one line, without the word before options of the method."""
+    """Settings in one line, without the prefix of a method's options."""
     return ", ".join(f"{path.removeprefix(OPTION_PREFIX)}={said_value(value)}" for path, value in settings.items())
 
 

@@ -93,7 +93,7 @@ def parse_grids(typed: Sequence[str]) -> dict[str, list[Any]]:
         path, _, texts = grid.partition("=")
         values = [v for text in texts.split(",") if text.strip() for v in parse_settings([f"{path}={text}"]).values()]
         if not values or len({str(value) for value in values}) < len(values):
-            raise RecordError(f"a grid is written table.key=value,value, each once, not '{shown(grid)}'")
+            raise RecordError(f"a grid is written table.key=value,value with different values, not '{shown(grid)}'")
         grids[path.strip()] = values
     return grids
 

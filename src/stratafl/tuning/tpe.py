@@ -1,4 +1,4 @@
-"""Trials that Optuna's TPE suggests, one after the other, each of all rounds; an extra: `pip install stratafl[tune]`.
+"""Trials that Optuna's TPE suggests, one after another, each for all rounds. Needs `pip install stratafl[tune]`.
 
 What is suggested for a trial follows from the results before it and from its number, so a tuning that is resumed is
 told the same. Results are also told to a study in `optuna.log`, for Optuna's own tools.

@@ -1,7 +1,7 @@
-"""Trials as runs: which are still to be advanced, how far each came, how good it is, and whether it failed.
+"""Trials as runs: which still have rounds to run, how far each came, how well it scored, and whether it failed.
 
-Everything follows from journals, and only rounds that a checkpoint covers count. A trial that is resumed repeats the
-others, so a decision never goes back.
+Everything follows from journals, and only rounds that a checkpoint covers count. A resumed trial
+repeats the rounds after its checkpoint, so no decision is ever reversed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,11 @@ from stratafl.runs.summary import counting, evaluated, stop_reason, validation_s
 
 @dataclass(frozen=True)
 class PendingRun:
-    """A run that is to be advanced to a round; `failure` is the file that says why it cannot be, if it cannot."""
+    """A run that is to be advanced to round `rounds`.
+
+    A trial that fails writes why into the file `failure` and counts as the worst. A run on a fresh seed has no such
+    file: its error ends the tuning.
+    """
 
     method: str
     title: str
@@ -34,13 +38,17 @@ class PendingRun:
     trust: Trust = NO_TRUST
     failure: Path | None = None
 
+    @property
+    def is_trial(self) -> bool:
+        return self.failure is not None
+
 
 class TrialJournals:
     """The trials in a folder, each a run directory `000`, `001` and so on; `base` is what their settings share."""
 
     def __init__(self, folder: Path, base: Experiment) -> None:
         self.folder, self._base = folder, base
-        self._read: dict[int, tuple[int, list[Line]]] = {}  # the lines, and how long the journal was
+        self._lines_read: dict[int, tuple[int, list[Line]]] = {}  # by trial: bytes of its journal, and its lines
         self._evaluate: dict[int, EvaluateTable] = {}
 
     def place(self, number: int) -> Path:
@@ -54,9 +62,9 @@ class TrialJournals:
         """The lines of a trial up to a round."""
         mark = checkpoint.committed(self.place(number) / CHECKPOINTS).get("rounds")
         size = 0 if mark is None else mark.size
-        if self._read.get(number, (-1, []))[0] != size:
-            self._read[number] = (size, committed_lines(self.place(number)))
-        return [line for line in self._read[number][1] if line["round"] <= rounds]
+        if self._lines_read.get(number, (-1, []))[0] != size:
+            self._lines_read[number] = (size, committed_lines(self.place(number)))
+        return [line for line in self._lines_read[number][1] if line["round"] <= rounds]
 
     def evaluate(self, number: int) -> EvaluateTable:
         """What a trial is judged by; its run has made definite what was left to the data."""
@@ -92,16 +100,16 @@ class TrialJournals:
 
 
 def is_open(work: PendingRun) -> bool:
-    """Whether the run has not come as far as it is to be advanced, can be run, and has not stopped by its own rule.
-
-    A run on a fresh seed, which has no `failure`, ends with its predictions.
-    """
+    """Whether the run still has to be advanced; a run on a fresh seed also has to write its predictions."""
+    if work.failure is not None and work.failure.exists():
+        return False
     lines = committed_lines(work.folder)
-    if lines:
-        begun = config_of(work.folder)
-        if lines[-1]["round"] >= work.rounds or stop_reason(lines, begun.stop, begun.evaluate) is not None:
-            return work.failure is None and lacks_predictions(work.folder, lines, begun.evaluate)
-    return work.failure is None or not work.failure.exists()
+    if not lines:
+        return True
+    begun = config_of(work.folder)
+    if lines[-1]["round"] < work.rounds and stop_reason(lines, begun.stop, begun.evaluate) is None:
+        return True
+    return not work.is_trial and lacks_predictions(work.folder, lines, begun.evaluate)
 
 
 def lacks_predictions(folder: Path, lines: Sequence[Line], evaluate: EvaluateTable) -> bool:
@@ -120,5 +128,6 @@ def committed_lines(folder: Path) -> list[Line]:
 def has_diverged(lines: Sequence[Line]) -> bool:
     """Whether the loss, or the upload of every client, became NaN or infinite in the last of these rounds."""
     last, scored = lines[-1], evaluated(lines)
+    # A journal stores NaN and infinity as null.
     losses = [last.get("train.loss", 0), *(v for k, v in (scored[-1] if scored else {}).items() if k.endswith(".loss"))]
     return any(loss is None for loss in losses) or diverged(last)

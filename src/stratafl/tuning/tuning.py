@@ -1,4 +1,4 @@
-"""A tuning: the searches of several methods in one directory, what they chose, and the chosen ones on fresh seeds.
+"""A tuning: the searches of several methods in one directory, their choices, and runs of these on fresh seeds.
 
 tune.toml                    the methods, the plan, and the common configuration
 trials/METHOD/000/           run directories that score no test sample, see `search`
@@ -111,7 +111,7 @@ class Tuning:
             check_table(head, {"methods": list, "seeds": int, "settings": dict, "plan": dict})
             methods, seeds, per_method, base = head["methods"], head["seeds"], head["settings"], from_stored(tables)
             if not methods or not is_list_of(str, methods) or len(set(methods)) < len(methods):
-                raise ValueError(f"methods are names, each once, not {shown(methods)}")
+                raise ValueError(f"methods must be different names, not {shown(methods)}")
             _check_seeds(seeds, base)
             check_table(per_method, dict.fromkeys(methods, dict))
             tuning = cls(folder, base, methods, per_method, _plan(head["plan"]), seeds, trust)
@@ -187,7 +187,7 @@ class Tuning:
                 if tuned[method].get(key) != entry.get(key):
                     stored, chosen = shown(tuned[method].get(key)), shown(entry.get(key))
                     raise DamagedError(
-                        f"'{self.folder / CHOSEN}' is damaged: {key} of {method} is {stored}, by its trials it is "
+                        f"'{self.folder / CHOSEN}' is damaged: {key} of {method} is {stored}, but its trials give "
                         f"{chosen}: remove it, and write it again with 'strata resume'"
                     )
 
@@ -218,7 +218,8 @@ class Tuning:
         return comparison
 
     def _trials_left(self) -> list[PendingRun]:
-        if self.plan.budget == "steps" and (first := [work for each in self.searches for work in each.first_work()]):
+        first = [work for search in self.searches for work in search.pending_for_cost()]
+        if self.plan.budget == "steps" and first:
             return first
         pending = [work for search in self.shared() for work in search.work()]
         return sorted(pending, key=lambda work: (work.rounds, work.folder.name))
@@ -323,7 +324,7 @@ def _plan(table: dict[str, Any]) -> TuningPlan:
     for path, values in grids.items():
         check_value(path, values, list)
         if not values or len({str(value) for value in values}) < len(values):
-            raise ValueError(f"the grid of {shown(path)} has values, each once, not {shown(values)}")
+            raise ValueError(f"the grid of {shown(path)} must have different values, not {shown(values)}")
     return TuningPlan(**{**table, "only": tuple(only)})
 
 

@@ -76,7 +76,7 @@ def caption(tuning: Tuning) -> str:
     average = ", mean over clients" if evaluate.average == "clients" else ""
     over = f"mean ± standard deviation over {tuning.seeds} fresh seeds" if tuning.seeds > 1 else "on one fresh seed"
     name = measure(stored_metric(evaluate, regression=False))
-    return f"{name}{average}; test: {over}; untuned: with the default settings on the same seeds"
+    return f"{name}{average}; test: {over}; untuned: default settings on the same seeds"
 
 
 def remarks(methods: Sequence[TunedMethod]) -> list[str]:

@@ -89,9 +89,9 @@ def _why(gains: Gains, pairs: Sequence["_Pair"]) -> str:
     if gains.sure:
         return ""
     if is_imported(gains.metric):
-        return "reports do not run your own metric, so there are no intervals of clients"
+        return "reports do not run your own metric, so clients have no intervals"
     if any(run.evaluate.stage == "trained" for pair in pairs for run in (pair.method, pair.alone)):
-        return "models right after training (evaluate.stage) are not kept, so there are no intervals of clients"
+        return "models right after training (evaluate.stage) are not kept, so clients have no intervals"
     return "its runs or those of training alone have no stored predictions: finish them with strata resume"
 
 

@@ -28,7 +28,7 @@ def with_ends(client: ClientGain, metric: Metric) -> str:
 
 
 def gain_unit(metric: Metric) -> str:
-    turned = "" if metric.larger_is_better else ", turned so that + is better"
+    turned = "" if metric.larger_is_better else ", with signs such that + is better"
     return f"{metric.title}, {'percentage points' if metric.percent else 'difference'}{turned}"
 
 

@@ -1,4 +1,4 @@
-"""How uncertain the scores of a run's clients are, because their test samples could have been others.
+"""How uncertain the scores of a run's clients are, because other test samples would give other scores.
 
 A score is its value plus the mean of what each sample adds to it. For accuracy and other means that is exact; for
 AUROC, macro-F1 and others the jackknife gives it. Two runs on the same samples are compared sample by sample, so what
