@@ -144,7 +144,7 @@ def test_a_signature_by_another_key_is_refused(site: Pair, tmp_path: Path) -> No
     assert (found.status, "'north'" in found.reason) == (401, True)
 
 
-@pytest.mark.parametrize(("age", "told"), [(400.0, "400 s late"), (-60.0, "60 s early")])
+@pytest.mark.parametrize(("age", "told"), [(400.0, "400 s behind"), (-60.0, "60 s ahead")])
 def test_a_clock_that_is_off_is_refused_and_said(site: Pair, age: float, told: str) -> None:
     found = refusal(site, signed(site, age))
     assert (found.status, told in found.reason) == (401, True)

@@ -103,7 +103,7 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
     assert "(deploy.scores)" in score
     assert not any("(deploy.scores)" in line for line in told(deploy={"scores": False}))
     assert "site's samples (fc1)" in " ".join(rest)
-    assert rest[-1].endswith("of the model fc")  # FedPer's head stays
+    assert rest[-1].endswith(" fc")  # FedPer's head stays
     assert "(all layers)" in " ".join(told(algorithm={"name": "fedavg"}))
     assert told(algorithm={"name": "local"})[2].endswith(": nothing")
     predicts = {"sites": ["b", "c"], "predict": ["a"]}

@@ -107,7 +107,7 @@ def test_the_audit_log_is_checked_and_printed(federation, capsys):
     [
         (lambda lines: [*lines[:3], *lines[4:]], r"line 4\b"),
         (lambda lines: [*lines[:3], lines[3].replace(b'"time":"20', b'"time":"19'), *lines[4:]], r"line 4\b"),
-        (lambda lines: lines[:6], "6 lines"),
+        (lambda lines: lines[:6], "6 of the 29"),
     ],
 )
 def test_a_log_that_was_changed_or_cut_is_refused(host, change, wrong):

@@ -17,7 +17,7 @@ from stratafl.core.state import flatten, pick, unflatten
 from stratafl.data import Federation, from_splits
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, StageError, WireError
-from stratafl.evaluation.evaluate import client_models, deployed
+from stratafl.evaluation.evaluate import client_models, deployed, score_new_clients
 from stratafl.execute import Messages, simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
@@ -245,8 +245,8 @@ def test_a_site_that_only_predicts_has_the_model_of_a_new_client(name):
     assert not site.trains
     model = sites.deployed(site)
     assert difference(model, new.rows("deployed")) <= 1e-12
-    simulated, scored = new.scores(("test",), ("deployed",))["test.deployed"], site.scores(ROUNDS, model, "test")
-    assert (scored.hits.item(), scored.count.item()) == (simulated.hits.item(), 4)
+    simulated, scored = score_new_clients(sim, progress, ("test",)), site.scores(ROUNDS, model, "test")
+    assert (scored.hits.item(), scored.count.item()) == (simulated["test.deployed"].hits.item(), 4)
     with pytest.raises(DataError, match=r"\b6\b.*\b5\b"):
         site.work(0, None, b"")
 

@@ -42,7 +42,7 @@ def texts(log):
 def noticed(log, found):
     """Whether the verification notices that these lines are not what was written."""
     log.path.write_bytes(b"".join(found))
-    with pytest.raises(DamagedError, match=r"^'.*audit.jsonl' was (changed|cut): ") as raised:
+    with pytest.raises(DamagedError, match=r"^'.*audit.jsonl' was (changed|truncated): ") as raised:
         verify(log.path, log.mark)
     assert "\n" not in str(raised.value)
 

@@ -126,7 +126,7 @@ def outcomes(name, cases, seed):
 def _kind(reason):
     if "takes at most" in reason:
         return "too large"
-    if "claims" in reason or any(f"'{name}'" in reason or f"/{name}" in reason for name in FIELDS):
+    if "training samples" in reason or any(f"'{name}'" in reason or f"/{name}" in reason for name in FIELDS):
         return "names the field"
     return "names what it holds" if "they hold" in reason or "it holds" in reason else "another digest"
 

@@ -251,7 +251,7 @@ def put(name, tensor):
         (lose("server/theta/fc1.bias"), "'server/theta/fc1.bias' is missing"),
         (put("server/theta/fc1.bias", torch.zeros(3)), r"is torch.float32 \[3\], not torch.float32 \[2\]"),
         (put("server/theta/fc1.bias", torch.zeros(2).double()), "is torch.float64"),
-        (put("server/more", torch.zeros(2)), "'server/more' does not belong to it"),
+        (put("server/more", torch.zeros(2)), "'server/more' is not part of it"),
         (put("client/3/theta/fc.bias", torch.zeros(10)), "there is no client 3: the 3 clients are numbered from 0"),
         (put("client/x/theta/fc.bias", torch.zeros(10)), "there is no client 'x'"),
         (put("client/0/theta/fc.bias", torch.zeros(9)), "client 0: 'theta/fc.bias' is"),

@@ -65,12 +65,12 @@ CASES = {
     "half a code too many": (Q4, "codes", setting((5,), 0x0F), r"\b4 bits"),
     "an index too large": (INDICES, "places", setting((2,), 288), r"index.*'fc1\.weight'"),
     "an index below 0": (INDICES, "places", setting((0,), -1), "index"),
-    "an index twice": (INDICES, "places", twice, r"index.*'fc1\.weight'"),
+    "a repeated or unordered index": (INDICES, "places", twice, r"index.*'fc1\.weight'"),
     "indices backwards": (INDICES, "places", backwards, "index"),
     "a place too many or too few": (BITS, "places", another_bit, "places"),
     "a value of NaN": (BITS, "values", setting((3,), torch.nan), r"'theta\.values'"),
 }
-BY_MESSAGE = ("a negative scale", "an infinite scale", "an index twice", "a place too many or too few")
+BY_MESSAGE = ("a negative scale", "an infinite scale", "a repeated or unordered index", "a place too many or too few")
 
 
 def made(method):

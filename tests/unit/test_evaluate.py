@@ -368,7 +368,7 @@ def test_new_clients_get_what_the_server_admits_them_with():
 
 @pytest.mark.parametrize(
     ("ids", "says"),
-    [([5], "there is no client 5: the 5 clients"), ([-1], "no client -1"), ([1, 1], "client 1 comes 2 times")],
+    [([5], "there is no client 5: the 5 clients"), ([-1], "no client -1"), ([1, 1], "client 1 .* 2 times")],
 )
 def test_clients_that_are_not_there_are_refused(ids, says):
     sim = made()

@@ -140,13 +140,13 @@ def test_an_unknown_layer_answers_with_the_names_and_the_nearest_one(text, neare
 
 @pytest.mark.parametrize("rule", ["first", "middle", "last"])
 def test_a_count_larger_than_the_model_is_refused(rule):
-    expected = f"'{rule}:6' asks for 6 layers, the model has 5: stem.conv, body.0, body.2, neck, neck2"
+    expected = f"'{rule}:6' asks for 6 layers, but there are 5: stem.conv, body.0, body.2, neck, neck2"
     with pytest.raises(RecordError, match=expected):
         chosen(f"{rule}:6")
 
 
 def test_more_blocks_than_the_model_has_are_refused():
-    with pytest.raises(RecordError, match="'blocks:5' asks for 5 blocks, the model has 4: stem, body, neck, top"):
+    with pytest.raises(RecordError, match="'blocks:5' asks for 5 blocks, but there are 4: stem, body, neck, top"):
         chosen("blocks:5")
 
 
@@ -218,7 +218,7 @@ def test_resnet18_counts_21_units(resnet18):
     # A stem, 16 convolutions in eight blocks, three shortcuts and the head; 20 BatchNorms follow them.
     assert resnet18.resolve("last:21") == resnet18.names
     assert len(resnet18.names) == 41
-    with pytest.raises(RecordError, match="the model has 21"):
+    with pytest.raises(RecordError, match="there are 21"):
         resnet18.resolve("first:22")
 
 

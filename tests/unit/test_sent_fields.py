@@ -252,12 +252,12 @@ def test_the_text_for_a_site_has_every_field_with_its_bytes_and_their_sum():
     assert [line.split()[:2] for line in lines if " bytes" in line] == [
         ["samples", "8"],
         ["theta", "2,848"],
-        ["in", "all"],
+        ["total", "2,856"],
     ]
     assert "2,856 bytes" in lines[-2]
     assert all(any(field.meaning.says[:40] in line for line in lines) for field in stage.fields)
     assert any(line.endswith("32 running statistics)") for line in lines)
-    assert lines[-1].endswith(f"of the model {found(method).stays}")
+    assert lines[-1].endswith(f" {found(method).stays}")
     narrow = what_leaves(method, setup(method), width=60)
     assert max(map(len, narrow)) <= 60
     assert " ".join(" ".join(narrow).split()) == " ".join(" ".join(lines).split())
@@ -272,7 +272,7 @@ def test_the_text_says_what_may_be_less_what_is_nothing_and_what_is_blended():
     assert described(theta).endswith(masked)
     assert "site alone" not in described(found(fedavg()).downloads[0].fields[0])
     limits = {line.split()[0]: "at most" in line for line in lines_of(found(algorithm("flayer"))) if " bytes" in line}
-    assert limits == {"samples": False, "theta": True, "in": True}
+    assert limits == {"samples": False, "theta": True, "total": True}
     blended, _ = lines_of(found(fedcp()))[-2:]
     assert "blended" in blended
     assert blended.endswith("fc.personal")

@@ -149,7 +149,7 @@ class OneRate(Trail):
 
 
 def test_a_follower_that_takes_rates_for_one_number_is_refused():
-    with pytest.raises(RecordError, match=r"^OneRate gives \(2, 1, 2\) for 'trail/fc.weight', which is \(2, 1, 1\)$"):
+    with pytest.raises(RecordError, match=r"^OneRate .*\(2, 1, 2\) .*'trail/fc.weight'.* \(2, 1, 1\)$"):
         run(replace(PLAIN, follow=(OneRate(),)), keeping={"trail": Start()})
 
 

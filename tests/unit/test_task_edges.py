@@ -312,11 +312,11 @@ class Summing:
 
 def test_an_edit_that_loses_the_client_axis_is_refused():
     sim = tiny(fedavg(train=LocalTraining(edits=Summing())))
-    with pytest.raises(RecordError, match=r"Summing gives \(4, 1, 3, 3\) for 'conv1.weight', which is \(6, 4"):
+    with pytest.raises(RecordError, match=r"Summing returns \(4, 1, 3, 3\) for 'conv1.weight', which has shape \(6, 4"):
         sim.run(Matrix())
 
 
-@pytest.mark.parametrize(("ids", "says"), [([0, 9], "no client 9"), ([1, 1, 0], "client 1 comes 2 times")])
+@pytest.mark.parametrize(("ids", "says"), [([0, 9], "no client 9"), ([1, 1, 0], "client 1 .* 2 times")])
 def test_cohorts_that_cannot_be_are_refused(ids, says):
     sim = tiny()
     with pytest.raises(DataError, match=says):

@@ -233,12 +233,12 @@ FORGERIES: dict[str, tuple[str, Callable[[Rows], object], str]] = {
     "a layer mask with a bit that no layer has": (
         "layer mask",
         lambda t: t.update({"mask/x": t["mask/x"] | 1}),
-        "bits that mean nothing",
+        "undefined bits",
     ),
     "a column mask with a bit that no column has": (
         "column mask",
         lambda t: t.update({"mask/x/fc.bias": t["mask/x/fc.bias"] | 1}),
-        "bits that mean nothing",
+        "undefined bits",
     ),
     "a column mask that is too short": (
         "no column sent",

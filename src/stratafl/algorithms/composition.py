@@ -27,8 +27,8 @@ from stratafl.policies.private import Delta, Noise, PrivateMean
 from stratafl.policies.robust import Factor, Share, robust
 
 PLUS = "+"
-SAFE = Fixed("how much wrong clients may do: on honest ones a tuner would switch it off")
-PROMISED = Fixed("what privacy is promised: a tuner would give it up, and each of its runs costs privacy")
+SAFE = Fixed("protection from faulty clients: with honest ones a tuner would switch it off")
+PROMISED = Fixed("the promised privacy: a tuner would give it up, and each of its runs costs privacy")
 
 
 # Merges that replace a mean. `server.merge` sets one for a whole configuration, beside any composition (`fedper+q8`);
@@ -79,11 +79,11 @@ def with_private(
     if type(mean) is not Mean:
         steps = ", ".join(type(step).__name__ for step in host.merge) or "nothing"
         raise RecordError(
-            f"a private mean replaces one plain mean (Mean), and this method merges by {steps}, which would reach "
-            "other clients without noise: choose a method such as fedavg, fedper or fedrep"
+            f"a private mean replaces one plain mean (Mean), but this method merges by {steps}, which adds no noise: "
+            "choose a method such as fedavg, fedper or fedrep"
         )
     if not _is_model(host, mean.field):
-        raise RecordError(f"a private mean averages a model, and '{mean.field}' is not one: choose another method")
+        raise RecordError(f"a private mean averages a model, but '{mean.field}' is not one: choose another method")
     if mean.unsent != "held" or mean.clip is not None:
         raise RecordError(
             "a private mean clips updates itself and counts unsent columns as unchanged: leave out clip and unsent"
@@ -132,7 +132,7 @@ def _flayer_idea(host: Method) -> str:
 
 def _flayer_sends(host: Method) -> str:
     masked = acting(host.builder())["mask"] is None
-    return f"{host.sends}; of each layer only what changed most" if masked else host.sends
+    return f"{host.sends}; only the largest changes of each layer" if masked else host.sends
 
 
 def _lag_idea(host: Method) -> str:
@@ -168,14 +168,14 @@ PARTS = {
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
     ),
-    "q8": _compression("8-bit uploads", with_q8, ENDLESS, "in 8 bits a number", "take a quarter of the bytes"),
-    "q4": _compression("4-bit uploads", with_q4, ENDLESS, "in 4 bits a number", "take an eighth of the bytes"),
+    "q8": _compression("8-bit uploads", with_q8, ENDLESS, "8 bits per number", "take a quarter of the bytes"),
+    "q4": _compression("4-bit uploads", with_q4, ENDLESS, "4 bits per number", "take an eighth of the bytes"),
     "topk": _compression(
         "top-k uploads",
         with_topk,
         {"keep": 1.0, "min_size": 1},
-        "of which only those furthest from 0",
-        "hold only what changed most",
+        "only those furthest from 0",
+        "hold only the largest changes",
     ),
     "median": _merge("median", with_median, None, "takes the median of each column"),
     "trimmed": _merge("trimmed mean", with_trimmed, {"trim": 0.0}, "leaves out the extremes of each column"),
@@ -194,7 +194,7 @@ def parse_composition(name: str) -> tuple[str, str]:
     """The method and the part; names that do not exist are refused with the nearest match."""
     host, _, part = (each.strip() for each in name.partition(PLUS))
     if not host or not part:
-        raise RecordError(f"'{name}' is half a combination: write a method and a part, such as fedper+flayer")
+        raise RecordError(f"'{name}' is incomplete: write a method and a part, such as fedper+flayer")
     if host not in METHODS:
         raise unknown("algorithm", host, sorted(METHODS))
     if part not in PARTS:

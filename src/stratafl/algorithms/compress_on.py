@@ -31,7 +31,7 @@ _WORDS: dict[Base, str] = {
     "latest": "differences from its last upload",
     "none": "values",
 }
-Smallest = Annotated[Size, Fixed("a tensor of few numbers weighs little")]
+Smallest = Annotated[Size, Fixed("compressing a small tensor saves little")]
 
 
 @validated
@@ -76,7 +76,7 @@ def with_topk(
 def compressed(host: Algorithm, codec: Codec, *, feedback: bool = False, min_size: int = 64) -> Algorithm:
     """The method with every field of the model that clients upload compressed; refused if there is none."""
     if not records_of(host):
-        raise RecordError("its steps are not known: write it as a record (Layerwise)")
+        raise RecordError("its steps are unknown: write it as a record (Layerwise)")
     changed = with_records(host, lambda record: _packed(record, codec, feedback, min_size))
     if changed == host:
         raise RecordError(_nothing(records_of(host)))
@@ -86,17 +86,17 @@ def compressed(host: Algorithm, codec: Codec, *, feedback: bool = False, min_siz
 def _nothing(records: Iterable[Layerwise]) -> str:
     sends = [step for each in records for step in each.send]
     if not sends:
-        return "nothing is sent: choose a method whose clients send what they trained"
+        return "nothing is sent: choose a method whose clients upload what they trained"
     masked = [type(step).__name__ for step in sends if step.masked]
     if masked:
-        return f"{masked[0]} sends single columns, which is a compression of its own: choose another method"
-    return "nothing of the model is sent: choose another method"
+        return f"{masked[0]} sends only some columns, which already compresses: choose another method"
+    return "no part of the model is sent: choose another method"
 
 
 def _packed(host: Layerwise, codec: Codec, feedback: bool, min_size: int) -> Layerwise:
     fields = compressible(host)
     if fields and host.pack:
-        raise RecordError("its uploads are compressed already: leave one of them out")
+        raise RecordError("its uploads are already compressed: leave one compression out")
     steps = [_compress(host, field, send, codec, feedback, min_size) for field, send in fields.items()]
     return replace(host, mix=(*host.mix, *(note for step in steps for note in step.mix)), pack=tuple(steps))
 
@@ -166,12 +166,12 @@ def _check_sparse(host: Layerwise, field: str, send: Send, base: Base, grows: bo
     for step in _merges(host, field):
         if step.compares:
             compares = f"{type(step).__name__} compares whole updates"
-            raise RecordError(f"{compares}, of which top-k leaves out most: choose q8 or q4")
+            raise RecordError(f"{compares}, and top-k leaves out most of them: choose q8 or q4")
     if base == "none" and not grows:
-        why = f"the server has no '{field}' of a client to which a difference could be added"
-        raise RecordError(f"top-k sends differences, and {why}: choose q8 or q4")
+        why = f"the server has no '{field}' of a client to add them to"
+        raise RecordError(f"top-k sends differences, but {why}: choose q8 or q4")
     for serve in host.serve if base.startswith("received") else ():
         served, sent = (getattr(each, "layers", None) for each in (serve, send))
         if f"down.{field}" in serve.writes and served not in (None, sent, select("all")) and sent is not None:
-            why = f"of what it gets the server sends only '{served}'"
-            raise RecordError(f"top-k sends differences, and {why}: choose q8 or q4")
+            why = f"the server sends back only '{served}'"
+            raise RecordError(f"top-k sends differences, but {why}: choose q8 or q4")

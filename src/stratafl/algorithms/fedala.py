@@ -32,7 +32,7 @@ def fedala(
     *,
     layers: str | Select = "last:1",
     weights_lr: Annotated[float, Range(least=0), Tune(0.1, 10.0, log=True)] = 1.0,
-    share: Annotated[float, Range(above=0, most=1), Fixed("a cost: how much data W sees")] = 0.8,
+    share: Annotated[float, Range(above=0, most=1), Fixed("a cost: the share of the data that trains W")] = 0.8,
     first_passes: Annotated[int, Range(least=1), Tune(1, 20)] = 10,
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:

@@ -1,4 +1,4 @@
-"""FedALP: groups of similar clients with layer weights of their own.
+"""FedALP: groups of similar clients, each with its own layer weights.
 
 A warm-up of FedAvg; then clients are grouped by the cosines of their updates (Eq. 3–4), and every group gets layer
 weights Ψ_m from how much each of its layers moves (Eq. 5–8). From there on a client is sent Ψ_m·w_m + (1 − Ψ_m)·w_g
@@ -99,7 +99,7 @@ class FormGroups(MergeRows):
 
     def check(self, setup: Setup) -> None:
         if self.groups > setup.clients:
-            raise RecordError(f"fedalp: choose groups from 1 to {setup.clients}, the clients, not {self.groups}")
+            raise RecordError(f"fedalp: choose groups from 1 to {setup.clients} (all clients), not {self.groups}")
 
     def footprint(self, setup: Setup) -> Footprint:
         """Uploads and updates of one tensor at a time, what they come to in each group, and the mean's sums."""

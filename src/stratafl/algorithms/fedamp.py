@@ -35,8 +35,8 @@ _method_of_the_paper = method(
 def fedamp(
     *,
     strength: Annotated[float, Range(least=0), Tune(0.01, 10.0, log=True)] = 0.1,
-    alpha: Annotated[float, Range(least=0), Fixed("σ unless given: nearest clients then weigh most")] | None = None,
-    sigma: Annotated[float, Range(above=0), Fixed("the distance between clients unless given")] | None = None,
+    alpha: Annotated[float, Range(least=0), Fixed("defaults to σ: nearest clients then weigh most")] | None = None,
+    sigma: Annotated[float, Range(above=0), Fixed("defaults to the distance between clients")] | None = None,
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """FedAMP (Huang et al., 2021): each client is pulled to a mixture in which similar clients weigh most.

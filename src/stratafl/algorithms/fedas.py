@@ -1,4 +1,4 @@
-"""FedAS (Yang et al., 2024): FedPer that aligns the base it receives to its old one, and weighs by Fisher information.
+"""FedAS (Yang et al., 2024): FedPer that aligns the received base to the old one and weights by Fisher information.
 
 Alignment pulls the features of each class to the prototype that the client's last base made of it. Weights by the trace
 of the Fisher information are to keep clients that rarely train from spoiling the base.

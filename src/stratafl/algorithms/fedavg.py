@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017): one model for everybody, the weighted mean of what clients trained."""
+"""FedAvg (McMahan et al., 2017): one model for all clients, the weighted mean of the models that they trained."""
 
 from stratafl.algorithms.methods import method
 from stratafl.core.fields import Start

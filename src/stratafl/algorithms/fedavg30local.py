@@ -1,4 +1,4 @@
-"""FedAvg30+Local (anonymous, 2024): FedAvg, then every client alone; what the published code of FedLAG amounts to.
+"""FedAvg30+Local (anonymous, 2024): FedAvg, then every client alone; what the published code of FedLAG does.
 
 The function of that code that should give clients the averaged layers after the warm-up copies nothing. During the
 warm-up the code sends the model to all clients in every round; only the last time matters, so only the last round
@@ -33,7 +33,7 @@ from stratafl.policies import LocalTraining, Upload
 )
 def fedavg30local(
     *,
-    warmup: Annotated[int, Range(least=0), Fixed("30 is what the published code does")] = 30,
+    warmup: Annotated[int, Range(least=0), Fixed("30 in the published code")] = 30,
     train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it.

@@ -1,4 +1,4 @@
-"""FedBABU (Oh et al., 2022): only the body is trained, under a head that stays as it was drawn; then all is tuned."""
+"""FedBABU (Oh et al., 2022): only the body is trained, under a head that stays fixed; then clients tune all layers."""
 
 from dataclasses import replace
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedCAC (Wu et al., 2023): what matters most to a client is averaged over similar clients alone, the rest over all."""
+"""FedCAC (Wu et al., 2023): critical parameters of a client are averaged over similar clients, the rest over all."""
 
 import math
 from collections.abc import Mapping

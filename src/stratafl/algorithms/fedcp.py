@@ -38,7 +38,7 @@ BANDWIDTHS = (10, 15, 20, 50)
     paper="Zhang et al., 2023",
     title="FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy",
     sends="the base, the policy, and the mean of the personal and the shared head",
-    new_client="the shared base and policy, with the shared head in place of its personal one",
+    new_client="the shared base, policy and head; its personal head starts as the shared one",
 )
 def fedcp(
     *,

@@ -1,4 +1,4 @@
-"""FedDBE (Zhang et al., 2023): a personal shift of the features, whose mean is pulled to that over all clients.
+"""FedDBE (Zhang et al., 2023): a personal shift of the features; their mean is pulled to the mean of all clients.
 
 The domain bias eliminator on FedAvg: what is particular to a client goes into a personal vector (its representation
 bias memory), and mean regularisation keeps it out of the shared base.
@@ -32,7 +32,7 @@ FEATURES = Number(width="features")
     "personal parts",
     paper="Zhang et al., 2023",
     title="Eliminating Domain Bias for Federated Learning in Representation Space",
-    sends="all but the shift; in the first round the mean of its features alone",
+    sends="all but the shift; in the first round only the mean of its features",
     new_client="the global model: its shift starts at zero",
 )
 def feddbe(

@@ -1,4 +1,4 @@
-"""FedExP (Jhunjhunwala et al., 2023): FedAvg whose server steps further where clients' updates disagree."""
+"""FedExP (Jhunjhunwala et al., 2023): FedAvg whose server takes larger steps where clients' updates disagree."""
 
 from dataclasses import replace
 from typing import Annotated

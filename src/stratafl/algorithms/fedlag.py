@@ -1,4 +1,4 @@
-"""FedLAG, and as a control what its published code amounts to.
+"""FedLAG: layers on which clients' updates conflict become personal.
 
 After every round the server counts, layer by layer, the pairs of clients whose updates conflict (cosine below ξ); the
 k worst layers stay with the clients, the others are averaged.
@@ -47,7 +47,7 @@ def fedlag(
     bn: Literal["follow", "averaged"] = "follow",
     train: LocalTraining = LocalTraining(),
 ) -> Phased:
-    """FedLAG (anonymous, 2024): layers on which clients' updates point against each other become personal.
+    """FedLAG (anonymous, 2024): layers on which clients' updates conflict become personal.
 
     Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal; two updates
     conflict in a layer where their cosine is below `xi` (Eq. 3). A layer without a conflict never is. Left open, `k` is
@@ -117,7 +117,7 @@ class PersonaliseConflicts(MergeRows):
     def check(self, setup: Setup) -> None:
         most = len(self._scored(setup.layout))
         if self.k is not None and self.k > most:
-            raise RecordError(f"fedlag: choose k from 0 to {most}, the layers that are scored, not {self.k}")
+            raise RecordError(f"fedlag: choose k from 0 to {most}, the number of scored layers, not {self.k}")
 
     def tell(self, rnd: Round, server: State) -> dict[str, Tensor]:
         """The conflicting pairs of each layer, and whether it is personal."""

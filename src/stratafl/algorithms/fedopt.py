@@ -1,4 +1,4 @@
-"""FedOpt (Reddi et al., 2021): FedAvg whose server treats the mean update as a gradient, for Adam, Yogi or momentum."""
+"""FedOpt (Reddi et al., 2021): FedAvg whose server treats the mean update as a gradient for Adam, Yogi or momentum."""
 
 from dataclasses import replace
 from typing import Annotated, Literal

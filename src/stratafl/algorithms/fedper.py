@@ -31,7 +31,7 @@ def fedper(
     *,
     personal: str | Select = "head",
     initial: Literal["common", "own"] = "common",
-    finetune: Annotated[int, Range(least=0), Fixed("an experiment of the appendix")] = 0,
+    finetune: Annotated[int, Range(least=0), Fixed("an experiment in the appendix")] = 0,
     linear_base: bool = False,
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
@@ -69,5 +69,5 @@ class LinearBaseExtension:
 
     def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
         if not isinstance(module, Staged):
-            raise ModelError(f"a linear base needs a model in stages, and {type(module).__name__} has none")
+            raise ModelError(f"a linear base needs a model in stages, but {type(module).__name__} has none")
         return LinearBase(module, self.personal, tuple(example.shape[1:]))

@@ -1,4 +1,4 @@
-"""What the fields of uploads and downloads mean, which a form cannot say: a kind and one sentence for each.
+"""Meanings of the fields of uploads and downloads, which a form cannot say: a kind and one sentence for each.
 
 `sent_fields.py` finds out from forms which fields travel, of what shape and size. A test fails if a method or a
 composition of the catalogue has a field that is not here. What a server could learn from each kind
@@ -13,12 +13,12 @@ Kind = Literal[
     "model", "gradient", "count", "class counts", "features", "running statistics", "score", "choice", "unknown"
 ]
 KINDS: dict[Kind, str] = {
-    "model": "tensors of a model, or what they changed by",
-    "gradient": "a gradient, or a sum of some",
+    "model": "tensors of a model, or their changes",
+    "gradient": "a gradient, or a sum of gradients",
     "count": "a number of samples",
     "class counts": "how many samples of each class there are",
-    "features": "means and spreads of what the head is given",
-    "running statistics": "means and variances that normalisation layers keep of what passes through them",
+    "features": "means and spreads of the head's inputs",
+    "running statistics": "means and variances of activations, kept by normalisation layers",
     "score": "how well models do on a site's samples",
     "choice": "which of several models fits a site",
     "unknown": "the method does not declare what it is",
@@ -36,23 +36,23 @@ class Meaning:
 UNKNOWN = Meaning("unknown", "its meaning is not declared: ask the author of the method")
 _UP = {
     "theta": Meaning("model", "the model after training on this site's samples"),
-    "core": Meaning("model", "this site's own model of a mixture, which every other site is sent as it is"),
+    "core": Meaning("model", "this site's own model of a mixture, which every other site receives unchanged"),
     "c_change": Meaning("gradient", "the change of this site's control variate, which is its mean gradient"),
-    "statistics": Meaning("running statistics", "means and variances inside the model, of this site's samples"),
+    "statistics": Meaning("running statistics", "means and variances inside the model, on this site's samples"),
     "samples": Meaning("count", "how many training samples this site has"),
     "class_counts": Meaning("class counts", "how many training samples of each class this site has"),
     "prototypes": Meaning("features", "the mean features of this site's samples, class by class"),
     "feature_mean": Meaning("features", "the mean features of all of this site's training samples"),
     "H": Meaning("features", "mean features class by class, times the share of the class"),
     "V": Meaning("features", "how far this site's features spread around their class means"),
-    "fisher": Meaning("gradient", "the sum of the squared lengths of this site's gradients, one number"),
-    "gain": Meaning("score", "how much each model that it was sent lowers this site's validation loss"),
+    "fisher": Meaning("gradient", "the sum of the squared norms of this site's gradients, one number"),
+    "gain": Meaning("score", "how much each received model lowers this site's validation loss"),
     "group": Meaning("choice", "the number of the model that fits this site's training samples best"),
 }
 _DOWN = {
     "theta": Meaning("model", "the model from which this site starts"),
     "cores": Meaning("model", "the models of all sites, each as its site sent it"),
-    "models": Meaning("model", "models of single other sites, as they sent them"),
+    "models": Meaning("model", "models of individual other sites, as they sent them"),
     "groups": Meaning("model", "a model for each group of sites"),
     "heads": Meaning("model", "a mixture of the heads of all sites, made for this one"),
     "u": Meaning("model", "a mixture of the models of all sites, made for this one"),
@@ -65,7 +65,7 @@ _DOWN = {
 }
 # What a compressed field travels as; `policies/codecs.py` names the parts.
 _PARTS = {
-    "codes": "in 8 or 4 bits a number",
+    "codes": "8 or 4 bits per number",
     "scale": "the largest number of each tensor",
     "places": "which numbers changed most",
     "values": "the numbers that changed most",

@@ -1,4 +1,4 @@
-"""FedAvg that each client tunes before use; the shared model is trained as ever."""
+"""FedAvg with fine-tuning: each client tunes a copy before use; the shared model is trained as in FedAvg."""
 
 from dataclasses import replace
 from typing import Annotated

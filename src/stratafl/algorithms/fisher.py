@@ -1,4 +1,4 @@
-"""The trace of a client's empirical Fisher information: F_k = Σ_batches ‖∇ mean NLL‖², at the model as it is.
+"""The trace of a client's empirical Fisher information: F_k = Σ_batches ‖∇ mean NLL‖², at the current model.
 
 The sum is taken along a descent at rate 0, so it is batched and captured as training is.
 """

@@ -1,4 +1,4 @@
-"""The three layer-wise pieces of FLAYER, each of use alone.
+"""The three layer-wise parts of FLAYER, each of which works alone.
 
 Accuracy-guided initialisation of the head (Eq. 2), a learning rate per layer and step (Eq. 4), and an upload of each
 layer's most changed parameters (Eq. 5–9), averaged over the clients that sent them. Layers i = 1…L are those of the
@@ -43,7 +43,7 @@ OFFICIAL_OPTIONS = ("p", "middle")
     "personal parts",
     paper="Chen et al., 2025",
     title="Optimizing Personalized Federated Learning through Adaptive Layer-Wise Learning",
-    sends="of each layer the parameters that changed most: a tenth of the first layer, all of the last",
+    sends="the most changed parameters of each layer: a tenth of the first layer, all of the last",
 )
 def flayer(
     *,
@@ -51,16 +51,16 @@ def flayer(
     guide: bool = True,
     rates: bool = True,
     mask: bool = True,
-    accuracy: Split | Annotated[Share, Fixed("measured; a given A is for experiments")] = "train",
+    accuracy: Split | Annotated[Share, Fixed("measured; set A only for experiments")] = "train",
     accuracy_of: Literal["trained", "initialised"] = "trained",
     least: Annotated[Share, Tune(0.05, 0.5)] = 0.1,
     unsent: Literal["held", "zero"] = "held",
     preset: Literal["paper", "official"] = "paper",
-    p: Annotated[int, Fixed("of the preset 'official', as published")] = 2,
-    middle: Annotated[float, Fixed("of the preset 'official', as published")] = 20.0,
+    p: Annotated[int, Fixed("only with preset 'official', as published")] = 2,
+    middle: Annotated[float, Fixed("only with preset 'official', as published")] = 20.0,
     train: LocalTraining | None = None,
 ) -> Layerwise:
-    """FLAYER (Chen et al., 2025): three layer-wise pieces on FedAvg, each of use alone.
+    """FLAYER (Chen et al., 2025): three layer-wise parts on FedAvg, each of which works alone.
 
     Algorithm 1: the last `s` layers are the head; `guide`, `rates` and `mask` switch its three parts (Fig. 3).
     `accuracy` is the split on which A_k is measured, or a fixed A; `accuracy_of` is the model, as trained or
@@ -102,7 +102,7 @@ def _refuse_ignored(preset: str, options: Mapping[str, Any]) -> None:
 
 def check_measured(accuracy: str | float, accuracy_of: str) -> None:
     if not isinstance(accuracy, str) and accuracy_of != "trained":
-        raise RecordError(f"accuracy={accuracy} is never measured: leave out accuracy_of={accuracy_of!r}")
+        raise RecordError(f"accuracy={accuracy} is given, not measured: leave out accuracy_of={accuracy_of!r}")
 
 
 def training_with_accuracy(
@@ -133,8 +133,8 @@ class Guide(Mix):
         """Refuse a head that leaves no base."""
         if len(setup.layout.resolve(self.head)) == len(setup.layout.layers):
             most = max(setup.layout.units)
-            allowed = f"choose s from 1 to {most}" if most else "a model of one layer needs guide=False"
-            raise RecordError(f"flayer: the head '{self.head}' leaves no base of this model: {allowed}")
+            allowed = f"choose s from 1 to {most}" if most else "set guide=False for a model of one layer"
+            raise RecordError(f"flayer: the head '{self.head}' leaves this model no base: {allowed}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
         """Running statistics of the head are mixed with the same weights, if they travel."""

@@ -1,4 +1,4 @@
-"""FLAYER as its authors' published code does it, to explain the paper's tables; not what the paper describes.
+"""FLAYER as the authors' published code implements it: it explains the paper's tables, but differs from the paper.
 
 It uses each client's test accuracy to steer its training, so its numbers are not comparable with any others. Besides:
 one extra epoch on the head before everything else; rates per child module, once per epoch from its first batch, with
@@ -46,7 +46,7 @@ def official(
     """The last `p` tensors are the head (2; 4 for ResNet-18); `middle` is 20 for the CNN and 1 for the others."""
     if train.shuffle or not train.drop_last:
         needed = "set train.drop_last to true (in Python also shuffle=False)"
-        raise RecordError(f"flayer, preset official: it takes full batches in order: {needed}")
+        raise RecordError(f"flayer, preset official: it needs full batches in order: {needed}")
     if train != LocalTraining(lr=train.lr, epochs=train.epochs, batch=train.batch, drop_last=True, shuffle=False):
         raise RecordError("flayer, preset official: it trains by plain SGD: set only lr, epochs and batch")
     return replace(

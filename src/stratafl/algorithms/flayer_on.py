@@ -34,7 +34,7 @@ def with_flayer(
     guide: bool | None = None,
     rates: bool | None = None,
     mask: bool | None = None,
-    accuracy: Split | Annotated[Share, Fixed("measured; a given A is for experiments")] = "train",
+    accuracy: Split | Annotated[Share, Fixed("measured; set A only for experiments")] = "train",
     accuracy_of: Literal["trained", "initialised"] = "trained",
     least: Annotated[Share, Tune(0.05, 0.5)] = 0.1,
     unsent: Literal["held", "zero"] = "held",
@@ -52,7 +52,7 @@ def with_flayer(
         "mask": lambda each: with_mask(each, least=least, unsent=unsent),
     }
     if any(isinstance(step, Guide | TopChange) for step in sending(host).steps):
-        raise RecordError("it has FLAYER's parts already: leave out +flayer")
+        raise RecordError("it already has FLAYER's parts: leave out +flayer")
     asked = {name: part for name, part in parts.items() if wanted[name] is not False}
     record, reasons = _with_parts(sending(host), asked)
     for name, reason in reasons.items():
@@ -86,9 +86,9 @@ def acting(host: Algorithm) -> dict[str, str | None]:
 def sending(host: Algorithm) -> Layerwise:
     """The record of a method without phases in which clients send something."""
     if not any(record.send for record in records_of(host)):
-        raise RecordError("nothing is sent: choose a method whose clients send what they trained")
+        raise RecordError("nothing is sent: choose a method whose clients upload what they trained")
     if not isinstance(host, Layerwise):
-        raise RecordError("it has phases of its own: choose a method of one phase")
+        raise RecordError("it has several phases: choose a method with one phase")
     return host
 
 
@@ -140,7 +140,7 @@ def _received(host: Layerwise) -> tuple[int, str]:
     takes = [i for i, step in enumerate(host.mix) if isinstance(step, Take) and step.writes == (host.row,)]
     adopts = [i for i, step in enumerate(host.mix) if isinstance(step, Adopt) and host.row in step.fields]
     if any(isinstance(step, Copy) and step.into == host.row for step in host.train):
-        raise RecordError("guide: training starts from what is received, not from the model that clients use")
+        raise RecordError("guide: training starts from the received model, not from the model that clients use")
     if len(takes) + len(adopts) != 1:
         raise RecordError(f"guide: {'several steps give a client its model' if takes else 'no head is received'}")
     (at,) = takes or adopts
@@ -172,11 +172,11 @@ def with_rates(host: Layerwise) -> Layerwise:
     """Every descent of a client's training with a rate for each layer and step, whatever it trains."""
     descents = [step for step in host.train if isinstance(step, LocalTraining)]
     if not descents:
-        raise RecordError("rates: it has no descent whose rates could change")
+        raise RecordError("rates: it has no descent whose learning rates could change")
     for step in host.train:
         counted = {each.counts[-1] for each in descents} & set(step.reads)
         if counted:
-            raise RecordError(f"rates: {type(step).__name__} counts on one learning rate for all layers")
+            raise RecordError(f"rates: {type(step).__name__} assumes one learning rate for all layers")
     return replace(host, train=tuple(_with_rate(step) for step in host.train))
 
 
@@ -197,7 +197,7 @@ def with_mask(host: Layerwise, *, least: float = 0.1, unsent: Literal["held", "z
     for step in host.merge:
         whole = {name for name in means if f"up.{name}" in step.reads}
         if whole and not isinstance(step, Mean):
-            raise RecordError(f"mask: {type(step).__name__} needs whole models of clients")
+            raise RecordError(f"mask: {type(step).__name__} needs the whole models of clients")
     mix, anchors = _anchored(host.mix, means)
     return replace(
         host,

@@ -1,4 +1,4 @@
-"""The steps of pFedHN: the server generates models, and learns from how clients change them (Algorithm 1)."""
+"""The steps of pFedHN: the server generates models and learns from the clients' changes to them (Algorithm 1)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

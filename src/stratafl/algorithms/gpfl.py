@@ -1,4 +1,4 @@
-"""GPFL (Zhang et al., 2023): a valve makes global features, guided by class embeddings, and personal ones of the same.
+"""GPFL (Zhang et al., 2023): a valve derives global features, guided by class embeddings, and personal features.
 
 Base, embeddings and valve are shared; every client has its own classifier, which sees the personal features.
 """
@@ -37,7 +37,7 @@ GUIDE = select("head.embedding+head.valve")
     title="GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated "
     "Learning",
     sends="the base, the class embeddings and the valve",
-    new_client="what is shared, its own class frequencies and the initial classifier",
+    new_client="the shared layers, its own class frequencies and the initial classifier",
 )
 def gpfl(
     *,

@@ -32,7 +32,7 @@ from stratafl.policies import Broadcast, LocalTraining, Upload
     paper="Ghosh et al., 2020",
     title="An Efficient Framework for Clustered Federated Learning",
     sends="the whole model and the number of its group",
-    new_client="of the groups' models the one with the smallest loss on its training split",
+    new_client="the group model with the smallest loss on its training split",
 )
 def ifca(
     *, groups: Annotated[int, Range(least=1), Tune(2, 10)] = 2, train: LocalTraining = LocalTraining()

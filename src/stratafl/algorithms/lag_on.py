@@ -63,15 +63,15 @@ def _shared(host: Algorithm) -> Broadcast:
     columns = {step.columns for step in sent} | {step.columns for step in uploads}
     needs = {
         "sends all clients one model, of which a layer can be withheld": len(sent) == 1,
-        "sends whole updates, between which conflicts are counted": bool(uploads),
-        "takes the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
+        "sends whole updates, whose conflicts can be counted": bool(uploads),
+        "adopts the model that it receives": any(isinstance(x, Take) and x.writes == (THETA,) for x in record.mix),
         "averages the model that it sends": any(isinstance(x, Mean) and x.field == THETA for x in record.merge),
         "sends statistics with their layers": columns <= {"all"},
-        "trains what it received as it is": _untouched(record),
+        "trains the received model unchanged": _untouched(record),
     }
     for needed, holds in needs.items():
         if not holds:
-            raise RecordError(f"LAG needs a method that {needed}: choose another one")
+            raise RecordError(f"LAG needs a method that {needed}: choose another method")
     return sent[0]
 
 

@@ -44,15 +44,15 @@ Kind = Literal[
     "controls",
 ]
 KINDS: dict[Kind, str] = {
-    "global": "one model for everybody",
+    "global": "one model for all clients",
     "fine-tuned": "one model, which each client trains a little more before use",
     "personal parts": "some parts are shared, the others stay with the client",
-    "mixtures": "each client gets a mixture of models of its own",
-    "regularised and meta": "personal models close to the shared one, or a step from it",
-    "hypernetwork": "a network on the server makes or weighs the models",
-    "clustered": "clients in groups, with a model for each group",
-    "smallest personal part": "everything is shared but a few numbers per client",
-    "controls": "to see where the gain of other methods comes from",
+    "mixtures": "each client gets its own mixture of models",
+    "regularised and meta": "personal models close to the shared one, or one step from it",
+    "hypernetwork": "a network on the server generates or weights the models",
+    "clustered": "groups of clients, with a model for each group",
+    "smallest personal part": "everything but a few numbers per client is shared",
+    "controls": "they show where the gains of other methods come from",
 }
 METHODS: dict[str, "Method"] = {}
 GIVEN = "train"  # not an option of the method: it comes from the table [train]

@@ -21,13 +21,13 @@ Version = Literal["fo", "hf"]
     "regularised and meta",
     paper="Fallah et al., 2020",
     title="Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
-    new_client="the global model, a step of its own on top",
+    new_client="the global model after one step on its own data",
 )
 def perfedavg(
     *,
     version: Version = "fo",
     alpha: Annotated[float | None, Range(least=0), Tune(1e-3, 0.5, log=True)] = None,
-    delta: Annotated[float, Range(above=0), Fixed("small; only `hf` has it")] = 1e-3,
+    delta: Annotated[float, Range(above=0), Fixed("small; only `hf` uses it")] = 1e-3,
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 1 with β = `train.lr`; the step that it prepares for is one at `alpha`, by default `train.lr`.

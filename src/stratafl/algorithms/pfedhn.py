@@ -28,7 +28,7 @@ Initial = Literal["model", "drawn"]
     "hypernetwork",
     paper="Shamsian et al., 2021",
     title="Personalized Federated Learning using Hypernetworks",
-    sends="the whole model, without statistics",
+    sends="the whole model, without running statistics",
     new_client="the model of the mean embedding",
 )
 def pfedhn(
@@ -56,7 +56,7 @@ def pfedhn(
     "hypernetwork",
     paper="Shamsian et al., 2021",
     title="Personalized Federated Learning using Hypernetworks",
-    sends="the base: all but the personal layers, without statistics",
+    sends="the base: all but the personal layers, without running statistics",
     new_client="the base of the mean embedding and the initial head",
 )
 def pfedhnpc(

@@ -161,7 +161,7 @@ class Retain:
     def check(self, setup: Setup) -> None:
         most = len(setup.layout.computing)
         if self.k > most:
-            raise RecordError(f"heurpfedla: choose k from 0 to {most}, the layers that can be retained, not {self.k}")
+            raise RecordError(f"heurpfedla: choose k from 0 to {most}, the number of retainable layers, not {self.k}")
 
 
 @record

@@ -1,4 +1,4 @@
-"""pFedMe (Dinh et al., 2020): personal models near a local one that follows them, and the mean of the local ones.
+"""pFedMe (Dinh et al., 2020): personal models near a local model that follows them; the local models are averaged.
 
 Each client solves θ_i(w) = argmin f_i(θ) + (λ/2)·‖θ − w‖², the Moreau envelope of its loss, batch by batch.
 """
@@ -32,7 +32,7 @@ def pfedme(
     strength: Annotated[float, Range(least=0), Tune(1.0, 20.0, log=True)] = 15.0,
     inner: Annotated[int, Range(least=1), Tune(1, 10)] = 5,
     personal_lr: Annotated[float, Range(above=0), Tune(0.01, 0.1, log=True)] = 0.05,
-    beta: Annotated[float, Range(above=0), Fixed("1, except for proofs")] = 1.0,
+    beta: Annotated[float, Range(above=0), Fixed("1 except in proofs")] = 1.0,
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """Algorithm 1 with λ = `strength`, K = `inner` steps on each batch at `personal_lr`, and η = `train.lr`.

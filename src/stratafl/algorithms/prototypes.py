@@ -1,4 +1,4 @@
-"""Prototypes, the mean features of each class: what clients compute and what the server makes of them."""
+"""Prototypes, the mean features of each class: how clients compute them and how the server averages them."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ class NeedsClasses(Step):
 
     def check(self, setup: Setup) -> None:
         if setup.classes is None:
-            say = "this method needs classes, and the targets of this data are numbers: choose another method"
+            say = "this method needs classes, but the targets of this data are numbers: choose another method"
             raise RecordError(say)
 
 

@@ -1,4 +1,4 @@
-"""What leaves a site in an upload and what arrives in a download, field by field, with bytes: read off the forms.
+"""The fields of a site's uploads and downloads, with their sizes in bytes, read from the forms.
 
     sent_fields(fedper(), blueprint.setup()).stages[0].upload
 

@@ -96,7 +96,7 @@ SIXTH = replace(  # of the learning rate on each of six clients, and six times t
 )
 _with_all("ditto", "Ditto without a pull is Local", ditto(strength=0.0), local(train=LocalTraining(purpose="personal")))
 _case("ditto", "the global model of Ditto is FedAvg's", replace(ditto(), row="theta"), fedavg())
-_case("apple", "with one client and weights that stay, APPLE is Local", apple(weights_lr=0.0), local(), clients=1)
+_case("apple", "with one client and fixed weights, APPLE is Local", apple(weights_lr=0.0), local(), clients=1)
 _with_all(
     "apple",
     "APPLE whose weights stay at 1/N takes the steps of all clients, each at 1/N of the learning rate",
@@ -111,7 +111,7 @@ _case("fedavg30local", "as long as it warms up it is FedAvg", Phased(fedavg30loc
 _with_all("fedamp", "FedAMP without a pull is Local", fedamp(strength=0.0), local())
 _case(
     "fedamp",
-    "FedAMP that sees no difference is HeurFedAMP that looks at none",
+    "FedAMP with a very large sigma is HeurFedAMP with uniform weights",
     fedamp(sigma=1e14),
     heurfedamp(own=1 / 6, sharpness=0.0),
 )
@@ -134,7 +134,7 @@ _case(
 )
 _case(
     "flayer",
-    "FLAYER with A = 1, without rates and masks, is FedPer",
+    "FLAYER with A = 1, rates off and masks off is FedPer",
     flayer(rates=False, mask=False, accuracy=1.0),
     fedper(),
 )
@@ -162,7 +162,7 @@ _with_all(
     pfedla(initial="uniform", hyper_lr=0.0),
     UNIFORM,
 )
-_with_all("simmix", "similarity that does not count is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM)
+_with_all("simmix", "SimMix that ignores similarity is FedAvg with uniform weights", simmix(sharpness=0.0), UNIFORM)
 _case(
     "fedas",
     "FedAS without alignment, weighted by samples, is FedPer",
@@ -188,7 +188,7 @@ _case(
 )
 _case(
     "fedcp",
-    "FedCP with two equal heads that stay as they are is FedAvg: a division of features does not matter",
+    "FedCP with two equal, fixed heads is FedAvg: the division of features does not matter",
     replace(fedcp(), train=(LocalTraining(layers=BASE, objective=Separation(0.0)),)),
     _extended(fedavg(train=LocalTraining(layers=BASE)), fedcp()),
 )
@@ -246,7 +246,7 @@ _case(
 _case("scaffold", "with one client, SCAFFOLD is FedAvg", scaffold(), fedavg(), clients=1)
 _with_all(
     "scaffold",
-    "SCAFFOLD of one step a round is FedAvg with uniform weights",
+    "SCAFFOLD with one step per round is FedAvg with uniform weights",
     scaffold(train=ONE_STEP),
     replace(UNIFORM, train=(ONE_STEP,)),
 )
@@ -261,7 +261,7 @@ def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
     build, off = composed(name), PARTS[part].off
     if off is None:
         return ()
-    without = SpecialCase(f"without a part that acts, '{name}' is '{host}'", build(**off), METHODS[host].builder())
+    without = SpecialCase(f"with its part switched off, '{name}' is '{host}'", build(**off), METHODS[host].builder())
     paper = PARTS[part].method
     if host != "fedavg" or paper is None:
         return (without,)

@@ -1,4 +1,4 @@
-"""What leaves a site, as lines of text that its owner reads before joining."""
+"""Everything that leaves a site, as lines of text that its owner reads before joining."""
 
 from textwrap import wrap
 
@@ -10,7 +10,7 @@ from stratafl.errors import counted
 WIDTH = 100
 MIN_TEXT_WIDTH = 30  # letters of a line that descriptions have in any case
 _GAP = "  "
-MASKS = {"layers": "some layers left out", "columns": "of each tensor a part, and which"}
+MASKS = {"layers": "some layers left out", "columns": "a part of each tensor, and which"}
 
 
 def what_leaves(algorithm: Algorithm, setup: Setup, width: int = WIDTH) -> list[str]:
@@ -30,8 +30,8 @@ def what_stays(sent: Sent) -> str:
     """What never leaves a site, in words."""
     if sent.stays == "all layers":
         return "samples, labels and the model"
-    parts = [f"of the model {sent.stays}"] if sent.stays else []
-    parts += ["the model that it uses, which is never sent"] if sent.own_model else []
+    parts = [f"from the model: {sent.stays}"] if sent.stays else []
+    parts += ["the model that this site uses, which is never sent"] if sent.own_model else []
     return "; ".join(["samples and labels", *parts])
 
 
@@ -54,7 +54,7 @@ def _stage_lines(stage: SentStage, width: int) -> list[str]:
     if not stage.fields:
         return [f"leaves this site, {stage.rounds}: nothing"]
     rows = [(field.name, size(field), f"{field.meaning.kind}: {described(field)}") for field in stage.fields]
-    rows.append(("in all", size(stage), "and a header of names and shapes"))
+    rows.append(("total", size(stage), "plus a header with names and shapes"))
     names, sizes = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"leaves this site, {stage.rounds}:"]
     for name, taken, text in rows:

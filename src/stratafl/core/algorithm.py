@@ -1,4 +1,4 @@
-"""The narrow waist: all that an executor knows of an algorithm.
+"""The narrow waist: everything that an executor knows about an algorithm.
 
 Pure functions over explicit state. The server never sees a client's state, clients never see the server's, only parcels
 cross. Client-side functions always have a leading client axis C: the simulator calls them with a whole cohort, a
@@ -158,9 +158,9 @@ class Algorithm(ABC):
         except StrataError:
             raise
         except Exception as error:  # a user's algorithm may fail in any way
-            failed = f"a round without data ends in {first_line(error, typed=True)}"
-            say = "give it a method upload_form(rnd, server) that returns it"
-            raise RecordError(f"the form of uploads of {type(self).__name__} is not known: {failed}; {say}") from error
+            failed = f"a round without data raised {first_line(error, typed=True)}"
+            say = "add a method upload_form(rnd, server) that returns it"
+            raise RecordError(f"the form of {type(self).__name__}'s uploads is unknown: {failed}; {say}") from error
 
     def rehearsed(self, rnd: Round, server: State) -> tuple[State, Rehearsal]:
         """What `receive` gives a client that has no data, and its task."""

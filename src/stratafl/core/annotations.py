@@ -1,4 +1,4 @@
-"""What the annotation of a field or an argument allows: a value is checked, and made what was declared.
+"""Annotations of fields and arguments: they check a value and convert it to the declared type.
 
 Plain types, `Literal`, unions, tuples, lists, mappings, classes and the markers `Range`, `Named` and `Size` within
 `Annotated` are checked; protocols, callables and `Any` are not. `Tune` and `Fixed` are for tuners. A whole number
@@ -201,7 +201,7 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
         values = tuple(value) if isinstance(value, tuple | list) else (value,)
         hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
         if len(hints) != len(values):
-            raise RecordError(f"{key} must be a list of {len(hints)}, not of {len(values)}: {said(value)}")
+            raise RecordError(f"{key} must be a list of {len(hints)} values, not {len(values)}: {said(value)}")
         return tuple(checked(key, each, part) for each, part in zip(hints, values, strict=True))
     if kind in TEXTUAL and isinstance(value, str):
         return TEXTUAL[kind](value)
@@ -233,7 +233,7 @@ def check_plain(key: str, value: Any) -> None:
     if not isinstance(value, str):
         return
     if len(value) > MAX_TEXT_LETTERS:
-        most = f"at most {MAX_TEXT_LETTERS:,} letters"
+        most = f"at most {MAX_TEXT_LETTERS:,} characters"
         raise RecordError(f"{shown(key)} must have {most}, not {len(value):,}: '{shown(value)}'")
     try:
         value.encode()
@@ -250,7 +250,7 @@ def said(value: Any) -> str:
     except ValueError:  # a whole number with more digits than Python writes down
         return f"a number of about {value.bit_length() * 3 // 10:,} digits" if isinstance(value, int) else "a number"
     except RecursionError:
-        return "lists within lists"
+        return "deeply nested lists"
 
 
 def _number(value: float) -> str:

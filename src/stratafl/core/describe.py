@@ -67,10 +67,10 @@ def describe(
 def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
-            raise ModelError(f"'{name}' does not require a gradient: to freeze it, choose the layers that are trained")
+            raise ModelError(f"'{name}' has requires_grad=False: set True; to freeze it, choose the trained layers")
     for path, count in Counter(_short(owner.path) for owner in owners).items():
         if count > 1:
-            raise ModelError(f"two layers are called '{path}', one of them in the model that was extended: rename one")
+            raise ModelError(f"two layers are called '{path}', one of them in the extended model: rename one")
 
 
 def columns(module: nn.Module) -> Rows:
@@ -105,7 +105,7 @@ def _owners(module: nn.Module) -> Iterator[_Owner]:
         persistent = [(n, b) for n, b in sub.named_buffers(recurse=False) if n not in sub._non_persistent_buffers_set]
         floats = [n for n, b in persistent if b.is_floating_point()]
         if isinstance(sub, _BatchNorm) and sub.momentum is None and sub.track_running_stats:
-            raise ModelError(f"'{path}' counts its batches (momentum=None), which are not columns: set a momentum")
+            raise ModelError(f"'{path}' has momentum=None, a mean over all batches, which is unsupported: set one")
         if parameters or floats:
             prefix = path + "." if path else ""
             kind = next((k for k, cls in _KINDS.items() if isinstance(sub, cls)), "other")

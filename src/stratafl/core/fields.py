@@ -1,4 +1,4 @@
-"""Declared state: each field of the server or of a client says what it starts as and which layers it keeps.
+"""Declared state: each field of the server or a client declares its initial value and the layers that it keeps.
 
 A field that is not declared ends with the round. So a FedPer client stores its head, not a model.
 """

@@ -109,7 +109,7 @@ def mask_kind(field: Field) -> MaskKind:
 
 def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
     if "/" in name:
-        raise WireError(f"field '{name}' has a '/' in its name: choose a name without")
+        raise WireError(f"field '{name}' has a '/' in its name: rename it")
     kind = mask_kind(field)
     if isinstance(field.value, Tensor):
         if kind != "none":
@@ -123,7 +123,7 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
         # A field without a mask may stack the rows of other clients in front of the tensor's own shape; a packed one
         # has a shape of its own.
         if block.shape != expected and not (kind == "none" and (block.shape[1:] == expected or field.packed)):
-            raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, this model has {expected}")
+            raise WireError(f"field '{name}' holds '{key}' of shape {block.shape}, but this model has {expected}")
         if kind != "none" and not DTYPES[block.dtype].is_floating_point:
             why = "which has no NaN for values that are not sent"
             raise WireError(f"field '{name}' has a mask, but '{key}' is {block.dtype}, {why}")
@@ -132,7 +132,7 @@ def _field_form(name: str, field: Field, layout: Layout) -> FieldForm:
     elif isinstance(field.mask, ColumnMask):
         if set(field.mask.sent) != set(blocks):
             odd = sorted(set(field.mask.sent) ^ set(blocks))[0]
-            raise WireError(f"field '{name}' has '{odd}' among its blocks or in its mask, but not in both")
+            raise WireError(f"field '{name}' has '{odd}' either in its blocks or in its mask: it must be in both")
         for key, sent in field.mask.sent.items():
             _check_bits(name, sent, blocks[key].shape, field.common)
     return FieldForm(field.common, kind, blocks)
@@ -143,7 +143,7 @@ def _tensor_form(name: str, x: Tensor, common: bool) -> TensorForm:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
         raise WireError(f"field '{name}' holds {x.dtype}, which a message cannot carry; choose one of: {supported}")
     if not common and x.shape[:1] != (1,):
-        clients = f"this parcel is for {x.shape[0]}" if x.shape else "this value has no client axis"
+        clients = f"but this parcel is for {x.shape[0]}" if x.shape else "but this value has no client axis"
         raise WireError(f"field '{name}': a message is for one client, {clients}")
     return TensorForm(NAMES[x.dtype], tuple(x.shape) if common else tuple(x.shape[1:]))
 

@@ -82,7 +82,7 @@ class Select:
 def select(selection: "str | Select") -> Select:
     """A selection from its text, or itself."""
     if not isinstance(selection, str | Select):
-        raise RecordError(f"layers are chosen by a text such as 'head' or 'conv1+fc', not by {selection!r}")
+        raise RecordError(f"choose layers with a string such as 'head' or 'conv1+fc', not {selection!r}")
     return Select.parse(selection) if isinstance(selection, str) else selection
 
 
@@ -137,7 +137,7 @@ def _counted(rule: str, count: int, layers: Sequence[Layer]) -> set[str]:
     counted = leaders(layers)
     units = list(dict.fromkeys(counted[layer.name] for layer in layers if counted[layer.name] == layer.name))
     if count > len(units):
-        raise RecordError(f"'{rule}:{count}' asks for {count} layers, the model has {len(units)}: {', '.join(units)}")
+        raise RecordError(f"'{rule}:{count}' asks for {count} layers, but there are {len(units)}: {', '.join(units)}")
     start = {"first": 0, "middle": (len(units) - count) // 2, "last": len(units) - count}[rule]
     chosen = set(units[start : start + count])
     return {layer.name for layer in layers if counted[layer.name] in chosen}
@@ -146,7 +146,7 @@ def _counted(rule: str, count: int, layers: Sequence[Layer]) -> set[str]:
 def _last_blocks(layers: Sequence[Layer], count: int) -> set[str]:
     blocks = list(dict.fromkeys(layer.block for layer in layers))
     if count > len(blocks):
-        raise RecordError(f"'blocks:{count}' asks for {count} blocks, the model has {len(blocks)}: {', '.join(blocks)}")
+        raise RecordError(f"'blocks:{count}' asks for {count} blocks, but there are {len(blocks)}: {', '.join(blocks)}")
     chosen = set(blocks[len(blocks) - count :])
     return {layer.name for layer in layers if layer.block in chosen}
 

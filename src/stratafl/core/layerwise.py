@@ -1,4 +1,4 @@
-"""Five slots in the order a round happens: serve · mix · train · send · merge.
+"""Layer-wise algorithms: five slots in the order of a round, serve · mix · train · send · merge.
 
 The normal way to fill the waist. An algorithm is one frozen record of steps; a variant is `dataclasses.replace`, never
 a subclass. Each step says which fields it reads and writes, so that a record in which nobody sends what somebody reads
@@ -254,16 +254,16 @@ def _check_flow(alg: Layerwise) -> None:
     readers = [(name, _name(step)) for step in (*alg.train, *alg.send) for name in step.reads]
     for name, reader in [*readers, *((name, "the client's state") for name in alg.client_fields)]:
         if counted[name] > 1:
-            raise RecordError(f"train: two descents count '{name}', which {reader} reads: give each another purpose")
+            raise RecordError(f"train: two descents write '{name}', which {reader} reads: give them different purposes")
     server = set(alg.server_fields)
     _walk(alg, "merge", server, server, up)
     if len(alg.merge) > 1 and any(step.noisy for step in alg.merge):
         others = _listed(_name(step) for step in alg.merge if not step.noisy)
-        raise RecordError(f"merge: what {others} makes of uploads would reach clients without noise: leave it out")
+        raise RecordError(f"merge: the results of {others} would reach clients without noise: leave it out")
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server_fields):
             declared = _listed(alg.server_fields)
-            raise RecordError(f"merge: {_name(step)} writes '{name}', the server declares only: {declared}")
+            raise RecordError(f"merge: {_name(step)} writes '{name}', but the server declares only: {declared}")
 
 
 def _check_common(alg: Layerwise) -> None:
@@ -271,7 +271,7 @@ def _check_common(alg: Layerwise) -> None:
     for step in alg.serve:
         for name in step.reads:
             if name in alg.server_fields and _per_client(alg.server_fields[name]):
-                reason = f"{_name(step)} reads '{name}', of which the server has no row for a new client"
+                reason = f"{_name(step)} reads '{name}', but the server has no row of it for a new client"
                 raise RecordError(f"serve: {reason}: declare `welcome`, the steps that serve new clients")
 
 

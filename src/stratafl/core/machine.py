@@ -37,5 +37,5 @@ def in_units(size: int) -> str:
 
 def _system(name: str) -> int:
     if not hasattr(os, "sysconf"):
-        raise RunError("this system does not say how much memory it has: use Linux or macOS (on Windows, WSL)")
+        raise RunError("cannot find out how much memory this system has: use Linux or macOS (on Windows, WSL)")
     return os.sysconf(name)

@@ -1,4 +1,4 @@
-"""What a client minimises, as records.
+"""Objectives: the losses that clients minimise, as records.
 
 An objective is written for one client and one batch; the engine makes it work for all clients at once. It may read
 frozen rows, constants and a carry (values that live from step to step), each by the names it declares. Padding is

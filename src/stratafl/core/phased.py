@@ -1,4 +1,4 @@
-"""Phases: records one after the other, with their declared fields carried over.
+"""Phases: algorithms that run one after the other and pass on their declared fields.
 
     Phased((Phase(fedavg(), rounds=30), Phase(alone(), participation="all")))
 

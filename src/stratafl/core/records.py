@@ -127,7 +127,7 @@ def from_table(table: Any) -> Any:
         return values
     name = table["type"]
     if not isinstance(name, str):
-        raise RecordError(f"the type of a record is a name, not {name!r}")
+        raise RecordError(f"the type of a record must be a name, not {name!r}")
     if name not in _CLASSES:
         raise unknown("record type", name, _CLASSES)
     _check_keys(name, values, {f.name: f.default is f.default_factory for f in dataclasses.fields(_CLASSES[name])})
@@ -222,7 +222,7 @@ def _check_keys(label: str, keys: Mapping[str, Any], needed: Mapping[str, bool])
 def _check_option(key: str, value: Any, depth: int = 0) -> None:
     """Refuse what cannot be written down again: dates, numbers that are not finite, lists without end."""
     if depth > DEEPEST:
-        raise RecordError(f"{shown(key)} holds lists within lists, more than {DEEPEST} deep: make it simpler")
+        raise RecordError(f"{shown(key)} is nested more than {DEEPEST} levels deep: flatten it")
     for part in value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ():
         _check_option(key, part, depth + 1)
     if not isinstance(value, bool | int | float | str | list | dict):

@@ -1,4 +1,4 @@
-"""A task without data: enough to see what a round would send, not to learn anything.
+"""A task without data: it shows what a round would send, and learns nothing.
 
 The client of a rehearsal has two samples of every class, whose features are noise. Its descents take no step, as those
 of a client without a full batch, its models score nothing, and gradients are 0.

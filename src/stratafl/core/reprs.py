@@ -1,4 +1,4 @@
-"""Short reprs: what an object is and how much it holds, in one line, never a value of the data.
+"""Short reprs: one line that says what an object is and how much it holds, and never shows a value of the data.
 
 A notebook prints whatever a cell ends with, and a log whatever an error was about; neither may hold samples, labels or
 names of clients. Records (`stratafl.core.records`) keep the repr of a dataclass: they are settings.

@@ -1,4 +1,4 @@
-"""What may be in an upload: whether a parcel has the form that is expected, and whether its values are possible.
+"""Checks of an upload: its parcel has the expected form, and its values are possible.
 
 The form is known before anything arrives (`Algorithm.upload_form`), so a sender can choose numbers within their bounds,
 and columns where the method leaves it the choice, and nothing else. Whether finite numbers make sense is not decided
@@ -36,13 +36,13 @@ def misfit(parcel: Parcel, form: Form, layout: Layout, clients: int) -> str:
 def _field_misfit(field: Field, form: FieldForm, layout: Layout, clients: int) -> str:
     lead = () if form.common else (clients,)
     if field.common != form.common:
-        return "has no value of its own for each client" if field.common else "is not one value for all clients"
+        return "is one value for all clients, not one each" if field.common else "is not one value for all clients"
     if mask_kind(field) != form.mask:
         return f"has a mask of kind '{mask_kind(field)}', not '{form.mask}'"
     if isinstance(field.value, Tensor) or isinstance(form.value, TensorForm):
         if isinstance(field.value, Tensor) and isinstance(form.value, TensorForm):
             return _tensor_misfit("", field.value, form.value, lead)
-        return "is one tensor, not tensors by name" if isinstance(field.value, Tensor) else "is not one tensor"
+        return "is one tensor, not tensors by name" if isinstance(field.value, Tensor) else "is not a single tensor"
     wrong = _names_misfit(field.value, form.value)
     if wrong:
         return wrong
@@ -125,5 +125,5 @@ def out_of_bounds(name: str, bound: Bound, low: float, high: float) -> str:
         return f"{NOT_FINITE} in field '{name}'"
     if (bound == "positive" and low <= 0) or (bound == "nonnegative" and low < 0):
         least = "above 0" if bound == "positive" else "at least 0"
-        return f"field '{name}' of its upload holds {low:g}, and every value must be {least}"
+        return f"field '{name}' of its upload holds {low:g}, but every value must be {least}"
     return ""

@@ -82,7 +82,7 @@ def common(rows: Mapping[str, Tensor]) -> Rows:
     """The one row that all clients share; an error if each has its own, as clients of several runs have."""
     apart = [name for name, x in rows.items() if len(x) > 1 and not shared(x)]
     if apart:
-        raise ValueError(f"'{apart[0]}' is not one row that all clients share")
+        raise ValueError(f"'{apart[0]}' is not a row that all clients share")
     return {name: x[0] for name, x in rows.items()}
 
 
@@ -167,7 +167,7 @@ def form_difference(expected: Mapping[str, Kind], flat: Mapping[str, Tensor]) ->
             return f"'{name}' is missing"
     for name, tensor in flat.items():
         if name not in expected:
-            return f"'{name[:60]}' does not belong to it"
+            return f"'{name[:60]}' is not part of it"
         if kind(tensor) != expected[name]:
             kinds = [f"{dtype} {list(shape)}" for dtype, shape in (kind(tensor), expected[name])]
             return f"'{name}' is {kinds[0]}, not {kinds[1]}"

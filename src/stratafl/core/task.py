@@ -1,4 +1,4 @@
-"""The client's only door to data, as steps see it: batches, gradients, features, counts and scores of a cohort.
+"""The client's only access to data, as steps see it: batches, gradients, features, counts and scores of a cohort.
 
 `stratafl.runtime` holds the implementation, with padding, engines and devices behind it.
 """

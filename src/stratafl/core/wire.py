@@ -48,7 +48,7 @@ def decode(data: bytes, layout: Layout, form: Form) -> Parcel:
     for path in entries:
         raise WireError(f"these bytes are not a parcel: they hold {path[:80]!r}, which is not part of its form")
     if _body(parcel, layout) != body:
-        raise WireError("these bytes are not a parcel: they hold a name twice, or bits that mean nothing")
+        raise WireError("these bytes are not a parcel: they hold a name twice, or undefined bits")
     for name, field in parcel.items():
         _check_values(name, field, form.fields[name].bound, layout)
     return parcel
@@ -77,7 +77,7 @@ def _checked(data: bytes, layout: Layout, form: Form) -> bytes:
     """The body of a message that is whole, and no larger than its form allows."""
     most = most_bytes(form, layout)
     if len(data) > most:
-        raise WireError(f"these {len(data):,} bytes are not the parcel that is expected, which takes at most {most:,}")
+        raise WireError(f"these {len(data):,} bytes are not the expected parcel, which takes at most {most:,}")
     if data[:8] != MAGIC:
         raise WireError(f"these bytes are not a parcel: they begin with {data[:8]!r}, not with {MAGIC!r}")
     body = data[PREFIX:]
@@ -90,7 +90,7 @@ def _entries(body: bytes) -> Entries:
     try:
         return dict(deserialize(body))
     except SafetensorError as error:
-        raise WireError("these bytes are not a parcel: what they hold is not a safetensors file") from error
+        raise WireError("these bytes are not a parcel: their content is not a safetensors file") from error
 
 
 def _difference(entries: Entries, form: Form, layout: Layout) -> str:

@@ -34,7 +34,7 @@ def join_parts(
     memory with the arrays given if no conversion is needed.
     """
     if not dtype.is_floating_point:
-        raise DataError(f"dtype {dtype_name(dtype)} was given: choose a floating dtype such as float32")
+        raise DataError(f"dtype {dtype_name(dtype)} is not floating-point: choose a dtype such as float32")
     xs = [_samples(part, dtype, pixels) for part in parts]
     ys = [_targets(part, dtype) for part in parts]
     for part, x, y in zip(parts, xs, ys, strict=True):

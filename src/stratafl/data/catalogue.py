@@ -58,7 +58,7 @@ DATASETS: dict[str, Dataset] = {  # what it is, classes, shape of a sample, samp
         "Zalando's articles of clothing", 10, (1, 28, 28), 60_000, 10_000, "zalando-datasets/fashion_mnist",
         otherwise="or unpack Debian's package dataset-fashion-mnist"),
     "emnist-digits": _emnist("digits", "NIST's handwritten digits", 10, 240_000, 40_000),
-    "emnist-balanced": _emnist("balanced", "NIST's handwritten characters, as many of each", 47, 112_800, 18_800),
+    "emnist-balanced": _emnist("balanced", "NIST's handwritten characters, balanced classes", 47, 112_800, 18_800),
     "emnist-byclass": _emnist("byclass", "NIST's handwritten digits and letters", 62, 697_932, 116_323),
     "cifar10": Dataset(
         "small photographs of 10 classes", 10, (3, 32, 32), 50_000, 10_000, "uoft-cs/cifar10",
@@ -72,8 +72,8 @@ DATASETS: dict[str, Dataset] = {  # what it is, classes, shape of a sample, samp
     "ag-news": Dataset(
         "news in four categories, as 200 tokens", 4, (200,), 120_000, 7_600, "fancyzhx/ag_news", content="text"),
     "flickr-aes": Dataset(
-        "photographs, each client's own ratings of them", 5, (3, 224, 224), 193_208,
+        "photographs with each client's own ratings", 5, (3, 224, 224), 193_208,
         content="imagePair", label="score", owner="worker", first=1, files="*labeled_by_each_worker.csv", size=224,
-        otherwise="unpack the images of FLICKR-AES beside FLICKR-AES_image_labeled_by_each_worker.csv"),
+        otherwise="unpack the images of FLICKR-AES next to FLICKR-AES_image_labeled_by_each_worker.csv"),
 }
 # fmt: on

@@ -72,8 +72,8 @@ def _remark(headers: Sequence[ImageHeader], transparent: int) -> str:
     counts, remarks = Counter(header.bits for header in headers), []
     if len(counts) > 1:
         remarks.append(
-            f"it mixes images of 8 and of 16 bits ({counts[8]:,} and {counts[16]:,}): all are read as 16 bits, bytes "
-            f"times {_WIDER}, so that white is white in both"
+            f"it mixes images of 8 and 16 bits ({counts[8]:,} and {counts[16]:,}): all are read as 16 bits, with bytes "
+            f"times {_WIDER}, so that white stays white"
         )
     if transparent:
         remarks.append(f"{counted(transparent, 'image')} had transparent pixels, which are read as white")

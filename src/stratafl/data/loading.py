@@ -70,10 +70,8 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
 def _check_options(reading: Reading, allowed: Sequence[str], name: str) -> None:
     for option in reading.given():
         if option not in allowed:
-            others = (
-                f"settings with an effect: {', '.join(allowed)}" if allowed else "it comes with the package as it is"
-            )
-            raise DataError(f"data.{option} has no effect with '{name}': leave it out ({others})")
+            hint = f"settings with an effect: {', '.join(allowed)}" if allowed else "it comes with the package"
+            raise DataError(f"data.{option} has no effect with '{name}': leave it out ({hint})")
 
 
 def _user(place: Path, reading: Reading) -> Samples:
@@ -166,7 +164,7 @@ def _advice(name: str, dataset: Dataset) -> str:
         return f"{dataset.otherwise}, and set data.path to the folder"
     alternative = f" ({dataset.otherwise})" if dataset.otherwise else ""
     return (
-        f"on a machine with a network, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
+        f"on a machine that is online, run 'strata data export {name} OUT/', copy OUT/ and set data.name to 'OUT/', or "
         f"download https://huggingface.co/datasets/{dataset.hub} and set data.path to it{alternative}"
     )
 

@@ -38,7 +38,7 @@ def plot_class_counts(federation: Federation) -> str:
     width = max(_NARROW, left + cell * clients + 24)
     height = _TOP + _BARS + cell * classes + _BELOW + _longest(federation.client_names)
     title = f"{federation.name}: {counted(len(counts), 'client')}, {counted(int(counts.sum()), 'sample')}"
-    shown = "" if len(counts) <= MAX_CLIENTS_DRAWN else f", the first {MAX_CLIENTS_DRAWN} of them shown"
+    shown = "" if len(counts) <= MAX_CLIENTS_DRAWN else f", only the first {MAX_CLIENTS_DRAWN} shown"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="{escape(title)}">',

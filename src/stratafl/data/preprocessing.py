@@ -129,7 +129,7 @@ class Preprocessing:
             raise DataError(f"x has shape {tuple(x.shape)}: give [n, {', '.join(map(str, self.shape))}] for n samples")
         if x.is_floating_point() and not bool(x.isfinite().all()):
             wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value by a number")
+            raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value with a number")
         if self.kind.is_floating_point:
             return x.to(self.kind)
         if self.scaling is not None:

@@ -1,4 +1,4 @@
-"""Samples of a data set of the catalogue, read from its files; texts become tokens.
+"""Samples of a catalogue data set, read from its published files; texts become tokens.
 
 Texts are lower case, with punctuation split off, a vocabulary from the training texts and sequences of one length.
 """
@@ -58,7 +58,7 @@ def _decoded(cells: Column, tests: NDArray[np.bool_], dataset: Dataset, reading:
         size = reading.size or dataset.size
         return stack_images(cells, channels=dataset.shape[0], size=size, where=where, limit=reading.limit)
     if not all(isinstance(cell, str) for cell in cells):
-        raise DataError(f"'{where}' has values that are not texts in the column '{dataset.content}'")
+        raise DataError(f"'{where}' has values that are not text in the column '{dataset.content}'")
     training = (text for text, test in zip(cells, tests, strict=True) if not test)
     reading.limit.check(len(cells) * LENGTH * 8, f"the {len(cells):,} texts of '{where}'")
     return Content(encode_texts(list(cells), vocabulary(training, reading.vocabulary)))

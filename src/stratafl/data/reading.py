@@ -1,4 +1,4 @@
-"""Reading: how samples are read. Which columns, at what size, of which owners, and how they are scaled."""
+"""Reading options: which columns, which image size, which owners, and which scaling."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class Reading:
 
     def _rows(self, owner: Column | None, where: str) -> NDArray[np.int64]:
         if owner is None:
-            wrong = f"'{where}' does not say who owns its samples"
+            wrong = f"'{where}' has no column with the owners of its samples"
             raise DataError(f"{wrong}: leave out data.owners, data.fewest and data.most")
         names, ids, counts = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
         least, most = self.fewest or 0, self.most or len(ids)

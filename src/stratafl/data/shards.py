@@ -1,4 +1,4 @@
-"""Shards: samples in npz files of limited size with a JSON manifest, for a machine without a network."""
+"""Shards: samples in npz files of limited size with a JSON manifest, for a machine without network access."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ def read_shards(folder: Path, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
 def _joined(folder: Path, shards: Sequence[Mapping[str, Any]], limit: MemoryLimit) -> dict[str, Any]:
     for shard in shards:
         if shard["file"] == ".." or Path(shard["file"]).name != shard["file"]:
-            raise DataError(f"'{folder / MANIFEST}' names the shard '{shard['file']}', which is outside of its folder")
+            raise DataError(f"'{folder / MANIFEST}' names the shard '{shard['file']}', which is outside its folder")
         file = folder / shard["file"]
         if not file.is_file():
             raise DataError(f"'{folder}' lacks the shard '{file.name}', one of {len(shards)}: copy it there as well")

@@ -1,4 +1,4 @@
-"""From the samples in a site's own files to the federation of one client, numbered, ordered and split as was agreed.
+"""A site's own samples as a federation of one client, numbered, ordered and split as agreed.
 
 What would depend on other sites' samples is taken from the format that all agree on: which class has which number, in
 which order the columns come, how numbers are scaled. A split depends on the seed, the client's number and its own
@@ -75,7 +75,7 @@ def _numbered(samples: Samples, agreed: SampleFormat) -> Samples:
     if agreed.classes is None:
         return replace(samples, y=y.astype(np.float64) if samples.names is None else _values(samples)[y])
     if y.dtype.kind == "f":
-        raise DataError(f"'{samples.name}' has fractions as labels, and the federation has {agreed.classes} classes")
+        raise DataError(f"'{samples.name}' has fractions as labels, but the federation has {agreed.classes} classes")
     if samples.names is not None:
         named = bool(agreed.preprocessing.classes)
         y = agreed.labels(y, samples.names).numpy() if named else _values(samples).astype(np.int64)[y]
@@ -88,7 +88,7 @@ def _values(samples: Samples) -> NDArray[np.float64]:
         return np.array([float(name) for name in samples.names or ()])
     except ValueError:
         named = ", ".join(f"'{shown(each)}'" for each in (samples.names or ())[:3])
-        raise DataError(f"the labels of '{samples.name}' are names ({named} …): give numbers, as was agreed") from None
+        raise DataError(f"the labels of '{samples.name}' are names ({named} …): give numbers, as agreed") from None
 
 
 @short_repr

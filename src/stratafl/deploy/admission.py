@@ -83,7 +83,7 @@ def admit(method: str, target: str, fields: Iterable[tuple[str, str]], keys: Key
             raise RefusedError(400, f"two headers '{name[:50]}'")
         headers[name] = value
     if target not in PATHS:
-        raise RefusedError(404, f"not a request of the fleet: {method} {target[:100]}")
+        raise RefusedError(404, f"not a fleet request: {method} {target[:100]}")
     if method != "POST":
         raise RefusedError(405, f"method {method}")
     length = _length(headers)
@@ -95,9 +95,9 @@ def _length(headers: Mapping[str, str]) -> int:
         raise RefusedError(400, "a body without a length, or another protocol")
     length = headers.get("content-length", "")
     if not length.isascii() or not length.isdigit() or len(length) > 12:
-        raise RefusedError(411, "no length of the body")
+        raise RefusedError(411, "the body has no length")
     if int(length) > MAX_BODY_BYTES:
-        raise RefusedError(413, f"a body of {int(length):,} bytes; {MAX_BODY_BYTES:,} may pass")
+        raise RefusedError(413, f"a body of {int(length):,} bytes; at most {MAX_BODY_BYTES:,} may pass")
     return int(length)
 
 
@@ -116,11 +116,9 @@ def _site(headers: Mapping[str, str], keys: KeyRing) -> str:
     if site is None:
         raise RefusedError(401, "a key that is not registered")
     if not _NEWEST < age < _OLDEST:
-        raise RefusedError(
-            401, f"site '{site}' has another time: its clock is {abs(age):.0f} s {'late' if age > 0 else 'early'}"
-        )
+        raise RefusedError(401, f"the clock of site '{site}' is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}")
     if not _is_signed(key, signed.encode(), signature):
-        raise RefusedError(401, f"a false signature for site '{site}'")
+        raise RefusedError(401, f"an invalid signature for site '{site}'")
     return site
 
 

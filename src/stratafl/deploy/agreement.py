@@ -69,7 +69,7 @@ class Agreement:
     def save(self, path: Path) -> None:
         data = json.dumps(self.to_table()).encode()
         if len(data) > MAX_AGREEMENT_BYTES // 2:  # it must be read again here, and with more around it at every site
-            raise DataError(f"the agreement would have {len(data):,} bytes: use fewer or shorter class names")
+            raise DataError(f"the agreement would take {len(data):,} bytes: use fewer or shorter class names")
         write_atomically(path, data)
 
     @staticmethod
@@ -100,7 +100,7 @@ class Offer:
     def from_table(table: Mapping[str, Any]) -> "Offer":
         widest, digests = table.get("widest"), table.get("digests")
         if not isinstance(widest, dict) or not all(type(each) is int and each >= 0 for each in widest.values()):
-            raise WireError("this is not an agreement: it does not say how many samples the largest client has")
+            raise WireError("this is not an agreement: it lacks the sample count of the largest client")
         if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
             raise WireError("this is not an agreement: its digests are missing")
         if not isinstance(table.get("agreement"), dict):
@@ -199,4 +199,4 @@ def _reading(what: str) -> Iterator[None]:
 def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
     wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
-    return f"host and site differ in {choices(wrong)}: use the same file for both" if wrong else ""
+    return f"host and site differ in {', '.join(wrong)}: use the same file for both" if wrong else ""

@@ -58,7 +58,7 @@ class Attendance:
         for site in cohort:
             self._missed[site] = 0 if site in present else self._missed[site] + 1
             if self._missed[site] == self._deploy.failures:
-                self._status.aside(site, f"{self._deploy.failures} rounds in a row without an upload that counts")
+                self._status.aside(site, f"{self._deploy.failures} rounds in a row without an accepted upload")
 
     def sent(self, kind: Kind, messages: Mapping[str, Content], left: float) -> Mapping[str, Content]:
         """The replies to the message for each site, without refusals and failures, which are noted.

@@ -1,4 +1,4 @@
-"""The ClientApp of every federation: Flower's messages go to the member that this process is.
+"""The ClientApp of every federation: it passes Flower's messages to the member in this process.
 
 Its name and where its samples are come from the site's own node configuration, its folder from the environment.
 """

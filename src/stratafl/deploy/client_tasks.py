@@ -77,7 +77,7 @@ def _reply(app: ClientApp, message: Message, context: Context) -> tuple[Message,
     try:
         return app(message=message, context=context), ""
     except Exception as error:
-        log.exception("the app failed at a message '%s'", message.metadata.message_type)
+        log.exception("the app failed on a message '%s'", message.metadata.message_type)
         problem = told_to_others(error)
         failure = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=problem)
         return Message(failure, reply_to=message), problem

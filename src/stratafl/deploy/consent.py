@@ -33,7 +33,7 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
     lines = [f"leaves this site, once: {_introduced(format)}"]
     if site in file.deploy.predict:
         lines.append("leaves this site, in rounds: nothing, because it only predicts")
-        return [*lines, f"its model, which is trained on no sample of this site: {_welcomed(file)}"]
+        return [*lines, f"its model, trained without samples of this site: {_welcomed(file)}"]
     if file.deploy.scores:
         score = "mean squared error" if format.classes is None else "accuracy"
         scored = f"the {score} of the model that it received, on its test samples (deploy.scores)"
@@ -55,7 +55,7 @@ def data_doubts(file: FederationFile, place: str) -> list[str]:
     x = site_samples(file.experiment, place).x
     if not columns_differ_in_size(x):
         return []
-    return ["columns differ much in size, so training may fail: ask the host to set data.normalise = 'columns'"]
+    return ["columns differ greatly in scale, so training may fail: ask the host to set data.normalise = 'columns'"]
 
 
 def _introduced(format: SampleFormat) -> str:

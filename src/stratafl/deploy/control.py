@@ -1,4 +1,4 @@
-"""What the host asks of its own SuperLink: register keys, start and stop runs, list nodes.
+"""The host's requests to its own SuperLink: register keys, start and stop runs, list nodes.
 
 The SuperLink takes such requests on loopback alone and with the token that `superlink.py` checks.
 """

@@ -156,7 +156,7 @@ class Gate:
 
     def _accept(self, connection: socket.socket, address: str, tls: ssl.SSLContext) -> None:
         if self._open.total() >= self.limits.connections or self._open[address] >= self.limits.per_address:
-            self.refusals.tell(address, f"too many connections ({self._open[address]} of its own)")
+            self.refusals.tell(address, f"too many connections ({self._open[address]} from this address)")
             connection.close()
             return
         self._open[address] += 1
@@ -171,7 +171,7 @@ class Gate:
         if not self._open[address]:
             del self._open[address]
         if not task.cancelled() and (error := task.exception()):
-            log.error("the gate failed at a connection of %s", address, exc_info=error)
+            log.error("the gate failed on a connection from %s", address, exc_info=error)
 
     async def _attend(self, connection: socket.socket, address: str, tls: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ class Gate:
             return False
         try:
             if request.http_version != b"1.1":
-                raise RefusedError(505, "another version of HTTP than 1.1")
+                raise RefusedError(505, "a version of HTTP other than 1.1")
             size = sum(len(name) + len(value) for name, value in request.headers)
             if size > MAX_HEAD_BYTES:  # h11 limits unfinished heads
                 raise RefusedError(431, f"a head of more than {MAX_HEAD_BYTES:,} bytes")
@@ -269,7 +269,7 @@ class Gate:
         async with asyncio.timeout(self.limits.piece + length / self.limits.slowest):
             while not isinstance(event := await site.event(self.limits.piece), h11.EndOfMessage):
                 if not isinstance(event, h11.Data):
-                    raise ConnectionResetError("it left in the middle of a body")
+                    raise ConnectionResetError("it disconnected in the middle of a body")
                 await self._to_link(link, h11.Data(data=event.data))
         await self._to_link(link, h11.EndOfMessage())
         await self._answer(site, link)
@@ -279,7 +279,7 @@ class Gate:
         try:
             await link.send(event, self.limits.piece)
         except (OSError, TimeoutError) as error:
-            raise RefusedError(503, f"the SuperLink broke off: {error or type(error).__name__}") from error
+            raise RefusedError(503, f"the SuperLink broke the connection: {error or type(error).__name__}") from error
 
     async def _answer(self, site: Side, link: Side) -> None:
         try:
@@ -287,13 +287,13 @@ class Gate:
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
             raise RefusedError(503, f"the SuperLink does not answer: {error or type(error).__name__}") from error
         if not isinstance(head, h11.Response):
-            raise RefusedError(502, "the SuperLink left without an answer")
+            raise RefusedError(502, "the SuperLink disconnected without an answer")
         headers = [(name, value) for name, value in head.headers if name in (b"content-type", b"content-length")]
         await site.send(h11.Response(status_code=head.status_code, headers=headers), self.limits.piece)
         while isinstance(event := await link.event(self.limits.answer), h11.Data):
             await site.send(h11.Data(data=event.data), self.limits.piece)
         if not isinstance(event, h11.EndOfMessage):
-            raise ConnectionResetError("the SuperLink left in the middle of an answer")
+            raise ConnectionResetError("the SuperLink disconnected in the middle of an answer")
         await site.send(h11.EndOfMessage(), self.limits.piece)
 
     async def _superlink(self, site: Side) -> Side:

@@ -67,14 +67,14 @@ class RestartedProcess:
         self._starts = [*(then for then in self._starts if now - then < WITHIN), now]
         if len(self._starts) > RESTARTS:
             raise DeployError(
-                f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and is not started again"
+                f"{outcome}. It ended {RESTARTS + 1} times in {WITHIN / 60:.0f} minutes and will not be restarted"
             )
         self.process.end()
         try:
             self.process = self._start()
         except DeployError as error:  # killed again, or before it answered: that counts as another end
-            return f"{outcome}. Starting it again failed: {error}"
-        return f"{outcome}. It was started again"
+            return f"{outcome}. Restarting it failed: {error}"
+        return f"{outcome}. It was restarted"
 
 
 class Host:

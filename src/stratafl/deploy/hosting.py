@@ -121,9 +121,7 @@ class Hosting:
                 self._sites.fail(site, "its answer to the agreement has no digests")
                 continue
             if theirs.get("weights") != offer.digests["weights"]:
-                self.status.say(
-                    f"'{site}' draws initial weights that differ in the last bits: it starts from the host's"
-                )
+                self.status.say(f"the initial weights of '{site}' differ in the last bits: it starts from the host's")
             self._in_agreement.add(site)
 
     # Rounds
@@ -169,7 +167,7 @@ class Hosting:
             elif answer.kind == "send all" and not whole:
                 again.append(site)
             else:
-                self._sites.fail(site, answer.reason or "it asks for blocks that it was just sent", answer.lost)
+                self._sites.fail(site, answer.reason or "it asks for blocks that it has just received", answer.lost)
         left -= self._clock() - begin
         if again and left > 0:
             self._ask(exchange, again, left, whole=True)
@@ -181,7 +179,7 @@ class Hosting:
         if not arrived and self._others_are_there(cohort):
             exchange.skip()
             self.status.absorbed(exchange.round, self._clock() - begin, 0)
-            self.status.say(f"round {exchange.round} passed without an upload: its whole cohort is set aside")
+            self.status.say(f"round {exchange.round} ended without an upload: its whole cohort is set aside")
         else:
             missing = [site for site in cohort if site not in arrived]
             least = min(self.deploy.least, len(cohort))
@@ -212,7 +210,7 @@ class Hosting:
 
     def _commit(self, exchange: ServerExchange, offer: Offer) -> list[str]:
         """Give every site what it ends with; returns those that were not there."""
-        self.status.say("all rounds are absorbed; every site gets its final model")
+        self.status.say("all rounds are complete; every site gets its final model")
         for site in exchange.committed:
             self.status.committed(site)
         missing = [site for site in self._sites.sites if site not in exchange.committed]

@@ -129,7 +129,7 @@ class SiteMember:
         if self.trains:
             alike &= (theirs.dtype, agreed.own_columns, agreed.dtype) == (reading.dtype, ours.own_columns, ours.dtype)
         if not alike:
-            wrong = "the host asks this site to scale its samples in another way, or to compute in another type"
+            wrong = "the host asks this site to scale its samples differently, or to compute in another type"
             raise WireError(f"{wrong}: ask the host which site introduced that")
 
     def site(self) -> Site:
@@ -157,9 +157,9 @@ class SiteMember:
         federation = self._federation(agreed.agreement.format)
         entry = agreed.agreement.roster.entry(self.name)
         if (entry.client, entry.samples, entry.validation) != (self.client, *_counts(federation)):
-            problem = f"the host expects {entry.samples} training samples of this site, which has others"
+            problem = f"the host expects {entry.samples} training samples of this site, but its samples differ"
             raise WireError(
-                f"{problem}: restore the samples with which the site joined; they cannot change before the end"
+                f"{problem}: restore the samples with which the site joined; they cannot change until the end"
             )
         blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
         wrong = check_digests(blueprint.digests, agreed.digests)

@@ -1,4 +1,4 @@
-"""What host and sites say to each other, as content of Flower's messages: a short table, and bytes.
+"""The content of Flower's messages between host and sites: a short table, and bytes.
 
 The bytes are those of `execute/exchange/protocol.py`, in which parcels lie field by field and layer by layer. They are
 one array: Flower takes a request for every record and array, 0.1 to 0.4 s each on a busy machine.
@@ -30,7 +30,7 @@ def read_content(content: RecordDict) -> tuple[dict[str, Any], bytes]:
     text = table.get("json") if isinstance(table, ConfigRecord) else None
     array = body.get("bytes") if isinstance(body, ArrayRecord) and len(body) == 1 else None
     if not isinstance(text, str) or len(text) > MAX_TABLE_BYTES or array is None or array.stype != _BYTES:
-        raise WireError("this message is not one of stratafl: run the same version on both sides")
+        raise WireError("this is not a message of stratafl: run the same version on both sides")
     try:
         content_table = json_value(text.encode())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Processes of a federation: each has a log, a guardian that ends it with us, and an end that is said in one line."""
+"""Processes of a federation: each has a log, a guardian that ends it with its parent, and a one-line outcome."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""A federation as Prometheus reads it: a file in its text format, which node_exporter's textfile collector picks up.
+"""Metrics of a federation for Prometheus: a file in its text format, which node_exporter's textfile collector reads.
 
 A file and no port: what listens can be reached. `strata host --metrics FILE.prom` writes it, because a host's folder is
 private (mode 0700) and a collector runs as another user. Everything comes from what the host has on its disk: the
@@ -63,15 +63,15 @@ def families(status: Status, rounds: Sequence[Mapping[str, Any]], counts: Counts
     up, down, both = last.get("bytes.up"), last.get("bytes.down"), _duration(last)
     return [
         _one("strata_round", "Rounds absorbed so far.", status.get("round", 0)),
-        _one("strata_rounds", "Rounds in all; 0 before the sites have agreed.", status.get("rounds", 0)),
-        Family("strata_state", "gauge", "1 for the state of the federation.", _states(status.get("state"))),
+        _one("strata_rounds", "Total number of rounds; 0 before the sites have agreed.", status.get("rounds", 0)),
+        Family("strata_state", "gauge", "1 for the current state of the federation.", _states(status.get("state"))),
         _one("strata_sites_present", "Sites that are connected and not set aside.", present),
         _one("strata_sites_set_aside", "Sites that missed too many rounds.", states.count("set aside")),
         _one("strata_last_round_duration_seconds", "Time that the last absorbed round took.", both),
         _one("strata_last_round_received_bytes", "Bytes of the last absorbed round's uploads.", up),
         _one("strata_last_round_sent_bytes", "Bytes of the last absorbed round's downloads.", down),
-        Family("strata_score", "gauge", "Mean over sites in the last round that has one.", _scores(rounds)),
-        _total("strata_uploads_absorbed_total", "Uploads that are in the model.", rounds, "uploads"),
+        Family("strata_score", "gauge", "Mean score over sites in the last round with scores.", _scores(rounds)),
+        _total("strata_uploads_absorbed_total", "Uploads absorbed into the model.", rounds, "uploads"),
         _total("strata_uploads_left_out_total", "Uploads that were left out of a round.", rounds, "left_out"),
         _total("strata_received_bytes_total", "Bytes of uploads of absorbed rounds.", rounds, "bytes.up"),
         _total("strata_sent_bytes_total", "Bytes of downloads of absorbed rounds.", rounds, "bytes.down"),
@@ -126,7 +126,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, folder: Path, federation: str) -> None:
         if path.suffix != SUFFIX or not path.absolute().parent.is_dir():
-            raise DeployError(f"'{shown(path)}' cannot be written: name a file {SUFFIX} in a folder that exists")
+            raise DeployError(f"'{shown(path)}' cannot be written: name a {SUFFIX} file in an existing folder")
         self._path, self._folder, self._federation = path, folder, federation
         self._written, self._lines, self._size = "", list[dict[str, Any]](), -1
 

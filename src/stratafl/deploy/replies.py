@@ -115,7 +115,7 @@ class MessageRound:
         """One at a time, so that one model at a time is in memory as bytes."""
         for message in messages:
             node = message.metadata.dst_node_id
-            sent, why = list[str | None](), "its message was not taken by the SuperLink"
+            sent, why = list[str | None](), "the SuperLink did not accept its message"
             with self._reachable():
                 try:
                     sent = list(self.grid.push_messages([message]))
@@ -135,7 +135,7 @@ class MessageRound:
         elif not isinstance(message.content, RecordDict):
             self.failures[node] = "its reply cannot be read: it holds no records"
         elif (message.metadata.src_node_id, message.metadata.reply_to_message_id) != (node, number):
-            self.failures[node] = "a reply that another node sent"
+            self.failures[node] = "another node sent its reply"
         else:
             self.replies[node] = message
 

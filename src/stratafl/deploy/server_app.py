@@ -31,7 +31,10 @@ class GridCourier:
         sent = [Message(content_of(*messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
         # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
         done = MessageRound(self._grid, seconds, late=2 * seconds).run(sent)
-        replies, failures = dict[str, Content](), {site: "it is gone" for site in messages if site not in nodes}
+        replies, failures = (
+            dict[str, Content](),
+            {site: "not connected" for site in messages if site not in nodes},
+        )
         for site, node in nodes.items():
             if node in done.failures:
                 failures[site] = done.failures[node]

@@ -45,7 +45,7 @@ def _run(runtime: RuntimeApi, token: str) -> None:
     status = SubStatus.COMPLETED if code == 0 else SubStatus.FAILED
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     if not report_end(runtime, token, status, f"the ServerApp {how}"):
-        log.warning("this end could not be reported: the SuperLink does not answer")
+        log.warning("the ServerApp's end could not be reported: the SuperLink does not answer")
 
 
 if __name__ == "__main__":

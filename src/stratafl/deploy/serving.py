@@ -1,4 +1,4 @@
-"""A host's folder: the server of its file and of what was agreed on, its audit log, and how a site is forgotten."""
+"""A host's folder: its server, built from its file and the agreement, its audit log, and forgetting a site."""
 
 import logging
 import os
@@ -41,10 +41,8 @@ class Serving:
         numbers = {self.sites.index(site): body for site, body in uploads.items()}
         done = self.server.absorb(round, state, numbers)
         for outlier in done.outliers:
-            far = "far" if outlier.ratio is None else f"{outlier.ratio:g} times the median"
-            log.warning(
-                "round %d: the update of '%s' is %s from what it received", round + 1, self.sites[outlier.client], far
-            )
+            size = "unusually long" if outlier.ratio is None else f"{outlier.ratio:g} times as long as the median"
+            log.warning("round %d: the update of '%s' is %s", round + 1, self.sites[outlier.client], size)
         return done.server, {self.sites[outlier.client]: outlier.reason for outlier in done.left_out}
 
 

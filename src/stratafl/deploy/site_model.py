@@ -55,7 +55,7 @@ def final_model(member: SiteMember) -> Predictor:
     site = member.site()
     final = read_site(root, federation, member.name, state_form(site.enrol())).final()
     if final is None:
-        raise DeployError(f"site '{member.name}' no longer has its final model: its folder was changed meanwhile")
+        raise DeployError(f"site '{member.name}' no longer has its final model: its folder has changed")
     module = site.module(site.deployed(final.round, final.state, final.parcel))
     return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
 

@@ -37,7 +37,7 @@ _REFUSAL = re.compile(r"^[\d:, -]+ WARNING refused: (.+)$", re.MULTILINE)  # as 
 # What the log of a SuperNode says before it ends, and what that means; the first that is found is said.
 _REASONS = {
     "certificate verify failed": "the server's certificate is not signed by the authority that this site was given",
-    "[code: 2004]": "the server still counts this site as connected; it lets it in within a minute",
+    "[code: 2004]": "the server still counts this site as connected and admits it within a minute",
     "[code: ": "the server refuses this site",
     "Unable to parse the private key": "the private key cannot be read",
     # How flwr ends at a 401; we did not ask it to end.
@@ -164,7 +164,7 @@ class SiteProcesses:
             return []
         if status is SiteStatus.CONNECTED:
             return [f"site '{self.name}' is connected"]
-        return [f"site '{self.name}': no answer from {self._server}; it is asked again, at least every {RETRY} s"]
+        return [f"site '{self.name}': no answer from {self._server}; the site tries again at least every {RETRY} s"]
 
     def _fell(self, gone: Process) -> list[str]:
         log, outcome = gone.said(), gone.outcome()

@@ -1,4 +1,4 @@
-"""Flower's SuperLink, with a control API that asks for a token, sites that speak for themselves, and patience.
+"""Flower's SuperLink, with a control API that needs a token, sites that speak only for themselves, and patience.
 
 flwr serves the control API to every client of its port, and a run is code: on a shared machine, loopback is no
 protection. And it takes a run for dead if no heartbeat reached it for a minute, even if it was down itself; our

@@ -1,4 +1,4 @@
-"""Tasks of a SuperLink or a SuperNode: what `flower-superexec` does, with a secret, and with ends that are reported.
+"""Tasks of a SuperLink or a SuperNode: what `flower-superexec` does, but with a secret and a report of every end.
 
 Flower hands each run (at the SuperLink) and each message (at a SuperNode) to a client that asks its Runtime API.
 `server_tasks.py` and `client_tasks.py` ask, and only they know the secret.

@@ -106,13 +106,13 @@ class Blueprint:
         if self.algorithm.leaks is not None:
             log.warning("%s: its results cannot be compared with those of other methods", self.algorithm.leaks)
         elif "test" in self.algorithm.requires.splits:
-            raise DataError("the algorithm asks for the test split, which no algorithm is given")
+            raise DataError("the algorithm asks for the test split, which no algorithm may read")
 
     def check_largest(self, largest: int) -> None:
         """Refuse batches of which the largest client does not have one."""
         for batching in self.algorithm.requires.batchings:
             if batching.drop_last and batching.size > largest:
-                left = f"the largest client has {largest}"
+                left = f"the largest client has {largest} samples"
                 raise DataError(f"drop_last with batches of {batching.size} leaves nothing to train on: {left}")
 
     # Agreement

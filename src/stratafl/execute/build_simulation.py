@@ -1,4 +1,4 @@
-"""Building a simulation: a blueprint, the runtime, a place for client states; and refusing what cannot run."""
+"""Builds a simulation: its blueprint, its runtime and a place for client states. It refuses what cannot run."""
 
 import logging
 from dataclasses import replace
@@ -112,7 +112,7 @@ def _check_data(blueprint: Blueprint, federation: Federation) -> None:
     blueprint.check_splits()
     for split in blueprint.algorithm.requires.splits:
         if int(federation.counts(split).min()) == 0:
-            raise DataError(f"the algorithm needs the split '{split}', which some clients do not have: make it larger")
+            raise DataError(f"the algorithm needs the split '{split}', which is empty for some clients: make it larger")
     blueprint.check_largest(int(federation.counts("train")[: blueprint.clients].max()))
 
 
@@ -137,6 +137,6 @@ def _within_memory(sim: Simulation, left: int | None, begun: bool) -> Simulation
             return _within_memory(replace(sim, round_limit=left, store="disk"), left, begun)
         if not begun:
             raise
-        log.warning("%s; this run has begun, so it goes on with one client at a time", error)
+        log.warning("%s; this run has begun, so it continues with one client at a time", error)
         return replace(sim, round_limit=sim.needs(sim.largest_cohort).least)
     return sim

@@ -1,4 +1,4 @@
-"""The states of clients between rounds: a mapping that is never written to; an update gives its next version."""
+"""Client states between rounds: a mapping that never changes; an update returns its next version."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a simulation is made of, and what follows from it: memory needs, tasks and client states.
+"""The parts of a simulation and everything derived from them: memory needs, tasks and client states.
 
 Executors, rounds and processes see a simulation as this; `simulation.py` adds the rounds one after the other.
 """

@@ -95,7 +95,7 @@ class StateFile:
             with _explained("read", self.path):
                 slots_in_file = os.fstat(self._handle).st_size // self.size
         for client in np.flatnonzero(index.slots >= slots_in_file)[:1].tolist():
-            raise DamagedError(f"'{self.path}' was cut: the state of client {client} is missing")
+            raise DamagedError(f"'{self.path}' was truncated: the state of client {client} is missing")
         if (slots < 0).any() or len(np.unique(slots)) < len(slots):
             raise DamagedError(f"the index of '{self.path}' is damaged: two clients share a slot, or one is negative")
 
@@ -182,10 +182,10 @@ class OnDisk(ClientStates):
             raise KeyError(client)
         data = self._file.read(int(self._index.slots[client]))
         if len(data) < self._format.size:
-            raise DamagedError(f"'{self._file.path}' was cut: the state of client {client} is missing")
+            raise DamagedError(f"'{self._file.path}' was truncated: the state of client {client} is missing")
         if self._format.sum(data) != self._index.sums[client]:
             raise DamagedError(
-                f"the state of client {client} in '{self._file.path}' is damaged or written over: wrong checksum"
+                f"the state of client {client} in '{self._file.path}' is damaged or overwritten: wrong checksum"
             )
         return data
 

@@ -82,7 +82,7 @@ class Debug(InOneProcess):
             for path, tensor in flatten(values).items():
                 wrong = int((~torch.isfinite(tensor)).sum())
                 if wrong:
-                    bad = f"{wrong} of {tensor.numel()} values are not finite: read although not sent, or diverged"
+                    bad = f"{wrong} of {tensor.numel()} values are not finite: they were not sent, or training diverged"
                     raise StageError(f"{where}, {_layer(path, layout)}: {bad}")
 
         try:
@@ -150,4 +150,4 @@ def _too_large(sim: SimulationContext, needs: Needs, limit: int) -> str:
         return f"{needed}, more than half of the {memory} here: {smaller}, or set a memory limit well above {least}"
     taken = 0 if sim.memory_limit is None else sim.memory_limit - limit
     enough = in_units(needs.least + taken)
-    return f"{needed}, and the memory limit leaves {in_units(limit)}: raise it to {enough}, {smaller}"
+    return f"{needed}, but the memory limit leaves {in_units(limit)}: raise it to {enough}, {smaller}"

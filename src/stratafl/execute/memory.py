@@ -205,7 +205,7 @@ def choose_store(
         store = "ram"
     if limit is not None and store != "disk" and needed > limit:
         raise MemoryLimitError(
-            f"the states of all clients take {in_units(needed)}, and the memory limit leaves {in_units(limit)}: "
+            f"the states of all clients take {in_units(needed)}, but the memory limit leaves {in_units(limit)}: "
             "keep them on disk (run.store=disk), or raise the limit"
         )
     return store
@@ -219,7 +219,7 @@ def limit_left(limit: int | None, device: torch.device) -> int | None:
     taken = memory_taken(device)
     if taken >= limit:
         raise MemoryLimitError(
-            f"data, model and libraries take {in_units(taken)} before the first round, and the memory limit is "
+            f"data, model and libraries take {in_units(taken)} before the first round, but the memory limit is "
             f"{in_units(limit)}: raise it"
         )
     return limit - taken

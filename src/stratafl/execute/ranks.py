@@ -56,7 +56,7 @@ def world_size() -> int:
         return 1
     for name, value in named.items():
         if not re.fullmatch("[0-9]{1,9}", str(value)):
-            raise RunError(f"{name} is a whole number that torchrun sets, not '{shown(str(value))}'")
+            raise RunError(f"{name} must be a whole number, as torchrun sets it, not '{shown(str(value))}'")
     return int(str(named["WORLD_SIZE"]))
 
 
@@ -77,7 +77,7 @@ class Ranks(ProcessGroup):
             backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
-            raise RunError(f"the processes do not find each other: {first_line(error)}") from error
+            raise RunError(f"the processes cannot find each other: {first_line(error)}") from error
         if rank == 0:
             atexit.register(_say, store)
         process_group = cls(store, rank, size, nccl)

@@ -64,8 +64,8 @@ class Roster:
         for site in self.entries:
             if site.client < self.clients and site.samples == 0:
                 raise DataError(
-                    f"site '{site.name}' is client {site.client} and has no training sample: give it some, or a number "
-                    f"from {self.clients}, with which it only predicts"
+                    f"site '{site.name}' is client {site.client} but has no training sample: add some, or give it a "
+                    f"client number of at least {self.clients}, so that it only predicts"
                 )
 
     @staticmethod

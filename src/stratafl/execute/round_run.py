@@ -302,6 +302,6 @@ def _check_rows(sim: SimulationContext, upload: Bytes, group: int, cohort: int) 
     needed = upload.total // group * cohort
     if needed > sim.round_limit:
         raise MemoryLimitError(
-            f"this merge keeps the uploads of all {cohort} clients, which take {in_units(needed)}, and the limit "
+            f"this merge keeps the uploads of all {cohort} clients, which take {in_units(needed)}, but the limit "
             f"is {in_units(sim.round_limit)}: raise it, or let fewer clients take part"
         )

@@ -34,8 +34,8 @@ class Rounds:
     def __post_init__(self) -> None:
         if self.norm_limit is not None and self.requires.noise:
             raise RecordError(
-                "server.norm_limit leaves clients out by what others sent, of which the noise of this method hides "
-                "nothing: leave it out, or set it to 0; its updates are clipped"
+                "server.norm_limit leaves clients out because of others' uploads, which this method's noise does not "
+                "hide: leave norm_limit out, or set it to 0; this method clips updates itself"
             )
 
     @cached_property
@@ -66,7 +66,7 @@ class Rounds:
             raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
         twice = next(((i, count) for i, count in Counter(id_list).items() if count > 1), None)
         if twice is not None:
-            raise DataError(f"client {twice[0]} comes {twice[1]} times: each client takes part in a round once")
+            raise DataError(f"client {twice[0]} is listed {twice[1]} times: each client takes part in a round once")
         return torch.as_tensor(ids, dtype=torch.int64)
 
     def ordered(self, ids: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Rounds:
         floats = [x for x in tensors(after) if x.is_floating_point()]
         if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):
             return after
-        problem = "what the server made of finite uploads is not finite: it keeps its last state"
+        problem = "uploads are finite, but the merged state is not: the server keeps its last state"
         log.warning("round %d: %s", rnd.t + 1, problem)
         return server
 

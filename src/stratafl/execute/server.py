@@ -56,7 +56,7 @@ class Server(Rounds):
         A method whose server adds noise needs a `secret`, 32 bytes of the operating system that no site knows.
         """
         if roster.clients != blueprint.clients:
-            raise DataError(f"the roster is of {roster.clients} clients, and the federation has {blueprint.clients}")
+            raise DataError(f"the roster has {roster.clients} clients, but the federation has {blueprint.clients}")
         blueprint.check_splits()
         if roster.complete:
             blueprint.check_largest(int(roster.samples[: roster.clients].max()))

@@ -1,4 +1,4 @@
-"""A simulation: the rounds of an algorithm one after the other, where they stand, and the form of a saved state."""
+"""A simulation: it runs the rounds of an algorithm in order, keeps their state, and defines its saved form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,7 +132,7 @@ class SavedForm:
                 client, _, path = name.removeprefix("client/").partition("/")
                 states.setdefault(client, {})[path] = tensor
         if states and indexed:
-            return "it holds client states and an index of client states on disk"
+            return "it holds both client states and an index of client states on disk"
         for client, state in states.items():
             if not (client.isascii() and client.isdecimal() and str(int(client[:18])) == client):
                 return f"there is no client {client[:40]!r}"

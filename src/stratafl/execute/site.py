@@ -107,12 +107,12 @@ class Site:
     def work(self, t: int, state: State | None, download: bytes) -> SiteWork:
         """Its part in round t, from the state that it kept (None: it has none yet) and what it was sent."""
         if not self.trains:
-            reason = f"it is client {self.client}, and clients 0 to {self.setup.clients - 1} do"
+            reason = f"it is client {self.client}, but only clients 0 to {self.setup.clients - 1} train"
             raise DataError(f"this site does not take part in training: {reason}")
         with self._model(t, state, download) as (rnd, client, task):
             after, upload, _ = self.algorithm.work(rnd, client, task)
         if not all(bool(torch.isfinite(x).all()) for x in tensors(after) if x.is_floating_point()):
-            raise StageError(f"round {t + 1}: {STATE_NOT_FINITE}, so that nothing is sent: lower the learning rate")
+            raise StageError(f"round {t + 1}: {STATE_NOT_FINITE}, so nothing is sent: lower the learning rate")
         copied = {name: x.clone() for name, x in task.notes.items()}
         state = moved(pick(after, 0), torch.device("cpu"))
         return SiteWork(state, wire.encode(upload, self.setup.layout), copied)
@@ -162,7 +162,7 @@ class Site:
 def _check(blueprint: Blueprint, federation: Federation, client: int) -> None:
     """Refuse samples of another format than was agreed on, and a client without what the algorithm needs."""
     if federation.clients != 1 or client < 0:
-        raise DataError(f"client {client} was given the samples of {federation.clients} clients: give its own, and 0 …")
+        raise DataError(f"client {client} has samples of {federation.clients} clients: give its own, numbered from 0")
     agreed, own_format = blueprint.samples, SampleFormat.of(federation)
     for what, here, agreed_on in (
         ("samples of shape", own_format.shape, agreed.shape),
@@ -172,8 +172,8 @@ def _check(blueprint: Blueprint, federation: Federation, client: int) -> None:
         ("names of classes:", own_format.preprocessing.classes, agreed.preprocessing.classes),
     ):
         if here != agreed_on:
-            raise DataError(f"this site has {what} {here}, and the federation has agreed on {agreed_on}")
+            raise DataError(f"this site has {what} {here}, but the federation has agreed on {agreed_on}")
     blueprint.check_splits()
     for split in blueprint.algorithm.requires.splits if client < blueprint.clients else ():
         if not len(federation.splits[split].indices):
-            raise DataError(f"the algorithm needs the split '{split}', of which this site has no samples: give it some")
+            raise DataError(f"the algorithm needs the split '{split}', but this site has no samples in it: add some")

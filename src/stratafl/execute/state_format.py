@@ -1,4 +1,4 @@
-"""The tensors of a state that is saved: their names, types and shapes, which stay what they are from round to round."""
+"""The tensors of a saved state: their names, types and shapes, which stay the same from round to round."""
 
 import zlib
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class StateFormat:
         flat = flatten(state)
         layout = tuple((path, x.dtype, tuple(x.shape)) for path, x in flat.items())
         if layout != tuple((part.path, part.dtype, part.shape) for part in self.parts):
-            raise RunError("a client's state changed its shape, which states on disk cannot do: use run.store=ram")
+            raise RunError("a client's state changed its shape, but states on disk cannot: use run.store=ram")
         return b"".join(bytes_of(x).numpy().tobytes() for x in flat.values())
 
     def decode(self, data: bytes) -> State:

@@ -49,7 +49,7 @@ def check_given(module: nn.Module, x: Tensor, name: Callable[[int], str] = "samp
     first = ((x < 0) | (x >= size)).nonzero()[0].tolist()
     token = int(x[tuple(first)])
     raise DataError(
-        f"{name(first[0])} has the token {token}, and the model's embedding table takes 0 to {size - 1}: "
+        f"{name(first[0])} has the token {token}, but the model's embedding table takes 0 to {size - 1}: "
         "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
     )
 

@@ -1,4 +1,4 @@
-"""Transfers from a GPU: each waits until the GPU has done everything that it was given, so there are few of them."""
+"""Transfers from a GPU: each waits until the GPU has finished all its work, so a round makes few of them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Checks of uploads: which are left out of a round, and whose update is far from the others'.
+"""Checks of uploads: which ones a round leaves out, and which updates are far from the others.
 
 An upload is left out if it has another form than the method's uploads, if a value is outside the form's bounds (every
 value is finite, counts are above 0), if a value that the client would keep is not finite, or if its `samples` are not
@@ -202,7 +202,7 @@ def _reason(
     if not state_is_finite:
         return STATE_NOT_FINITE
     if reported != samples:
-        return f"it claims {reported:.0f} training samples and holds {samples}"
+        return f"it reports {reported:.0f} training samples, but holds {samples}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""A client's model outside of stratafl: with its preprocessing, and in files that other programs read."""
+"""A client's model outside stratafl: with its preprocessing, and in files that other programs read."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Composed heads: the head of a model replaced, at its path, by parts of which some are shared and some are personal.
+"""Composed heads: they replace the head of a model, at its path, by parts, some of them shared and some personal.
 
     model = HeadExtension("two")(model, example, classes, head="fc")     # fc.generic and fc.personal
 
@@ -220,11 +220,11 @@ def _composed(
         return TwoHeads(head, _linear(torch.zeros(out, width), torch.zeros(out)))
     if kind == "gated":
         if not isinstance(head, nn.Linear):
-            raise ModelError(f"a gated head needs a head that is one nn.Linear, this one is {_kind(head)}")
+            raise ModelError(f"a gated head needs a head that is one nn.Linear, but this one is {_kind(head)}")
         bias = None if head.bias is None else head.bias.detach().clone()
         return GatedHead(_linear(head.weight.detach().clone(), bias), head, Policy(width))
     if classes is None:
-        raise ModelError("a conditional head needs classes: the targets of this federation are numbers")
+        raise ModelError("a conditional head needs classes, but the targets of this federation are numbers")
     return ConditionalHead(head, ClassEmbedding(classes, width), Valve(width), Offset(torch.zeros(classes)))
 
 
@@ -279,7 +279,7 @@ def _sizes(module: nn.Module, example: Tensor, head: nn.Module, path: str) -> tu
 def _flat(kind: Kind, what: str, shape: tuple[int, ...]) -> int:
     if len(shape) != 1:
         axes = ", ".join(map(str, shape))
-        raise ModelError(f"a head of kind '{kind}' needs {what} [B, n], not [B, {axes}]: flatten before it")
+        raise ModelError(f"a head of kind '{kind}' needs {what} [B, n], not [B, {axes}]: flatten its input")
     return shape[0]
 
 

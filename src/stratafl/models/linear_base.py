@@ -1,4 +1,4 @@
-"""FedPer's ablation: the shared base of a model replaced by one linear layer."""
+"""FedPer's ablation: one linear layer replaces the shared base of a model."""
 
 import copy
 import math
@@ -64,7 +64,7 @@ def _adopt(owner: nn.Module, name: str, module: nn.Module) -> None:
             owner.add_module(step, nn.Module())
         owner = owner.get_submodule(step)
     if last in owner._modules:
-        raise ModelError(f"the linear base has a sub-module '{name}' already: rename the one of the model")
+        raise ModelError(f"the linear base already has a sub-module '{name}': rename the model's sub-module")
     owner.add_module(last, module)
 
 

@@ -1,4 +1,4 @@
-"""A model as a chain of named stages, and the checks that every model makes of its sizes."""
+"""A model as a chain of named stages, and the checks of sizes that all models share."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What Gaussian noise on a sum guarantees after some rounds: (ε, δ) of differential privacy, in closed form.
+"""The guarantee of Gaussian noise on a sum after some rounds: (ε, δ) of differential privacy, in closed form.
 
 Two federations are neighbours if they differ in what one client contributes: its updates, or 0 in every round. A round
 adds noise of `noise` times the largest norm that a client can contribute. Rounds without a client say nothing of it, so
@@ -49,9 +49,9 @@ def in_words(spent: Mapping[str, float], rounds: int, *, simulated: bool) -> str
     """The guarantee after this number of rounds: for whom and against whom."""
     sentence = (
         f"privacy after {counted(rounds, 'round')}: every client has epsilon = {spent[EPSILON]:.3g} at "
-        f"delta = {spent[DELTA]:g} against everyone who sees the server's models, but none against the server"
+        f"delta = {spent[DELTA]:g} against everyone who sees the server's models, but no privacy against the server"
     )
-    only = "; this run only simulates it: its noise follows from the seed, and its scores have none"
+    only = "; this run only simulates it: the seed determines its noise, and its scores have no noise"
     return sentence + (only if simulated else "")
 
 

@@ -1,4 +1,4 @@
-"""Clipping: updates that are scaled to at most a norm, before a mean is taken of them.
+"""Clipping: updates are scaled down to a maximum norm before they are averaged.
 
 An update is the difference of what a client sent from what the server holds, which is what it sent to the clients.
 Norms are over the trainable columns that a client sent; BatchNorm statistics have a norm of their own, since they are

@@ -68,7 +68,7 @@ class Quantise:
         codes, scale = _unpacked(parts["codes"], self.bits), parts["scale"]
         wrong = (codes[:, :n] > 2 * self.level).any(1) | (codes[:, n:] > 0).any(1)
         x = (codes[:, :n].to(scale.dtype) - self.level) * scale[:, None]
-        return Decoded(x, {f"a code that does not exist in {self.bits} bits": wrong})
+        return Decoded(x, {f"an invalid code of {self.bits} bits": wrong})
 
 
 @record
@@ -107,7 +107,7 @@ class TopK:
         outside = ((index < 0) | (index >= n)).any(1)
         unordered = (index.diff(dim=1) <= 0).any(1)
         x = values.new_zeros(len(values), n).scatter(1, index.clamp(0, n - 1), values)
-        return Decoded(x, {"an index outside its tensor": outside, "an index twice or out of order": unordered})
+        return Decoded(x, {"an index outside its tensor": outside, "a repeated or unordered index": unordered})
 
 
 Codec = Quantise | TopK
@@ -125,7 +125,7 @@ def _at_bits(bits: Tensor, values: Tensor, n: int) -> Decoded:
     wrong = (chosen.sum(1) != count) | (bits[:, n:] > 0).any(1)
     nth = (chosen.cumsum(1) - 1).clamp(0, count - 1)
     x = torch.where(chosen, values.gather(1, nth), 0)
-    return Decoded(x, {"another number of places than of values": wrong})
+    return Decoded(x, {"more or fewer places than values": wrong})
 
 
 # Several small numbers in a byte, the first in the highest bits

@@ -1,4 +1,4 @@
-"""Compression: a field of the upload as differences in few bytes; merges read what they come to.
+"""Compression: a field of the upload travels as differences in few bytes; merges read the decoded values.
 
 `algorithms/compress_on.py` puts it on a method. Compressed are trained tensors of the model that are not small;
 statistics, counts, prototypes and small tensors travel as they are. The server adds a difference to what the client has
@@ -139,8 +139,8 @@ class Compress(Pack):
 
     def _check(self, name: str, base: Mapping[str, Tensor]) -> None:
         if self.codec.sparse and self._base is not None and name not in base:
-            why = f"the server sends nothing of '{name}' to which a difference could be added"
-            raise RecordError(f"top-k sends differences, and {why}: choose q8 or q4")
+            why = f"the server sends no '{name}' to add them to"
+            raise RecordError(f"top-k sends differences, but {why}: choose q8 or q4")
 
     def _draws(self, rnd: Round, ids: Tensor, name: str, like: Tensor) -> Tensor:
         key = rnd.keys(ids, f"compress/{self.field}/{name}").to(like.device)

@@ -298,7 +298,7 @@ def _check_shapes(part: Edit | Follower, names: Iterable[str], before: Rows, aft
     for name in names:
         if name not in after or after[name].shape != before[name].shape:
             actual, expected = tuple(after[name].shape) if name in after else "nothing", tuple(before[name].shape)
-            raise RecordError(f"{type(part).__name__} gives {actual} for '{name}', which is {expected}")
+            raise RecordError(f"{type(part).__name__} returns {actual} for '{name}', which has shape {expected}")
 
 
 def _factors(descent: Descent, gradients: Rows, row: Rows, client: Fields, layout: Layout) -> dict[str, Tensor]:

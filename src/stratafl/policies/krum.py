@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum (Blanchard et al., 2017): of all uploads the server takes those that lie nearest to others.
+"""Krum and Multi-Krum (Blanchard et al., 2017): the server takes the uploads that lie nearest to others.
 
 Which they are follows from whole models, not column by column, so that a model which is usual in every column and
 unusual as a whole is found. The price is that most clients are not heard.
@@ -44,7 +44,7 @@ class Krum(RobustMerge):
         least, most = 2 * self.f + 3, setup.cohort - self.f
         if setup.cohort < least:
             raise RecordError(
-                f"krum with f={self.f} needs {least} clients a round (2f + 3), and there are {setup.cohort}: choose "
+                f"krum with f={self.f} needs {least} clients a round (2f + 3), but there are {setup.cohort}: choose "
                 f"f of at most {max(0, (setup.cohort - 3) // 2)}, or let more clients take part"
             )
         if self.f and self.keep > most:
@@ -59,10 +59,10 @@ class Krum(RobustMerge):
         uploads = Uploads(up[self.field], server[self.field], torch.ones_like(ids), rnd.layout)
         weights = {} if self.weights == "uniform" else {self.weights: up[self.weights]}
         if len(ids) < 2 * self.f + 3:
-            return _held(rnd, f"{len(ids)} uploads, and with f={self.f} krum needs {2 * self.f + 3} (2f + 3)")
+            return _held(rnd, f"{len(ids)} uploads, but krum with f={self.f} needs {2 * self.f + 3} (2f + 3)")
         squares = _squared_distances(uploads, rnd.layout)
         if squares is None:
-            return _held(rnd, "no trainable column that all clients sent, by which krum could compare them")
+            return _held(rnd, "no trainable columns that all clients sent, so krum cannot compare them")
         chosen = nearest(squares, ids.to(squares.device), self.f, self.keep)
         rows = Computed(uploads.names, lambda name: uploads.rows[name][chosen])
         mask = up[self.field].mask

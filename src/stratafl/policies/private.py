@@ -48,7 +48,7 @@ class PrivateMean(Mean):
 
     def check(self, setup: Setup) -> None:
         if self.weights != "uniform" or self.unsent != "held":
-            raise RecordError("a private mean has uniform weights and unsent='held'")
+            raise RecordError("a private mean needs weights='uniform' and unsent='held'")
         plain = [name for name in setup.layout.travelling() if not setup.layout.specs[name].trainable]
         if plain:
             raise RecordError(
@@ -57,8 +57,8 @@ class PrivateMean(Mean):
             )
         if self.delta >= 1 / setup.clients:
             raise RecordError(
-                f"delta={self.delta:g} would allow publishing one of {setup.clients} clients unprotected: choose one "
-                f"well below {1 / setup.clients:g}"
+                f"delta={self.delta:g} would allow publishing one of {setup.clients} clients unprotected: choose "
+                f"a delta well below {1 / setup.clients:g}"
             )
         if not self.noise:
             log.warning("noise=0 promises no privacy: choose 1 or more")

@@ -1,4 +1,4 @@
-"""Robust merges: alternatives to a mean that no single client can decide.
+"""Robust merges: alternatives to the mean, whose result no single client can dictate.
 
 `robust(algorithm, "median")` replaces every `Mean` of a method. Each merge sees all uploads of a round side by side and
 goes column by column over the clients that sent it; columns that no client sent keep their values. Clipping to a fixed
@@ -207,7 +207,7 @@ def _name_what_stays(how: How, before: Sequence[Layerwise], after: Sequence[Laye
 def _refusal(how: How, records: Sequence[Layerwise]) -> str:
     steps = [type(step).__name__ for record in records for step in record.merge]
     by = f"merges by {', '.join(dict.fromkeys(steps))}" if steps else "has no merge"
-    return f"merge '{how}' replaces a mean of uploads (Mean), and this method {by}: leave it out"
+    return f"merge '{how}' replaces a mean of uploads (Mean), but this method {by}: leave it out"
 
 
 def _robust_mean(
@@ -219,7 +219,7 @@ def _robust_mean(
     if step.unsent != "held":
         raise RecordError(f"merge '{how}' keeps columns that no client sent: leave out unsent='{step.unsent}'")
     if step.clip is not None:
-        raise RecordError(f"merge '{how}' replaces a mean whose updates are already clipped: leave one of them out")
+        raise RecordError(f"merge '{how}' replaces a mean whose updates are already clipped: leave one of the two out")
     return build(step.field, _verified(step.weights))
 
 

@@ -1,4 +1,4 @@
-"""What robust merges share: all uploads of a round side by side, gone through some columns at a time."""
+"""The base of robust merges: all uploads of a round side by side, processed a few columns at a time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -104,4 +104,4 @@ def schedule_text(schedule: Schedule) -> str:
     for name, kind in _KINDS.items():
         if type(schedule) is kind:
             return ":".join([name, *map(str, vars(schedule).values())])
-    raise RecordError(f"{type(schedule).__name__} has no text: choose one of: {', '.join((*_KINDS, 'warmup'))}")
+    raise RecordError(f"{type(schedule).__name__} has no text form; choose one of: {', '.join((*_KINDS, 'warmup'))}")

@@ -94,15 +94,15 @@ class LocalTraining(Train):
     batch: Annotated[int, Range(least=1, most=MAX_COUNT), "samples per batch"] = 10
     optimizer: Annotated[Optimizer, "how a gradient becomes a step"] = "sgd"
     momentum: Annotated[Share, "momentum of SGD"] = 0.0
-    nesterov: Annotated[bool, "momentum looks ahead (Nesterov)"] = False
+    nesterov: Annotated[bool, "use Nesterov momentum"] = False
     beta1: Annotated[Share, "decay of the mean of gradients, for Adam"] = 0.9
     beta2: Annotated[Share, "decay of the mean of squared gradients, for Adam"] = 0.999
     epsilon: Annotated[float, Range(above=0, most=1), "added to Adam's denominator"] = 1e-8
     optimizer_state: Annotated[
-        Literal["dropped", "kept"], "whether momentum and moments start anew each round or are kept by each client"
+        Literal["dropped", "kept"], "whether clients drop momentum and moments after each round or keep them"
     ] = "dropped"
     weight_decay: Annotated[float, Range(least=0, most=1e6), "weight decay"] = 0.0
-    clip: Annotated[float | None, Range(above=0, most=1e12), "largest norm of a gradient"] = None
+    clip: Annotated[float | None, Range(above=0, most=1e12), "maximum norm of a gradient"] = None
     decay: Annotated[float, Range(above=0, most=1), "the learning rate is multiplied by this after each round"] = 1.0
     schedule: Annotated[
         Schedule,
@@ -121,7 +121,7 @@ class LocalTraining(Train):
     steps: Annotated[int | None, Range(least=1)] = None
     epochs_from: str | None = None
     share: Annotated[float, Range(above=0, most=1)] = 1.0
-    drop_last: Annotated[bool, "leave out last batches that are not full"] = False
+    drop_last: Annotated[bool, "drop the last batch if it is not full"] = False
     shuffle: bool = True
     frozen_modules_train: bool = False
     purpose: str = "train"
@@ -135,7 +135,7 @@ class LocalTraining(Train):
             raise RecordError("nesterov needs a momentum above 0, such as momentum=0.9")
         for name in (*self.descent.followed, *self._carried):
             if name in (*RESERVED_FIELDS, self.row):
-                raise RecordError(f"'{name}' is what a descent calls its own: rename what moves along with it")
+                raise RecordError(f"'{name}' is a reserved name of descents: rename the field that moves along")
 
     @property
     def descent(self) -> Descent:
@@ -259,7 +259,7 @@ class Accuracy(Train):
     def check(self, setup: Setup) -> None:
         """Refuse numbers as targets: nothing would ever be correct."""
         if setup.classes is None:
-            raise RecordError("an accuracy needs classes, and the targets of this data are numbers")
+            raise RecordError("an accuracy needs classes, but the targets of this data are numbers")
 
     def __call__(self, rnd: Round, client: State, task: Task) -> State:
         """A number from 0 to 1 per client."""

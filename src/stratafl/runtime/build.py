@@ -1,4 +1,4 @@
-"""Building a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
+"""Builds a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
 
 import copy
 import logging
@@ -140,12 +140,12 @@ def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wante
     except Exception as error:  # a user's module may fail in any way
         raise ModelError(f"{name} does not take samples of shape {shape}: {first_line(error, typed=True)}") from error
     if not isinstance(output, Tensor):
-        raise ModelError(f"{name} gives {type(output).__name__}, and must give one tensor of outputs")
+        raise ModelError(f"{name} returns {type(output).__name__}, but must return one tensor of outputs")
     if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
-        raise ModelError(f"{name} gives outputs of shape {tuple(output.shape[1:])}, the labels need {classes} classes")
+        raise ModelError(f"{name} returns shape {tuple(output.shape[1:])}, but the labels need {classes} classes")
     if classes is None and output[0].numel() != wanted:
         raise ModelError(
-            f"{name} gives {output[0].numel()} numbers for a sample, and the targets have {wanted}: "
+            f"{name} returns {output[0].numel()} numbers for a sample, but the targets have {wanted}: "
             "if they are classes, give them as whole numbers from 0"
         )
 

@@ -210,7 +210,7 @@ class CapturedSteps:
         replay = capture(once) if self._graphs else once
         difference = captured.difference(replay, scans)
         if difference > _rounding(scans[0].source.dtype):
-            raise ModelError(f"compiled, it differs by {100 * difference:.0f} % of what a step changes")
+            raise ModelError(f"the compiled step differs by {100 * difference:.0f} % of a step's change")
         return replay
 
 

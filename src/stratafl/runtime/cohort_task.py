@@ -1,4 +1,4 @@
-"""The task of a cohort: what its clients can do with their data in one round; algorithms see `core.task.Task` alone."""
+"""The task of a cohort: what its clients can do with their data in one round; algorithms see only `core.task.Task`."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

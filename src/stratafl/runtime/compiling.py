@@ -1,4 +1,4 @@
-"""Compiled steps: another process makes them during the rounds, and they are kept on disk for later runs.
+"""Compiled steps: another process compiles them during the rounds, and the disk keeps them for later runs.
 
 A step is described as text (`step_graph.py`). The text, together with everything else that compiled code depends on, is
 the key of an entry in the cache; if there is no entry, `compiler_process.py` makes it. Whatever goes wrong is one line
@@ -140,7 +140,7 @@ class Compiler:
             process.wait(max(0.0, seconds - QUIET_SECONDS))
         except subprocess.TimeoutExpired:
             job.overdue = True
-            log.warning("a step is not compiled after %.0f s and runs more slowly until it is", seconds)
+            log.warning("after %.0f s a step is still not compiled; until then it runs more slowly", seconds)
 
     def key(self, name: Hashable) -> str | None:
         """The entry of a step in the cache, to be recorded with a run."""
@@ -277,7 +277,7 @@ def own_folder(path: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode):
         raise DamagedError(f"'{path}' is not a folder: remove it, because compiled code is kept there")
     if os.name != "nt" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise DamagedError(f"others may write to '{path}', and code is executed from it: chmod 700, or remove it")
+        raise DamagedError(f"other users can write to '{path}', which holds executed code: chmod 700, or remove it")
     return path
 
 
@@ -339,7 +339,7 @@ def _checked(run: Run, job: _Job) -> Run:
     def checked(*tensors: Tensor) -> object:
         kinds = [([*x.shape], [*x.stride()], str(x.dtype).removeprefix("torch."), str(x.device)) for x in tensors]
         if kinds != wanted or any(x.data_ptr() % ALIGNED for x in tensors):
-            raise ModelError("a compiled step was given tensors of other shapes, strides or types than it is made for")
+            raise ModelError("a compiled step received tensors of other shapes, strides or types than expected")
         return run(*tensors, *constants)
 
     return checked

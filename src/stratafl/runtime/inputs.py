@@ -1,4 +1,4 @@
-"""The inputs of captured steps: which client is at which slot when, and its batches, read some steps at a time."""
+"""The inputs of captured steps: which client uses which slot when, and its batches, read a few steps at a time."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -131,7 +131,7 @@ def prepare(
             _swap(sub, MaskedBatchNorm, context, path)
         elif stacked and isinstance(sub, _BatchNorm):
             raise ModelError(
-                f"'{path}' is a {kind.__name__}, which does not know about padding: use torch's own BatchNorm"
+                f"'{path}' is a {kind.__name__}, which does not support padding: use torch's own BatchNorm"
             )
         elif stacked and may_be_product(sub):
             sub.__class__ = MatmulConv2d

@@ -1,4 +1,4 @@
-"""A scan: a step that is repeated over the batches of clients, and everything that it is executed with.
+"""A scan: a step that is repeated over the batches of clients, and everything needed to execute it.
 
 A run asks for one scan at a time. Scans of several runs that are alike can be executed as one (`joining.py`).
 """

@@ -68,7 +68,7 @@ DEFAULT_SPEED = Speed()
 
 def check_precision(name: str, device: torch.device) -> None:
     if name != "fp32" and device.type != "cuda":
-        raise RecordError(f"precision '{name}' needs a GPU, and this runs on '{device.type}': use fp32")
+        raise RecordError(f"precision '{name}' needs a GPU, but this runs on '{device.type}': use fp32")
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def with_convolutions(speed: Speed, module: nn.Module, sample: Tensor, clients: 
     if speed.products is not None:
         return speed
     if speed.convolutions == "kernel" and not run_on(sample.device.type):
-        log.warning("run.convolutions=kernel needs Triton and a GPU: here convolutions are products")
+        log.warning("run.convolutions=kernel needs Triton and a GPU: convolutions run as products instead")
     if speed.convolutions != "auto":
         return replace(speed, products=dict.fromkeys(convolutions(module), speed.convolutions))
     if sample.is_cuda and speed.compile != "on":

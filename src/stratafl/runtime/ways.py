@@ -1,4 +1,4 @@
-"""How a convolution is computed: as `run.convolutions` says, as was measured, or in compiled steps by a rule.
+"""How a convolution is computed: as `run.convolutions` says, as measured, or by a rule in compiled steps.
 
 Stacked clients turn a stock convolution into one with a group per client. Products of shifted slices have to store
 their columns, which are as many times larger than the image as a kernel has taps. For few clients that costs nothing

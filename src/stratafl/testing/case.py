@@ -1,4 +1,4 @@
-"""The small federation of the contract, and what a run of it ends with."""
+"""The small federation of the contract, and the outcome of its runs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

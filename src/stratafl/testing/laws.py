@@ -30,16 +30,16 @@ from stratafl.testing.watch import (
 
 TOLERANCE = 1e-12  # of float64: sums in another order
 CAUSES = {
-    "messages": "usual causes: something read that was not sent, randomness without a key, a mean over the client axis",
-    "order": "usual causes: randomness keyed by place in the cohort, a fold that depends on who comes last",
-    "chunks": "usual causes: a mean over the client axis, a fold that forgets the sums it is given",
-    "poison": "usual cause: something read that was not sent",
+    "messages": "usual causes: a value read that was not sent, randomness without a key, a mean over the client axis",
+    "order": "usual causes: randomness keyed by position in the cohort, a fold that depends on the last client",
+    "chunks": "usual causes: a mean over the client axis, a fold that drops the sums it receives",
+    "poison": "usual cause: a value read that was not sent",
     "purity": "usual cause: a tensor changed in place",
     "resume": "usual cause: state kept in Python instead of in declared fields",
     "seeds": "usual cause: randomness without a key",
     "declared": "usual cause: a step that behaves differently when a field is missing",
-    "left out": "usual cause: a merge that looks at more than the uploads and ids that it is given",
-    "new clients": "usual causes: something looked up by id that only other clients have, randomness without a key",
+    "left out": "usual cause: a merge that reads more than the uploads and ids that it receives",
+    "new clients": "usual causes: a value looked up by id that only other clients have, randomness without a key",
     "padding": "usual cause: a mean over the batch that is not batch.mean",
 }
 
@@ -92,7 +92,7 @@ def outsiders(case: Case) -> None:
         deployed(sim, after, everybody)
         for i in set(states_before) - set(ids.tolist()):
             if difference(flatten(states_before[i]), flatten(after.clients[i])) != 0:
-                raise ContractError("outsiders", f"client {i} took no part and changed ({case})")
+                raise ContractError("outsiders", f"client {i} did not take part but changed ({case})")
 
 
 def _settled(case: Case) -> list[Progress]:
@@ -163,9 +163,9 @@ def _check_sizes(case: Case, progress: Progress) -> None:
             digest = form_of(parcel, sim.setup.layout).digest
             if digests.setdefault(way, digest) != digest:
                 reason = "a receiver must know fields, types and shapes before they arrive"
-                raise ContractError("bytes", f"the {way} of client {int(ids)} has a form of its own: {reason} ({case})")
+                raise ContractError("bytes", f"the {way} of client {int(ids)} has another form: {reason} ({case})")
         _check_read(case, "download", taken)
-        _check_shape(case, "a client's memory", enrolled, memory)
+        _check_shape(case, "a client's state", enrolled, memory)
     taken = WatchedParcel(up)
     total = alg.fold(rnd, server, Total(), taken, ids)
     _check_shape(case, "the server's state", server, alg.absorb(rnd, server, total))
@@ -189,7 +189,7 @@ def _check_shape(case: Case, what: str, declared: State, state: State) -> None:
     shapes = [{k: (tuple(x.shape), x.dtype) for k, x in flatten(s).items()} for s in (declared, state)]
     if shapes[0] != shapes[1]:
         odd = sorted(set(shapes[0].items()) ^ set(shapes[1].items()), key=str)
-        raise ContractError("bytes", f"{what} is not what was declared, see {odd[0][0]} ({case})")
+        raise ContractError("bytes", f"{what} differs from its declaration, see {odd[0][0]} ({case})")
 
 
 def cohort_sizes(case: Case) -> None:
@@ -202,8 +202,8 @@ def cohort_sizes(case: Case) -> None:
     except StrataError as error:
         if "empty" in str(error):
             return
-        raise ContractError("cohort sizes", f"an empty cohort says: {error}") from error
-    raise ContractError("cohort sizes", "an empty cohort is not refused")
+        raise ContractError("cohort sizes", f"an empty cohort raises another error: {error}") from error
+    raise ContractError("cohort sizes", "an empty cohort raises no error")
 
 
 def left_out(case: Case) -> None:
@@ -280,7 +280,7 @@ def seeds(case: Case) -> None:
     if difference(case.outcome, _resumed(case)) != 0:  # else that was the second run
         _same("seeds", case, outcome(case.simulation(), Matrix()), "a second run", tolerance=0.0)
     if difference(case.outcome, outcome(case.simulation(seed=1), Matrix())) == 0:
-        raise ContractError("seeds", f"another seed gives the same ({case})")
+        raise ContractError("seeds", f"another seed gives the same result ({case})")
 
 
 def padding(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Wrappers of an algorithm for the laws: inputs are watched, uploads changed, other fields hidden, steps traced."""
+"""Wrappers of an algorithm for the laws: they watch inputs, change uploads, hide undeclared fields and trace steps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -141,7 +141,7 @@ def unchanged(where: str, *states: Mapping[str, Value]) -> Iterator[None]:
     yield
     for state, copy in zip(states, copies, strict=True):
         if difference(flatten(state), flatten(copy)) != 0:
-            raise ContractError("purity", f"'{where}' writes into what it is given")
+            raise ContractError("purity", f"'{where}' changes its inputs")
 
 
 class WatchedParcel(Parcel):
@@ -204,7 +204,7 @@ class _Declared(Step):
         changed = self.step(rnd, _Fields(self.step, {k: v for k, v in client.items() if k in visible}), *rest)
         extra = [name for name in changed if not {name, f"up.{name}"} & set(self.writes)]
         if extra:
-            raise ContractError("declared", f"{type(self.step).__name__} gives '{extra[0]}', which it does not declare")
+            raise ContractError("declared", f"{type(self.step).__name__} returns '{extra[0]}', which is not declared")
         return changed
 
 

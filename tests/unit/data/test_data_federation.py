@@ -350,7 +350,7 @@ def test_labels_must_be_one_per_sample():
         ({"test": float("nan")}, "test=nan leave no share"),
         ({"minimum_test": -1}, "minimum_test=-1 and seed=0 were given"),
         ({"seed": -1}, "seed=-1 were given: both must be at least 0"),
-        ({"dtype": torch.int32}, "dtype int32 was given"),
+        ({"dtype": torch.int32}, "int32"),
     ],
 )
 @pytest.mark.parametrize(

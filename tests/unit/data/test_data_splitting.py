@@ -341,7 +341,7 @@ def test_clients_with_too_few_groups_and_shared_groups_are_named(tmp_path, caplo
     with caplog.at_level(logging.WARNING, "stratafl"):
         federation = federation_of(experiment(path, "data.group=patient_id"))
     assert federation.counts("train").tolist() == [4, 4]
-    assert mentions(caplog.messages[0], "2 clients", "'x', 'y'", "'patient_id'", "test")
+    assert mentions(caplog.messages[0], "'patient_id'", "test", "2 clients", "'x', 'y'")
     assert len(caplog.messages) == 2
 
     caplog.clear()
@@ -349,6 +349,6 @@ def test_clients_with_too_few_groups_and_shared_groups_are_named(tmp_path, caplo
     with caplog.at_level(logging.WARNING, "stratafl"):
         federation_of(experiment(path, "data.group=patient_id"))
     test, validation, shared = caplog.messages
-    assert mentions(test, "1 client ", "'x'", "'patient_id'", "test")
-    assert mentions(validation, "1 client ", "'x'", "'patient_id'", "validation")
+    assert mentions(test, "'patient_id'", "test", "1 client ", "'x'")
+    assert mentions(validation, "'patient_id'", "validation", "1 client ", "'x'")
     assert mentions(shared, "1 group ", "'patient_id'")

@@ -1,4 +1,4 @@
-"""csv files with a line of names above their values."""
+"""csv files whose first line holds the column names."""
 
 import csv
 from collections.abc import Sequence

@@ -86,7 +86,7 @@ def header_of(cell: Any, name: str) -> ImageHeader:
         frames = getattr(opened, "n_frames", 1)
         if frames > 1 and opened.format != "MPO":  # a photograph whose other frames are previews of it
             wrong = f"{name} has {frames} frames, but a sample is one image"
-            raise DataError(f"{wrong}: save every frame as a file of its own")
+            raise DataError(f"{wrong}: save each frame as a separate file")
         if bits == 8 and _has_deep_channels(opened):
             advice = "save it as 16-bit grey or 8-bit colour, or give arrays (npz)"
             raise DataError(f"{name} has several channels of 16 bits, which cannot be read without loss: {advice}")

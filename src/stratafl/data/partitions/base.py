@@ -1,4 +1,4 @@
-"""What every partition is, what it returns, and the class counts that most of them are made of; `IID` and `Owners`.
+"""The base of all partitions: their input, their result and their class counts; the partitions `IID` and `Owners`.
 
 `IID` is the simplest partition: copy it to write your own.
 """
@@ -92,7 +92,7 @@ class Partition(ABC):
         if clients < 1:
             raise PartitionError(f"clients={clients} was given: a partition needs at least one client")
         if clients > samples:
-            raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: some would have none")
+            raise PartitionError(f"{samples} samples cannot be divided among {clients} clients: choose fewer clients")
         if seed < 0:
             raise PartitionError(f"seed={seed} was given: a seed must be at least 0")
         return self.draw(pool, clients, np.random.default_rng(np.random.SeedSequence(seed)))

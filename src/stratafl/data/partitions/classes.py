@@ -1,4 +1,4 @@
-"""Partitions in which a client has only some of the classes, or most samples of a few."""
+"""Partitions in which a client has only some of the classes, or mostly samples of a few classes."""
 
 from math import ceil
 
@@ -85,7 +85,7 @@ class Pathological(Partition):
         else:
             lowest, above = ceil(max(equal / 10, smallest)), ceil(equal)
             if lowest >= above:
-                raise PartitionError(f"{members} samples of a class cannot be divided unevenly among {clients} clients")
+                raise PartitionError(f"{members} samples of a class are too few for {clients} clients of uneven sizes")
             sizes = rng.integers(lowest, above, clients - 1)
         return np.append(sizes, members - sizes.sum())
 
@@ -159,7 +159,7 @@ class PFedLADominant(Partition):
         often = round(self.share * self.samples / self.dominant)
         seldom, odd = divmod(self.samples - self.dominant * often, len(sizes) - self.dominant)
         if seldom == 0:
-            raise PartitionError(f"samples={self.samples} was given: too few for some of each of {len(sizes)} classes")
+            raise PartitionError(f"samples={self.samples} is too few for samples of all {len(sizes)} classes")
         counts = np.where(has.T, often, seldom)
         for client in rng.permutation(len(has)):  # the odd samples are of the classes with most left
             left = sizes - counts.sum(axis=1)
@@ -213,6 +213,6 @@ def _assigned(pool: Pool, counts: Counts, share: float, rng: np.random.Generator
     _require_supply(pool, classes, counts)
     test = np.rint(counts * share).astype(np.int64)
     if (test.sum(axis=0) == 0).any() or ((counts > 0) & (test == counts)).any():
-        raise PartitionError(f"held_out={share} leaves some clients no sample of a class to train on or to test on")
+        raise PartitionError(f"held_out={share} leaves some clients without a sample of a class to train or test on")
     drawn = draw_counts(classes, np.hstack([counts - test, test]), rng)
     return Assignment(drawn[: counts.shape[1]], drawn[counts.shape[1] :])

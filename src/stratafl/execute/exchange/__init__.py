@@ -1,4 +1,4 @@
-"""The exchange between a server and its sites: every upload is absorbed exactly once, whatever is killed when.
+"""The exchange between a server and its sites: every upload is absorbed exactly once, even if processes are killed.
 
 `protocol.py` has the messages, `site_exchange.py` and `server_exchange.py` the two sides, `site_store.py` and
 `server_store.py` their files, `audit.py` the server's log. Bytes go in and come out. Transport and computation

@@ -1,4 +1,4 @@
-"""The audit log: who sent what when, in lines of JSON that only grow.
+"""The audit log: who sent what and when, in an append-only file of JSON lines.
 
 Each line holds the digest of the line before it and ends with its own, so a line that is changed, cut out or put in is
 noticed. What a chain cannot notice is the loss of its end: a `LogMark`, which the server saves with its state, says how
@@ -66,7 +66,7 @@ def verify(path: Path, saved: LogMark | None = None, look: Callable[[Line], None
             look(line)
     if mark.lines < saved.lines:
         raise DamagedError(
-            f"'{path}' was cut: it has {mark.lines} lines, but the server's state counts {saved.lines}; restore it"
+            f"'{path}' was truncated: it has {mark.lines} of the {saved.lines} lines that the server wrote; restore it"
         )
     return Verified(mark, size, file_size - size)
 
@@ -117,7 +117,7 @@ class AuditLog:
         self.mark, self._size = verified.mark, verified.size
         if verified.torn:
             self._write(b"")
-            log.warning("'%s' ended with an incomplete line, which a crash left: the line was removed", path)
+            log.warning("'%s' ended with an incomplete line after a crash: the line was removed", path)
             self.append("cut", bytes=verified.torn)
 
     def append(self, event: str, **what: Any) -> None:

@@ -1,4 +1,4 @@
-"""The messages of an exchange, and their one byte form.
+"""The messages of an exchange, and their only encoding as bytes.
 
 The server sends a `DownloadMessage` or, after the last round, a `Commit`. A site replies with an `UploadMessage`, with
 `Committed`, with `SendAll` if it lacks a block that was left out, or with a `Refusal` that says why. A message is
@@ -166,7 +166,7 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]]) -> Any:
     names = [f.name for f in fields(message_type) if f.name not in ("address", "body")]
     expected = {"kind", *(f.name for f in fields(Address)), *names}
     if set(header) != expected:
-        raise _not_a_message(f"its header has other keys than: {', '.join(sorted(expected))}")
+        raise _not_a_message(f"its header must have exactly the keys: {', '.join(sorted(expected))}")
     for name in expected - {"kind"}:
         if not _CHECKS[name](header[name]):
             raise _not_a_message(f"its {name} is {shown(header[name])}")
@@ -183,7 +183,7 @@ def _decoded(data: bytes, kinds: Mapping[str, type[Any]]) -> Any:
 def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the body of a message that is whole."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise _not_a_message(f"it has {len(data):,} bytes, and at most {MAX_MESSAGE_BYTES:,} are allowed")
+        raise _not_a_message(f"it has {len(data):,} bytes, but at most {MAX_MESSAGE_BYTES:,} are allowed")
     if data[:8] != MAGIC:
         raise _not_a_message(f"it begins with {data[:8]!r}, not with {MAGIC!r}")
     length = int.from_bytes(data[_LENGTH], "little")
@@ -197,16 +197,16 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     except ValueError as error:
         raise _not_a_message(f"its header is not JSON: {shown(error)}") from error
     if not isinstance(header, dict) or _dumped(header) != text:
-        raise _not_a_message("its header is not in the form that this version writes")
+        raise _not_a_message("its header does not have the form that this version writes")
     return header, body
 
 
 def _check_sizes(pieces: Sequence[Piece], body_bytes: int) -> None:
     if sum(piece.size for piece in pieces) > MAX_MESSAGE_BYTES:
-        raise _not_a_message(f"its parcel is larger than the {MAX_MESSAGE_BYTES:,} bytes that are allowed")
+        raise _not_a_message(f"its parcel is larger than the allowed {MAX_MESSAGE_BYTES:,} bytes")
     sent = sum(piece.size for piece in pieces if piece.sent)
     if sent != body_bytes:
-        raise _not_a_message(f"it has {body_bytes:,} bytes of pieces, and its header says {sent:,}")
+        raise _not_a_message(f"it has {body_bytes:,} bytes of pieces, but its header says {sent:,}")
 
 
 def _dumped(header: Mapping[str, Any]) -> bytes:

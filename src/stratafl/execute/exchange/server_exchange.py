@@ -80,7 +80,7 @@ def open_server(
         log = AuditLog(folder / AUDIT, LogMark() if saved is None else saved.mark, history.look)
         if saved is None and history.begun:
             raise DamagedError(
-                f"'{folder / STATE}' is missing, and {AUDIT} shows that the federation has begun: restore it"
+                f"'{folder / STATE}' is missing, but {AUDIT} shows that the federation has begun: restore it"
             )
         log.append("opened", federation=federation, **_standing(saved))
         if saved is None:
@@ -98,7 +98,7 @@ class _History:
     def look(self, line: Line) -> None:
         if line.get("federation", self._federation) != self._federation:
             raise DamagedError(
-                f"the audit log is that of federation '{shown(line['federation'])}': restore the right one"
+                f"the audit log belongs to federation '{shown(line['federation'])}': restore the right one"
             )
         event, attempt, site = line.get("event"), line.get("attempt"), line.get("site")
         if event == "absorb":
@@ -171,7 +171,7 @@ class ServerExchange:
         """
         self._check_site(site)
         if site in self._arrived:
-            raise RunError(f"the upload of '{site}' for round {self.round} has arrived: absorb it before you ask again")
+            raise RunError(f"the upload of '{site}' for round {self.round} has arrived: absorb it before asking again")
         return self._sent("asked", DownloadMessage, site, whole)
 
     def commit(self, site: str, *, whole: bool = False) -> bytes:
@@ -267,7 +267,7 @@ class ServerExchange:
             digest = upload_digest(self.federation, sender, address.round, reply.body)
             return None if reply.digest == digest else "its upload does not match its digest"
         if isinstance(reply, Committed) and reply.absorbed != self._absorbed(sender):
-            return "it kept another state than the absorbed one"
+            return "it kept a state that is not the absorbed one"
         return None
 
     def _taken(self, site: str, reply: Reply, size: int) -> Answer:

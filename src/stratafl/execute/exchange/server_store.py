@@ -1,4 +1,4 @@
-"""What the server keeps of a federation: its state after the last absorbed round, and the audit log.
+"""The server's files of a federation: its state after the last absorbed round, and the audit log.
 
 FOLDER/                        mode 0700, locked by one process at a time
     state.safetensors          the state, the next round, the digest of each site's last absorbed upload, and a mark
@@ -64,7 +64,7 @@ class ServerStore:
 
     def _wrong(self, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
         if record.get("federation") != self._federation:
-            return f"it is that of '{str(record.get('federation'))[:80]}'"
+            return f"it belongs to '{str(record.get('federation'))[:80]}'"
         if not all(type(record.get(key)) is int for key in ("round", "lines")):
             return "its round and its lines of the audit log are not whole numbers"
         if not isinstance(record.get("absorbed"), dict) or not isinstance(record.get("last"), str):
@@ -79,5 +79,5 @@ def known_mark(folder: Path) -> LogMark:
         return LogMark()
     record, _ = read_state(path, _MAX_STATE_BYTES)
     if type(record.get("lines")) is not int or not isinstance(record.get("last"), str):
-        raise DamagedError(f"'{path}' does not say how long the audit log is; restore the newest copy of '{folder}'")
+        raise DamagedError(f"'{path}' lacks the length of the audit log; restore the newest copy of '{folder}'")
     return LogMark(record["lines"], record["last"])

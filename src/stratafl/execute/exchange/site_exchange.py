@@ -115,8 +115,8 @@ def _check_new(request: Request, answer: RoundResult, *, done: bool) -> None:
     """
     asked, answered = ((each.round, each.attempt) for each in (request.address, answer))
     if asked[0] < answered[0] + done or asked[1] < answered[1] + done:
-        message = f"round {asked[0]}, attempt {asked[1]} is an old message"
-        raise WireError(f"{message}: this site has answered round {answered[0]}, attempt {answered[1]}")
+        message = f"the message of round {asked[0]}, attempt {asked[1]} is out of date"
+        raise WireError(f"{message}: this site has already answered round {answered[0]}, attempt {answered[1]}")
 
 
 def _check_known(request: Request, current: RoundResult | None, pending: RoundResult | None) -> None:
@@ -124,10 +124,10 @@ def _check_known(request: Request, current: RoundResult | None, pending: RoundRe
     digest = NONE_ABSORBED if current is None else current.digest
     if request.absorbed == digest:
         return
-    here = f"its state is that after upload {digest[:12]}" if digest else "it has no state"
+    here = f"the site has the state of upload {digest[:12]}" if digest else "the site has no state"
     here += f", or {pending.digest[:12]}" if pending is not None else ""
     server = (
         f"absorbed upload {request.absorbed[:12]} of this site" if request.absorbed else "knows no upload of this site"
     )
     todo = "restore the newest copy of the lost folder, or let the host forget this site and remove its state"
-    raise LostStateError(f"the server {server}, and {here}: one of the two folders is lost or an old copy; {todo}")
+    raise LostStateError(f"the server {server}, but {here}: one of the two folders is lost or an old copy; {todo}")

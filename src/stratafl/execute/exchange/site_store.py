@@ -122,7 +122,7 @@ class SiteStore:
             return self._read(path)
         except DamagedError as error:
             self.current()
-            log.warning("%s; it is set aside as '%s', and the round is trained again if asked", error, DAMAGED)
+            log.warning("%s; it is set aside as '%s', and the site trains the round again if asked", error, DAMAGED)
             with explained("rename", path):
                 os.replace(path, path.with_name(DAMAGED))
                 sync_folder(self.folder)
@@ -153,10 +153,9 @@ class SiteStore:
             earlier = self._delivered()
         if earlier is not None and (round, attempt) < (earlier[0]["round"], earlier[0]["attempt"]):
             latest = f"round {earlier[0]['round']}, attempt {earlier[0]['attempt']}"
-            raise RunError(f"round {round}, attempt {attempt} is an old message: the parcel of {latest} is here")
-        self._write(
-            DELIVERED, {"round": round, "attempt": attempt, "absorbed": absorbed}, {_PARCEL: _as_tensor(parcel)}
-        )
+            raise RunError(f"the message of round {round}, attempt {attempt} is out of date: this site has {latest}")
+        about = {"round": round, "attempt": attempt, "absorbed": absorbed}
+        self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
     def final(self) -> Final | None:
         """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
@@ -193,7 +192,7 @@ class SiteStore:
         """Whose file this is, if it is not this site's."""
         for key, ours in (("federation", self.federation), ("site", self.site)):
             if record.get(key) != ours:
-                return f"it is that of {key} {str(record.get(key))[:80]!r}"
+                return f"it belongs to {key} {str(record.get(key))[:80]!r}"
         return None
 
     def _read(self, path: Path) -> RoundResult | None:
@@ -218,7 +217,7 @@ class SiteStore:
             return wrong
         upload = bytes_of(tensors[_UPLOAD]).numpy().tobytes()
         if record["digest"] != upload_digest(self.federation, self.site, record["round"], upload):
-            return "its upload has another digest"
+            return "its upload does not match its digest"
         return None
 
 

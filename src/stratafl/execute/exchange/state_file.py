@@ -1,4 +1,4 @@
-"""A state on disk: one safetensors file with a record and a checksum of all of it, written whole or not at all.
+"""Saved states: a safetensors file with a record and a checksum of its content, written completely or not at all.
 
 Any reader of safetensors opens it. The checksum is the first entry of its metadata, at a fixed place, and is that of
 the file with zeros in its place.
@@ -61,7 +61,7 @@ def read_state(path: Path, most: int) -> tuple[dict[str, Any], Rows]:
     with explained("read", path):
         data = read_plain(path, min(most, path.stat().st_size))
     if data[8 : _SUM.start] != _START:
-        raise DamagedError(f"'{path}' is damaged: it does not begin as a saved state does")
+        raise DamagedError(f"'{path}' is damaged: it does not begin like a saved state")
     hashed = blake2b(data[: _SUM.start] + _UNKNOWN, digest_size=32)
     hashed.update(memoryview(data)[_SUM.stop :])
     if data[_SUM] != hashed.hexdigest().encode():
@@ -81,7 +81,7 @@ def _check_format(path: Path, record: Any) -> None:
     if type(number) is not int or number < 1:
         raise DamagedError(f"'{path}' is damaged: its format is {shown(number, 40)}, not a number from 1 to {FORMAT}")
     if number > FORMAT:
-        formats = f"(format {shown(number, 40)}; this one reads up to {FORMAT})"
+        formats = f"(format {shown(number, 40)}; this version reads up to {FORMAT})"
         raise RunError(f"'{path}' was written by a newer version of stratafl {formats}: update stratafl")
 
 
