@@ -48,7 +48,7 @@ KINDS: dict[Kind, str] = {
     "fine-tuned": "one model, which each client trains a little more before use",
     "personal parts": "some parts are shared, the others stay with the client",
     "mixtures": "each client gets its own mixture of models",
-    "regularised and meta": "personal models close to the shared one, or one step from it",
+    "regularised and meta": "personal models near the shared one, or one step from it",
     "hypernetwork": "a network on the server generates or weights the models",
     "clustered": "groups of clients, with a model for each group",
     "smallest personal part": "everything but a few numbers per client is shared",
