@@ -47,14 +47,15 @@ def run(make, kept, name):
     kept[name] = progress.tensors(), lines
 
 
-ALONE = {}  # what runs end with alone, by what they are made of
+ALONE = {}  # what runs of `made` end with alone, by its arguments
 
 
 def alone(make):
-    key = repr((make.args, make.keywords)) if make.func is made else repr(id(make))
-    if key not in ALONE:
-        run(make, ALONE, key)
-    return ALONE[key]
+    key = repr((make.args, make.keywords))
+    ends = ALONE if make.func is made else {}
+    if key not in ends:
+        run(make, ends, key)
+    return ends[key]
 
 
 def check(makes, at_a_time=None):
