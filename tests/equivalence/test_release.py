@@ -39,7 +39,7 @@ def fitted(speed):
 
 @pytest.mark.budget(4, "looks at all objects")
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("graphs", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_run_that_is_dropped_leaves_nothing(graphs):
     speed = Speed(graphs=graphs, compile="off")
     before, steps, runtimes = tensor_bytes(), alive(CapturedStep), alive(Runtime)

@@ -129,12 +129,13 @@ def by_route(name, participation, route, torch_threads):
 
 def taken():
     """Which method takes which route when."""
-    fast = [(name, ROUTES[(place + more) % 5]) for place, name in enumerate(KINDS) for more in (0, 2)]
-    yield from ((name, route, 0.5, ()) for name, route in fast)
+    first, second = ([(name, ROUTES[(place + more) % 5]) for place, name in enumerate(KINDS)] for more in (0, 2))
+    yield from ((name, route, 0.5, ()) for name, route in first)
+    yield from ((name, route, 0.5, pytest.mark.slow) for name, route in second)
     for name in sorted(ALGORITHMS):
         for route in ROUTES:
             slow = route in ("chunks, captured, disk", "joined, disk")
-            if (name, route) not in fast:
+            if (name, route) not in (*first, *second):
                 yield name, route, 0.5, pytest.mark.slow if slow else pytest.mark.nightly
             yield name, route, 1.0, pytest.mark.nightly
 
