@@ -58,7 +58,7 @@ def advice(given: Federation) -> Advice:
     return advise(EXPERIMENT, federation=given, model=model(2))
 
 
-@pytest.mark.budget(1.5, "makes the advice that the other tests read")
+@pytest.mark.slow
 def test_it_keeps_to_a_tenth_of_a_full_comparison(advice: Advice) -> None:
     tryout = advice.tryout
     assert 0.05 * tryout.full < tryout.steps <= tryout.allowed <= 0.1 * tryout.full

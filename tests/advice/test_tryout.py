@@ -240,6 +240,7 @@ def test_a_lead_within_its_error_is_chance() -> None:
     assert not above_chance(problem, [result])
 
 
+@pytest.mark.slow
 def test_the_least_budget_scores_all_of_them_in_two_rounds() -> None:
     problem = problem_of(held_out(small()))
     shared = [[Candidate("local")], [Candidate("fedavg"), Candidate("fedavgft", training="fedavg", tuning=1)]]

@@ -349,7 +349,7 @@ def test_models_that_take_turns_are_no_growth():
     assert {each["resident"] for each in memory.same_kind(points, given)} == {250 * MIB}
 
 
-@pytest.mark.budget(2, "looks at all objects")
+@pytest.mark.slow
 def test_living_tensors_are_counted_once():
     gc.collect()
     count, before = memory.tensor_bytes()

@@ -27,7 +27,7 @@ def test_a_table_a_chart_and_two_files(strata, place):
         assert (place / name).read_bytes() == before
 
 
-@pytest.mark.budget(0.7, "a measurement")
+@pytest.mark.slow
 def test_without_baselines_bars_are_times(strata, monkeypatch):
     processor = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, a name that takes a line"
     monkeypatch.setattr("stratafl.bench.measurement._processor", lambda: processor)
@@ -39,6 +39,7 @@ def test_without_baselines_bars_are_times(strata, monkeypatch):
     assert f"{words} {result.err}".count("cores") == 1  # the machine is named once
 
 
+@pytest.mark.slow
 def test_a_size_that_does_not_fit_has_no_figures(strata, monkeypatch):
     monkeypatch.setattr("stratafl.bench.engine_run.device_memory", lambda device: 2)
     result = strata(*QUICK, "--methods", "fedavg")

@@ -301,6 +301,7 @@ def test_a_run_writes_its_directory_and_prints_a_table(strata, place):
     assert f"{accuracy['test.deployed.accuracy']:.1%}" in result.out
 
 
+@pytest.mark.slow
 def test_two_runs_without_a_name_get_two_directories(strata, place):
     for _ in range(2):
         assert strata("run", *SMALL, "--rounds", 1).code == 0
@@ -379,7 +380,7 @@ def test_a_program_without_standard_input_runs(strata, monkeypatch):
 # --- resume
 
 
-@pytest.mark.budget(0.8, "the report of a comparison is written again")
+@pytest.mark.slow
 def test_resume_of_a_finished_run_or_comparison_shows_the_table_again_and_changes_nothing(
     strata, originals, finished, both, place
 ):

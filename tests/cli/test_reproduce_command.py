@@ -36,7 +36,7 @@ def test_a_table_at_scale_smoke_and_again(strata, place):
     assert "flayer-table4-smoke" in other.err
 
 
-@pytest.mark.budget(1.5, "one row of a table, with its report")
+@pytest.mark.slow
 def test_rows_that_cannot_be_run_are_said_at_the_end_and_the_others_are_run(strata, place):
     result = strata(*NAME, "--set", "model.hidden=[8]")
     assert result.code == 2
@@ -69,7 +69,7 @@ def without_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
-@pytest.mark.budget(2, "every row of a table is built before it is refused")
+@pytest.mark.slow
 def test_what_a_scale_needs_of_a_machine_is_said_once_and_nothing_is_written(refused, monkeypatch):
     without_gpu(monkeypatch)
     line = refused("reproduce", "flayer/table4", "--scale", "short", says=("flayer/table4", "tf32", "GPU"))

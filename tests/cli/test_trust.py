@@ -120,7 +120,7 @@ def test_a_run_imports_nothing_when_it_is_resumed_or_loaded(strata, place, canar
     assert strata("report", "mine").code == 0
 
 
-@pytest.mark.budget(0.7, "a run, and two resumptions")
+@pytest.mark.slow
 def test_a_folder_that_a_run_names_is_not_searched(strata, place, monkeypatch):
     """Neither a module of a catalogue's method, nor one that shadows another, comes from there."""
     assert strata("run", *SMALL, "--rounds", 1, "--out", "mine").code == 0

@@ -252,6 +252,7 @@ def test_server_that_keeps_a_row_per_client_keeps_the_contract():
     check_algorithm(algorithm, settings=ONE)
 
 
+@pytest.mark.slow
 def test_delivering_own_rows_is_local_training():
     sim, progress = run(row_keeper(Deliver(field="models"), Take("models", "theta")))
     alone, alone_progress = run(local())
@@ -391,6 +392,7 @@ def test_several_rows_on_one_batch_keep_the_contract():
     check_algorithm(two_rows(0.5), settings=ONE)
 
 
+@pytest.mark.slow
 def test_without_a_pull_the_second_row_is_local_training():
     sim, progress = run(two_rows(0.0))
     alone, alone_progress = run(local())

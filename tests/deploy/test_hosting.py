@@ -162,6 +162,7 @@ def test_a_host_whose_sites_do_not_come_stops_with_their_names_and_goes_on_later
     assert read_status(tmp_path / "host")["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_site_that_is_gone_is_done_without_set_aside_and_said(tmp_path):
     _, courier, _ = prepared(tmp_path, run={"participation": 1.0})
     courier.away = lambda site: site == "b" and ("round", "b") in courier.carried
@@ -191,6 +192,7 @@ def test_a_host_of_a_finished_federation_waits_for_no_site_that_has_its_model(tm
     assert ": a, e;" in read_status(tmp_path / "host")["reason"]
 
 
+@pytest.mark.slow
 def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
     file, courier, sites = prepared(tmp_path, run={"rounds": 2}, deploy={"predict": ["e"]})
     sites["e"] = courier.sites["e"] = tmp_path / "e"
@@ -221,6 +223,7 @@ def test_a_site_that_comes_back_after_it_was_set_aside_takes_part_again(tmp_path
     assert rounds().count("b") == 1 + 2 + 1  # the first round, the last ones, and its model
 
 
+@pytest.mark.slow
 def test_a_federation_that_loses_too_many_sites_stops_and_can_be_resumed(tmp_path):
     _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 3}, deploy={"least": 3})
     courier.away = lambda site: site in "bc" and ("round", site) in courier.carried
@@ -356,6 +359,7 @@ def test_a_site_gets_its_own_entry_of_the_roster_alone(tmp_path):
         assert kept.agreement.roster.clients == len(SITES)
 
 
+@pytest.mark.slow
 def test_a_cohort_that_is_gone_for_good_does_not_end_a_federation(tmp_path):
     """With one site a round, hosting again would draw the same site again."""
     _, courier, _ = prepared(

@@ -107,6 +107,7 @@ def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     assert not any(torch.equal(models[0], other) for other in models[1:])
 
 
+@pytest.mark.slow
 def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(federation):
     folder, file = federation
     before = snapshot(folder / "a")

@@ -122,6 +122,7 @@ def test_without_a_compiler_steps_are_captured_as_they_are(monkeypatch, caplog):
     assert sim.runtime.tuning["switched"] == {}
 
 
+@pytest.mark.slow
 def test_a_captured_step_serves_only_what_it_was_made_for():
     """Descents that differ in anything but their rate, one after the other in one runtime, as in phases."""
     descents = [

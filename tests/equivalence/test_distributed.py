@@ -186,7 +186,7 @@ def who_stays(name, changes, limit=None):
     return sorted(alone.clients)
 
 
-@pytest.mark.budget(2.5, "three runs by two ranks and by one")
+@pytest.mark.slow
 def test_ranks_leave_out_what_one_process_leaves_out():
     assert who_stays("fedlag", {1: not_finite(), 4: claiming(10**12)}) == [0, 2, 3, 5]
     assert who_stays("fedper", {client: not_finite() for client in range(6)}) == []

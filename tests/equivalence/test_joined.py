@@ -91,7 +91,7 @@ def test_rates_of_one_method_take_one_step(monkeypatch):
     assert set(seen) == {3}
 
 
-@pytest.mark.budget(1, "four runs, alone and joined")
+@pytest.mark.slow
 def test_methods_with_the_same_local_step_are_joined_and_others_are_not(monkeypatch):
     seen = []
     plain = CapturedStep.run
@@ -183,6 +183,7 @@ def test_an_objective_without_a_name_is_not_joined():
     check([partial(made, method, seed=seed, batchnorm=False, rounds=1) for seed in range(2)])
 
 
+@pytest.mark.slow
 def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(monkeypatch):
     def with_dropout(p, seed):
         data = tiny_federation(seed=seed, dtype=torch.float32)
@@ -202,13 +203,13 @@ def test_models_of_the_same_shapes_that_compute_something_else_are_not_joined(mo
 # Company that changes
 
 
-@pytest.mark.budget(1.5, "four runs, alone and joined")
+@pytest.mark.slow
 def test_runs_of_different_length_and_later_ones():
     """Two at a time: two of four begin when others have ended."""
     check([partial(made, fedavg(), seed=k % 2, batchnorm=False, rounds=1 + k % 3) for k in range(4)], at_a_time=2)
 
 
-@pytest.mark.budget(4, "collects garbage after each round")
+@pytest.mark.slow
 def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     gone, seen = [], []
 
@@ -230,7 +231,7 @@ def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     assert not any(seen[-1])
 
 
-@pytest.mark.budget(1, "five runs")
+@pytest.mark.slow
 def test_steps_of_runs_that_have_ended_do_not_pile_up():
     """Each momentum is a step of its own, with its tensors and on a GPU its graph."""
     most, plain = [], captured.CapturedSteps.scan
@@ -248,7 +249,7 @@ def test_steps_of_runs_that_have_ended_do_not_pile_up():
     assert 2 < max(most) <= 2 + 2  # those of the run under way are training and scoring
 
 
-@pytest.mark.budget(3, "collects garbage, which takes longer late in a worker")
+@pytest.mark.slow
 def test_all_steps_are_freed_at_the_end():
     before = sum(type(each) is CapturedStep for each in gc.get_objects())
     check([partial(made, fedavg(), seed=seed, batchnorm=False) for seed in range(2)])

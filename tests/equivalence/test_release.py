@@ -52,6 +52,7 @@ def test_a_run_that_is_dropped_leaves_nothing(graphs):
     assert tensor_bytes() - before < 2**20
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_its_steps_were_let_go_of():
     """CapturedSteps and traces are made anew, and give the same bits."""
     outcomes = []

@@ -58,7 +58,7 @@ def files(tmp_path):
     return tmp_path
 
 
-@pytest.mark.budget(1, "three sites and a simulation")
+@pytest.mark.slow
 def test_sites_with_their_own_files_end_where_the_simulation_ends(files):
     whole = replace(EXPERIMENT, data=replace(EXPERIMENT.data, name=str(files / "all.csv")))
     sim = simulation_of(whole)

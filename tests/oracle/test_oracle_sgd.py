@@ -238,6 +238,7 @@ def test_an_edit_that_reads_the_anchor() -> None:
     check(sim, Federated(federation, module, (Phase(train),), rounds=2, before_step=cubic))
 
 
+@pytest.mark.slow
 def test_an_edit_that_reads_a_number_of_each_client() -> None:
     """Each client has its own factor, and keeps it when clients are sorted and cut into groups."""
     train = replace(MOVING, edits=(OraclePace(),))

@@ -214,6 +214,7 @@ def test_deployed_models_are_the_received_ones_unless_tuned(federation: Federati
     assert all(torch.equal(had[name], used[name]) for name in had)
 
 
+@pytest.mark.slow
 def test_tuned_models_are_deployed_and_forgotten(federation: Federation) -> None:
     """A record with a tune step deploys a model trained once more from what was received; the run goes on without."""
     module = convnorm()

@@ -16,6 +16,7 @@ TRAIN = LocalTraining(lr=0.05, batch=10, momentum=0.9, weight_decay=0.01, epochs
 BASE = ("conv1", "bn1", "conv2", "bn2")
 
 
+@pytest.mark.slow
 def test_algorithms_that_share_an_engine() -> None:
     """What was traced for one algorithm must be right for the next one that asks for a step of the same shape."""
     federation, module = images((14, 12)), convnorm()
@@ -33,6 +34,7 @@ def test_algorithms_that_share_an_engine() -> None:
     check(sim, oracle)
 
 
+@pytest.mark.slow
 def test_ragged_clients() -> None:
     federation, module = images((14, 4, 11)), convnorm()
     sim = simulation(fedper(train=TRAIN), federation, module, rounds=2, engine="stacked", dtype=torch.float64)

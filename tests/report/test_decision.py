@@ -305,6 +305,7 @@ def balanced(line):
     return {**line, **new}
 
 
+@pytest.mark.slow
 def test_nothing_is_recommended_by_answers_that_are_chance_and_probabilities_are_shown(tmp_path):
     guessing(tmp_path, "fedavg", areas=[0.8, 0.81, 0.82])
     guessing(tmp_path, "local", areas=[0.6, 0.61, 0.59])

@@ -62,6 +62,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(experiment(), tmp_path_factory.mktemp("guarded") / "run")
 
 
+@pytest.mark.slow
 def test_what_is_written_is_a_method_of_its_own(done: Path) -> None:
     outcomes = [read_outcome(folder) for folder in run_folders([done])]
     ranks = {rank.label: rank for rank in ranking(outcomes)}

@@ -158,6 +158,7 @@ def test_a_run_made_on_a_gpu_is_loaded_on_a_machine_without(tmp_path, example, m
     assert stratafl.load(folder, device="cpu").round == there.round
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_any_more_is_loaded_and_goes_on_all_the_same(tmp_path, caplog, monkeypatch):
     """An estimate that has grown, or a smaller machine, must not lock a run away."""
     folder = left_early(tmp_path / "run", "run.memory_limit=50GB", rounds=3)

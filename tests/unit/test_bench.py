@@ -136,6 +136,7 @@ def test_best_and_median_of_rounds():
     assert fastest([Seconds(1, cpu=3), Seconds(2, cpu=2)]).cpu == 2
 
 
+@pytest.mark.slow
 def test_the_peak_is_of_what_came_since():
     reset_peak(CPU)
     before = peak(CPU)
@@ -148,7 +149,7 @@ def request(**options):
     return request_of(BenchOptions(**{"models": "mlp", "methods": "fedavg", "repeats": 1, "steps": 1, **options}))
 
 
-@pytest.mark.budget(1, "two rows with their baselines")
+@pytest.mark.slow
 def test_a_row_says_everything(monkeypatch):
     monkeypatch.setattr("stratafl.bench.measurement.MAX_BASELINE_CLIENTS", 2)
     first, second = bench_rows(request(methods="fedavg,fedper", clients=3))
@@ -170,6 +171,7 @@ def test_a_row_says_everything(monkeypatch):
     assert loop["ms_per_client_step"] == pytest.approx(1e3 * loop["best"]["round"] / 3)
 
 
+@pytest.mark.slow
 def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_be_asked_for():
     (row,) = bench_rows(request(clients=2, baselines=False, engine="loop"))
     assert row["ratios"] == row["baselines"] == {}

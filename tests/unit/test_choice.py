@@ -139,6 +139,7 @@ def test_long_steps_that_are_far_apart_are_timed_once(loop, calls, monkeypatch):
     assert len(timed) == calls
 
 
+@pytest.mark.slow
 def test_both_engines_can_be_timed(monkeypatch, tmp_path):
     monkeypatch.delenv(choice.SWITCH)
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path))

@@ -112,6 +112,7 @@ def test_tensors_on_disk_are_read_into_memory_of_their_own():
 # Slots
 
 
+@pytest.mark.slow
 def test_slots_that_nobody_refers_to_are_used_again(tmp_path):
     path = tmp_path / "memories.bin"
     clients = on_disk(path).updated(range(N), rows(*([1.0] * N)))
@@ -121,6 +122,7 @@ def test_slots_that_nobody_refers_to_are_used_again(tmp_path):
     assert path.stat().st_size <= (N + 4) * StateFormat(one(0.0)).size
 
 
+@pytest.mark.slow
 def test_a_lease_alone_keeps_records_from_being_written_over(tmp_path):
     clients = on_disk(tmp_path / "memories.bin").updated([0, 1], rows(1.0, 2.0))
     lease, file, layout = clients.lease(), clients._file, clients._format

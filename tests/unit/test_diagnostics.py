@@ -371,6 +371,7 @@ def test_shares_are_of_all_columns_with_statistics(buffers, norm):
     assert [line["sent"] for line in entry.layers] == [1, norm, 1, norm, 1]  # conv1, bn1, conv2, bn2, fc
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_own_head_is_told():
     sim = made(flayer(), batchnorm=False, rounds=3)
     _, entries = run(Trial(sim, lab=LayerDiagnostics(1)))
@@ -533,7 +534,7 @@ SETTINGS = (
 )
 
 
-@pytest.mark.budget(1.0, "two runs of four rounds with their files, of which one is resumed")
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_lines(tmp_path):
     experiment = with_settings(Experiment(), SETTINGS)
     with Run.create(experiment, tmp_path / "whole") as whole:

@@ -255,6 +255,7 @@ def test_equal_values_in_other_tensors_are_scored_each(scored):
     assert torch.equal(board["test.received"].loss, board["test.deployed"].loss)
 
 
+@pytest.mark.slow
 def test_a_memory_limit_cuts_evaluation_into_groups_and_changes_no_bit(scored):
     sim = made(tuned(fedper(train=TRAIN)), new_clients=2)
     progress = sim.run(Matrix())

@@ -144,6 +144,7 @@ def test_a_larger_sample_holds_the_smaller_one():
     assert set(keys.sample(0, 3, 20, 4).tolist()) < set(keys.sample(0, 3, 20, 9).tolist())
 
 
+@pytest.mark.slow
 def test_the_cohort_is_the_same_for_every_algorithm():
     cohorts = {}
     for name in (*KINDS.values(), "fedalp"):

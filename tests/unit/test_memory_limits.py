@@ -29,7 +29,7 @@ def row_bytes(sim):
     return sum(spec.size for spec in sim.setup.layout.specs.values()) * 4
 
 
-@pytest.mark.budget(1, "every algorithm")
+@pytest.mark.slow
 def test_the_servers_state_is_counted_without_making_it():
     """By hand: a row per client, one of everybody, or one per group."""
     for method, rows in ((fedavg(), 1), (fedlag(warmup=0), 7), (fedalp(groups=3, warmup=1), 4)):
@@ -39,7 +39,7 @@ def test_the_servers_state_is_counted_without_making_it():
     assert server_bytes(sim.algorithm, sim.setup) == stored_bytes(sim.start().server)
 
 
-@pytest.mark.budget(1.2, "measures four methods")
+@pytest.mark.slow
 def test_a_limit_grows_with_what_the_method_keeps():
     methods = {"fedavg": fedavg(), "fedlag": fedlag(warmup=0), "pfedla": pfedla(), "flayer": flayer()}
     needs = {name: made(method).needs(6) for name, method in methods.items()}
@@ -50,6 +50,7 @@ def test_a_limit_grows_with_what_the_method_keeps():
     assert made(fedavg(train=LocalTraining(momentum=0.9))).client_bytes > made(fedavg()).client_bytes + 3 * row
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_computed():
     sim = made(pfedla(), clients=40)
     limited = replace(sim, round_limit=sim.needs(40).least - 1, memory_limit=10**9)
@@ -58,6 +59,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed():
         limited.round(limited.start(), Matrix())
 
 
+@pytest.mark.slow
 def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
     """100 clients of pFedLA have 100 hypernetworks with 100 outputs for each layer."""
     monkeypatch.setattr("stratafl.execute.executors.device_memory", lambda device: 10**7)
@@ -65,6 +67,7 @@ def test_without_a_limit_half_of_the_machine_is_the_limit(monkeypatch):
         made(pfedla(), clients=100)
 
 
+@pytest.mark.slow
 def test_client_states_go_to_disk_where_a_limit_leaves_no_room_for_them(monkeypatch):
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 0)
     least = made(fedlag(warmup=0), store="disk").needs(6).least

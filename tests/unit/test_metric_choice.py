@@ -224,6 +224,7 @@ def example(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("metric") / "run", "evaluate.metric=auroc", "data.new_clients=1")
 
 
+@pytest.mark.slow
 def test_lines_hold_the_metric_of_every_stage_and_client(example):
     (*_, line), found = read_lines(example / "rounds.jsonl"), read_predictions(example)
     assert line["round"] == read_run(example, "newest")[1].t
@@ -288,6 +289,7 @@ def outcomes(tmp_path, *settings):
     return [read_outcome(finished(tmp_path / str(i), *each)) for i, each in enumerate(settings)]
 
 
+@pytest.mark.slow
 def test_equal_scores_share_a_place_and_one_answer_is_told(example, tmp_path):
     still = ("train.lr=1e-9",)  # the initial model, which does not move
     found = outcomes(tmp_path, still, (*still, "train.epochs=2"), ("train.lr=0.5", "model.hidden=[16]"))

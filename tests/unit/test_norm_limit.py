@@ -278,6 +278,7 @@ def test_a_server_without_a_limit_only_names_it():
     assert difference(found.server["theta"], before["theta"]) > 1 > difference(without.server["theta"], before["theta"])
 
 
+@pytest.mark.slow
 def test_a_deployment_leaves_out_whom_a_simulation_with_its_limit_leaves_out():
     sim, wrong = made(fedper(), limit=DEPLOYED, rounds=2, seed=0, buffers="follow")
     found, _, _ = absorbed(DEPLOYED)

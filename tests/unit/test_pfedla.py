@@ -277,7 +277,7 @@ def test_a_relu_row_that_is_all_negative_is_the_client_alone(linear):
     assert all(torch.isfinite(x).all() for x in hyper.moved(single, ids, torch.randn(2, 2, 2), 0.1).values())
 
 
-@pytest.mark.budget(0.8, "three hypernetworks are drawn")
+@pytest.mark.slow
 def test_draws_belong_to_pairs_of_clients_whoever_else_there_is():
     def server(sizes, seed=0):
         sim = simulation(pfedla(**QUICK), tiny_federation(sizes), model(), rounds=1, seed=seed, dtype=torch.float64)

@@ -173,7 +173,7 @@ def test_a_private_method_obeys_the_contract():
     check_algorithm(algorithm("fedper+private", norm=0.1), rounds=2, settings=[("local", 0.5)])
 
 
-@pytest.mark.budget(1, "eight rounds")
+@pytest.mark.slow
 def test_every_round_says_what_it_cost():
     sim = made(with_private(fedavg(), noise=2.0, dp_delta=1e-6), participation=0.5, rounds=8, sizes=(4,) * 6)
     trial, progress = Trial(sim), sim.start()
@@ -260,6 +260,7 @@ def deployment(noise=1.0):
     return blueprint, roster, sites
 
 
+@pytest.mark.slow
 def test_noise_of_a_deployed_server_follows_from_its_secret_and_never_repeats():
     blueprint, roster, sites = deployment()
 

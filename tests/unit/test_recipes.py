@@ -530,6 +530,7 @@ def reproduced(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_what_was_run_is_measured_and_what_was_not_is_listed(reproduced):
     first, second = reproduced.cells
     assert [v.holds for v in reproduced.judged()] == [None, None]
@@ -683,6 +684,7 @@ def test_seeds_that_were_asked_for_earlier_count(tmp_path):
     assert {cell.seed for cell, _ in usual.outcomes()} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_a_run_at_its_end_is_read_once_and_not_opened_again(reproduced, monkeypatch):
     read_again, whole = [], reproduction.read_outcome
     for cell in reproduced.cells:

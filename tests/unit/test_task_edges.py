@@ -138,6 +138,7 @@ class MyNorm(nn.BatchNorm2d):
         return super().forward(x) + 1
 
 
+@pytest.mark.slow
 def test_subclasses_keep_their_own_forward():
     model = tiny_model()
     model.drop = MyDropout(0.9)
@@ -192,6 +193,7 @@ class ByParts:
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), carry, {}
 
 
+@pytest.mark.slow
 def test_a_part_of_the_model_runs_alone():
     outcomes = [
         everything(s, s.run(Matrix())) for s in (tiny(fedavg(train=LocalTraining(objective=ByParts()))), tiny())
@@ -246,6 +248,7 @@ def test_weights_of_a_mean_are_checked():
 # Rounds
 
 
+@pytest.mark.slow
 def test_models_right_after_training_can_be_examined():
     sim, seen = tiny(local()), {}
     progress, _ = sim.round(

@@ -96,6 +96,7 @@ def test_without_a_sample_everybody_is_evaluated():
     assert len(Trial(sim, sample=len(SIZES) - 1).ids) == len(SIZES) - 1
 
 
+@pytest.mark.slow
 def test_the_sample_is_constant_and_keyed_by_the_seed():
     samples = [tuple(Trial(made(seed=seed), sample=3).ids.tolist()) for seed in range(6)]
     again = [tuple(Trial(made(fedavg(), seed=seed, rounds=9), sample=3).ids.tolist()) for seed in range(6)]

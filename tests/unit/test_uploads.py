@@ -220,6 +220,7 @@ def test_who_sends_nothing_is_left_out_if_its_own_model_is_not_finite():
     assert found.reasons == ["", uploads.STATE_NOT_FINITE]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
     """Training alone sends nothing: a client whose model is lost is where it was, and is named."""
     torch.manual_seed(0)  # a model whose units are all dead would not overflow

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import sample_losses
-from stratafl.core.reprs import holder
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.round import Round
 from stratafl.core.task import Scores
 from stratafl.errors import DataError
@@ -26,6 +26,7 @@ from stratafl.execute.simulation import Progress, Simulation
 BLOCK_SCORES = 1 << 22  # scores of clients side by side, padded to the largest of them
 
 
+@short_repr
 class _Block(NamedTuple):
     """Clients of similar size, whose samples stand in the rows of one matrix."""
 

@@ -81,6 +81,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_shared(path, monkeypatch):
     assert federation_to_run(experiment(path)) is not federation_to_run(experiment(path))
 
 
+@pytest.mark.slow
 def test_it_is_freed_with_the_last_run_that_uses_it(path):
     gc.collect()
     gc.disable()

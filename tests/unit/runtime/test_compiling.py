@@ -268,6 +268,7 @@ def test_closing_ends_the_process(tmp_path, compiles_as, script, monkeypatch):
     assert process.returncode is not None
 
 
+@pytest.mark.slow
 def test_a_compiler_that_nobody_closes_ends_its_processes(tmp_path, compiles_as):
     compiles_as(WAITS)
     compiler = Compiler(tmp_path)
