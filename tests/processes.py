@@ -71,8 +71,11 @@ def _strata(arguments: tuple[str, ...], environment: dict[str, str], folder: str
     handle = os.open(printed, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(handle, stream)
+    import torch
+
     from stratafl.cli import main
 
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", torch.get_num_threads())))  # read when it was imported
     sys.argv = ["strata", *arguments]
     code = main(list(arguments))
     sys.stdout.flush()

@@ -95,7 +95,9 @@ def _nothing(records: Iterable[Layerwise]) -> str:
 
 def _packed(host: Layerwise, codec: Codec, feedback: bool, min_size: int) -> Layerwise:
     fields = compressible(host)
-    if fields and host.pack:
+    if not fields:
+        return host
+    if host.pack:
         raise RecordError("its uploads are already compressed: leave one compression out")
     steps = [_compress(host, field, send, codec, feedback, min_size) for field, send in fields.items()]
     return replace(host, mix=(*host.mix, *(note for step in steps for note in step.mix)), pack=tuple(steps))

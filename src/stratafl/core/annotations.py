@@ -16,7 +16,7 @@ from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
 
-from stratafl.errors import RecordError, shown, unknown
+from stratafl.errors import RecordError, counted, shown, unknown
 
 T = TypeVar("T")
 MAX_INTEGER = 2**63 - 1  # the largest whole number that a file, a seed or a tensor holds
@@ -201,7 +201,9 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
         values = tuple(value) if isinstance(value, tuple | list) else (value,)
         hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
         if len(hints) != len(values):
-            raise RecordError(f"{key} must be a list of {len(hints)} values, not {len(values)}: {said(value)}")
+            raise RecordError(
+                f"{key} must be a list of {counted(len(hints), 'value')}, not {len(values)}: {said(value)}"
+            )
         return tuple(checked(key, each, part) for each, part in zip(hints, values, strict=True))
     if kind in TEXTUAL and isinstance(value, str):
         return TEXTUAL[kind](value)

@@ -61,6 +61,9 @@ class Net(Protocol):
     def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
         """What the head is given."""
 
+    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
+        """The outputs of the head on features."""
+
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         """What a part of the model gives, such as `head` or `head.personal`."""
 

@@ -24,9 +24,10 @@ from stratafl.data.preprocessing import Scaling
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import read_shards, write_shards
+from stratafl.data.splitting import SplitPlan
 
 __all__ = [
     "DATASETS", "IID", "PARTITIONS", "Assignment", "Classes", "Dataset", "Dirichlet", "Federation", "PFLlibDirichlet",
-    "Partition", "Ragged", "Reading", "Samples", "Scaling", "digits", "digits_arrays", "draw_partition", "federate",
+    "Partition", "Ragged", "Reading", "Samples", "Scaling", "SplitPlan", "digits", "digits_arrays", "draw_partition", "federate",
     "from_clients", "from_samples", "from_splits", "load_samples", "read_shards", "write_shards",
 ]  # fmt: skip

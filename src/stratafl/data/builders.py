@@ -57,7 +57,8 @@ def federate(
     """
     where = "" if name == ARRAYS else f" of '{name}'"
     x, y, classes = join_parts([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
-    whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment), overlap=overlap)
+    whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment))
+    whole = replace(whole, overlap=whole.overlap or overlap)
     plan = SplitPlan(validation, test, minimum_test, seed, split)
     splitter = Splitter(_labels(y), plan, _group(group, len(y)), client_names)
     return Federation(x, y, classes, _ragged(splitter.split_assignment(whole)), name, scaling, client_names)

@@ -55,7 +55,7 @@ class ClientModels:
         results: dict[str, T] = {}
         for split in splits:
             for stage, rows in models.items():
-                first = next(each for each in models if same_tensors(models[each], rows))
+                first = next(each for each in models if each == stage or same_tensors(models[each], rows))
                 is_new = first == stage  # or else an earlier stage has the same tensors
                 computed = compute(self.sim, self.rnd, rows, self.ids, split) if is_new else results[f"{split}.{first}"]
                 results[f"{split}.{stage}"] = computed

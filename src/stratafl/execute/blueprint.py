@@ -26,7 +26,7 @@ from stratafl.core.round import Setup
 from stratafl.core.state import bytes_of
 from stratafl.data.preprocessing import dtype_name
 from stratafl.data.sample_format import SampleFormat
-from stratafl.errors import DataError, RecordError
+from stratafl.errors import DataError, RecordError, counted
 from stratafl.execute.drawing import PER_CLIENT, ModelDraw, ModelSource
 from stratafl.runtime.build import EngineName, head_width
 
@@ -112,7 +112,7 @@ class Blueprint:
         """Refuse batches of which the largest client does not have one."""
         for batching in self.algorithm.requires.batchings:
             if batching.drop_last and batching.size > largest:
-                left = f"the largest client has {largest} samples"
+                left = f"the largest client has {counted(largest, 'sample')}"
                 raise DataError(f"drop_last with batches of {batching.size} leaves nothing to train on: {left}")
 
     # Agreement

@@ -46,10 +46,10 @@ def check_given(module: nn.Module, x: Tensor, name: Callable[[int], str] = "samp
     size = table_size(module, tuple(x.shape[1:]), x.dtype)
     if size is None or not x.numel() or (int(x.min()) >= 0 and int(x.max()) < size):
         return
-    first = ((x < 0) | (x >= size)).nonzero()[0].tolist()
-    token = int(x[tuple(first)])
+    sample = int(((x < 0) | (x >= size)).flatten(1).any(1).nonzero()[0])
+    token = int(x[sample][(x[sample] < 0) | (x[sample] >= size)].flatten()[0])
     raise DataError(
-        f"{name(first[0])} has the token {token}, but the model's embedding table takes 0 to {size - 1}: "
+        f"{name(sample)} has the token {token}, but the model's embedding table takes 0 to {size - 1}: "
         "make the table larger (with models of the catalogue: --set model.vocabulary=N), or map the tokens into it"
     )
 

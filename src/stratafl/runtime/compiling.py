@@ -140,7 +140,7 @@ class Compiler:
             process.wait(max(0.0, seconds - QUIET_SECONDS))
         except subprocess.TimeoutExpired:
             job.overdue = True
-            log.warning("after %.0f s a step is still not compiled; until then it runs more slowly", seconds)
+            log.warning("a step is still not compiled after %.0f s: it runs more slowly until it is", seconds)
 
     def key(self, name: Hashable) -> str | None:
         """The entry of a step in the cache, to be recorded with a run."""

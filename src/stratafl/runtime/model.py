@@ -126,6 +126,9 @@ class FilledModel:
     def features(self, row: Rows, x: Tensor, *, train: bool | None = None) -> Tensor:
         return self.both(row, x, train=train)[1]
 
+    def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
+        return self.part(self._model.head_name, row, features, train=train)
+
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         path = self._model.path_of(path)
         module, inside = self._model.module.get_submodule(path), f"{path}." if path else ""
