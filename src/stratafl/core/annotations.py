@@ -201,9 +201,8 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
         values = tuple(value) if isinstance(value, tuple | list) else (value,)
         hints = inside[:1] * len(values) if inside[-1:] == (...,) else inside or (Any,) * len(values)
         if len(hints) != len(values):
-            raise RecordError(
-                f"{key} must be a list of {counted(len(hints), 'value')}, not {len(values)}: {said(value)}"
-            )
+            expected = counted(len(hints), "value")
+            raise RecordError(f"{key} must be a list of {expected}, not {len(values)}: {said(value)}")
         return tuple(checked(key, each, part) for each, part in zip(hints, values, strict=True))
     if kind in TEXTUAL and isinstance(value, str):
         return TEXTUAL[kind](value)

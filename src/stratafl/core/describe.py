@@ -105,9 +105,7 @@ def _owners(module: nn.Module) -> Iterator[_Owner]:
         persistent = [(n, b) for n, b in sub.named_buffers(recurse=False) if n not in sub._non_persistent_buffers_set]
         floats = [n for n, b in persistent if b.is_floating_point()]
         if isinstance(sub, _BatchNorm) and sub.momentum is None and sub.track_running_stats:
-            raise ModelError(
-                f"'{path}' has momentum=None, a mean over all batches, which is unsupported: set a momentum"
-            )
+            raise ModelError(f"'{path}' has momentum=None, a mean over all batches, which is unsupported: set a number")
         if parameters or floats:
             prefix = path + "." if path else ""
             kind = next((k for k, cls in _KINDS.items() if isinstance(sub, cls)), "other")

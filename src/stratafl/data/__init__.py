@@ -28,6 +28,6 @@ from stratafl.data.splitting import SplitPlan
 
 __all__ = [
     "DATASETS", "IID", "PARTITIONS", "Assignment", "Classes", "Dataset", "Dirichlet", "Federation", "PFLlibDirichlet",
-    "Partition", "Ragged", "Reading", "Samples", "Scaling", "SplitPlan", "digits", "digits_arrays", "draw_partition", "federate",
-    "from_clients", "from_samples", "from_splits", "load_samples", "read_shards", "write_shards",
+    "Partition", "Ragged", "Reading", "Samples", "Scaling", "SplitPlan", "digits", "digits_arrays", "draw_partition",
+    "federate", "from_clients", "from_samples", "from_splits", "load_samples", "read_shards", "write_shards",
 ]  # fmt: skip
