@@ -180,7 +180,9 @@ class Fitted:
             raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
         record = read_guard(self.folder)
         if client not in record.choices:
-            raise DataError(f"client {client!r} has no chosen model: choose one of {first_few(record.choices)}")
+            raise DataError(
+                f"client {client!r} has no chosen model: give one of the clients {first_few(record.choices)}"
+            )
         name, experiment = record.choices[client].candidate, config_of(self.folder)
         if name == SAFE:
             sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
@@ -247,7 +249,7 @@ class Guarded:
     def model(self, client: int) -> nn.Module:
         """The model that a client takes, in evaluation mode."""
         if client not in self.choices:
-            raise DataError(f"client {client!r} has no chosen model: choose one of {first_few(self.choices)}")
+            raise DataError(f"client {client!r} has no chosen model: give one of the clients {first_few(self.choices)}")
         local = self.choices[client].candidate == SAFE
         sim = self.models.candidates.alone if local else self.models.candidates.sim
         assert sim is not None  # it was trained to choose

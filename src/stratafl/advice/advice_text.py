@@ -35,7 +35,7 @@ NOTHING_LEARNED = (
 TRY_AUROC = "The predicted probabilities may be informative: try again with --metric auroc."
 TRY_MORE = "Try again with more rounds, another learning rate, or more data."
 NO_FORECAST = (
-    "No advice yet: {tried} of {rounds} are too few for a forecast. {method} was {so_far} than training alone."
+    "No advice yet: {tried} of {rounds} is not enough for a forecast. {method} was {so_far} than training alone."
 )
 MORE_EPOCHS = "Its models trained for {epochs}, the local models for {alone}."
 ASK_AGAIN = "Try again with {option}."

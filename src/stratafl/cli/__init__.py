@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _reader_gone()
     except OSError as error:
         where = f" '{error.filename}'" if error.filename else ""
-        return _fail(f"the operating system reports an error{where}: {error.strerror}")
+        return _fail(f"the operating system refused{where}: {error.strerror}")
     return result if isinstance(result, int) else 0
 
 

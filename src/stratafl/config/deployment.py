@@ -50,7 +50,9 @@ class DeployTable:
     name: Annotated[str, "the name of the federation"] = "federation"
     predict: Annotated[tuple[str, ...], "sites that only predict: they get a model after the last round"] = ()
     wait: Annotated[float, _Seconds, "seconds to wait for sites that are not connected before the host stops"] = 3600.0
-    deadline: Annotated[float, _Seconds, "seconds after which a round continues without missing sites"] = 600.0
+    deadline: Annotated[float, _Seconds, "seconds after which a round continues without the sites that are missing"] = (
+        600.0
+    )
     least: Annotated[int, Range(least=1, most=1_000_000), "minimum number of uploads that complete a round"] = 1
     failures: Annotated[
         int, Range(least=1, most=1000), "consecutive rounds that a site may miss before it is set aside"

@@ -158,7 +158,7 @@ class DataTable:
     per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
     validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples for validation"] = 0.1
     test: Annotated[
-        float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition sets them"
+        float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition chooses them"
     ] = 0.25
     split: Annotated[
         str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"

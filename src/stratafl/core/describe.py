@@ -67,7 +67,9 @@ def describe(
 def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
-            raise ModelError(f"'{name}' has requires_grad=False: set True; to freeze it, choose the trained layers")
+            raise ModelError(
+                f"'{name}' has requires_grad=False: set it to True; to freeze it, leave it out of the trained layers"
+            )
     for path, count in Counter(_short(owner.path) for owner in owners).items():
         if count > 1:
             raise ModelError(f"two layers are called '{path}', one of them in the extended model: rename one")

@@ -211,7 +211,7 @@ def _with_groups(federation: Federation, samples: Samples, wanted: Sequence[str]
             named = ", ".join(f"'{federation.client_name(client)}'" for client in without[:_MAX_NAMED_CLIENTS])
             who = f"{counted(len(without), 'client')} ({named}{', …' if len(without) > _MAX_NAMED_CLIENTS else ''})"
             which = f"too few groups of '{samples.group_name}' for a {split} part"
-            log.warning("%s, for %s: all their groups are used for training", which, who)
+            log.warning("%s: %s; all their groups are used for training", which, who)
     indices = [[federation.splits[split].of(client) for split in SPLITS] for client in range(federation.clients)]
     groups = [np.unique(np.asarray(samples.group)[torch.cat(parts).numpy()]) for parts in indices]
     distinct, clients = np.unique(np.concatenate(groups), return_counts=True)

@@ -40,7 +40,7 @@ class SampleFormat:
     def __post_init__(self) -> None:
         named = self.preprocessing.classes
         if self.classes is not None and (self.classes < 1 or self.target):
-            raise DataError(f"{self.classes} classes do not fit targets of shape {self.target}: give at least 1 and ()")
+            raise DataError(f"{self.classes} classes do not fit targets of shape {self.target}: give single labels")
         if named and len(named) != self.classes:
             raise DataError(f"there are {len(named)} names for {self.classes} classes: give one name each")
         if self.columns and self.shape != (len(self.columns),):

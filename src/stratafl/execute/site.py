@@ -20,7 +20,7 @@ from stratafl.core.state import State, moved, pick, rows_of, stacked, tensors
 from stratafl.core.task import Scores
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
-from stratafl.errors import DataError, StageError
+from stratafl.errors import DataError, StageError, counted
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.drawing import filled
 from stratafl.execute.memory import device_of
@@ -162,7 +162,8 @@ class Site:
 def _check(blueprint: Blueprint, federation: Federation, client: int) -> None:
     """Refuse samples of another format than was agreed on, and a client without what the algorithm needs."""
     if federation.clients != 1 or client < 0:
-        raise DataError(f"client {client} has samples of {federation.clients} clients: give its own, numbered from 0")
+        clients = counted(federation.clients, "client")
+        raise DataError(f"client {client} has samples of {clients}: give its own alone, and its number from 0 on")
     agreed, own_format = blueprint.samples, SampleFormat.of(federation)
     for what, here, agreed_on in (
         ("samples of shape", own_format.shape, agreed.shape),

@@ -122,7 +122,7 @@ def worst_table(study: Study) -> ReportTable | None:
             who = map(text, (rank.label, client_label(runs[0][0], client), seed))
             rows.append((*who, Cell(score_text(mean, metric), mean, "strong"), *_client_samples(runs[0][0], client)))
     caption = f"The {WORST_CLIENTS} clients of each method with the worst test {metric.title} in the selected round"
-    return without_empty_columns(ReportTable("worst", caption, head, tuple(rows), left=2)) if rows else None
+    return without_empty_columns(ReportTable("worst", caption, head, tuple(rows), left=2), head[-1:]) if rows else None
 
 
 def _client_samples(run: Outcome, client: int) -> tuple[Cell, ...]:
@@ -132,5 +132,5 @@ def _client_samples(run: Outcome, client: int) -> tuple[Cell, ...]:
     names = run.split_counts.classes or list(map(str, range(len(class_counts))))
     classes = [name for name, count in zip(names, class_counts, strict=True) if count] if len(class_counts) > 1 else []
     training = sum(class_counts) if class_counts else NO_VALUE
-    shown = (run.test_samples().get(client, NO_VALUE), training, listed(classes, 8) if classes else NO_VALUE)
+    shown = (run.test_samples().get(client) or NO_VALUE, training, listed(classes, 8) if classes else NO_VALUE)
     return tuple(map(text, shown))

@@ -3,7 +3,7 @@
 import csv
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,9 +67,10 @@ class ReportTable:
         return ' class="left"' if column < self.left else ""
 
 
-def without_empty_columns(table: ReportTable) -> ReportTable:
-    """The table without the columns in which no row has a value."""
-    columns = [at for at in range(len(table.head)) if any(row[at].shown != NO_VALUE for row in table.rows)]
+def without_empty_columns(table: ReportTable, spare: Collection[str] | None = None) -> ReportTable:
+    """The table without the columns in which no row has a value, of all or of those that can be spared."""
+    filled = [any(row[at].shown != NO_VALUE for row in table.rows) for at in range(len(table.head))]
+    columns = [at for at, name in enumerate(table.head) if filled[at] or (spare is not None and name not in spare)]
     rows = tuple(tuple(row[at] for at in columns) for row in table.rows)
     return replace(table, head=tuple(table.head[at] for at in columns), rows=rows)
 

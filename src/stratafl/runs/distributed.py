@@ -142,7 +142,7 @@ class FollowerRun:
         for what, digest in environment.identity(self.sim).items():
             if start.identity[what] != digest:
                 raise RunError(
-                    f"rank {process_group.rank} has a different {what} from rank 0: use the same files on all ranks"
+                    f"the {what} of rank {process_group.rank} differs from that of rank 0: use the same files"
                 )
         self.trial = trial_of(self.experiment, self.sim, process_group, trust)
         self.progress, selected = _both_dealt(process_group, self.sim, None, None)

@@ -277,7 +277,7 @@ def own_folder(path: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode):
         raise DamagedError(f"'{path}' is not a folder: remove it, because compiled code is kept there")
     if os.name != "nt" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise DamagedError(f"other users can write to '{path}', which holds executed code: chmod 700, or remove it")
+        raise DamagedError(f"other users can write to '{path}', whose code is executed: chmod 700, or remove it")
     return path
 
 

@@ -111,7 +111,7 @@ class Tuning:
             check_table(head, {"methods": list, "seeds": int, "settings": dict, "plan": dict})
             methods, seeds, per_method, base = head["methods"], head["seeds"], head["settings"], from_stored(tables)
             if not methods or not is_list_of(str, methods) or len(set(methods)) < len(methods):
-                raise ValueError(f"methods must be different names, not {shown(methods)}")
+                raise ValueError(f"methods must be one or more different names, not {shown(methods)}")
             _check_seeds(seeds, base)
             check_table(per_method, dict.fromkeys(methods, dict))
             tuning = cls(folder, base, methods, per_method, _plan(head["plan"]), seeds, trust)
@@ -218,9 +218,10 @@ class Tuning:
         return comparison
 
     def _trials_left(self) -> list[PendingRun]:
-        first = [work for search in self.searches for work in search.pending_for_cost()]
-        if self.plan.budget == "steps" and first:
-            return first
+        if self.plan.budget == "steps":
+            first = [work for search in self.searches for work in search.pending_for_cost()]
+            if first:
+                return first
         pending = [work for search in self.shared() for work in search.work()]
         return sorted(pending, key=lambda work: (work.rounds, work.folder.name))
 
@@ -324,7 +325,7 @@ def _plan(table: dict[str, Any]) -> TuningPlan:
     for path, values in grids.items():
         check_value(path, values, list)
         if not values or len({str(value) for value in values}) < len(values):
-            raise ValueError(f"the grid of {shown(path)} must have different values, not {shown(values)}")
+            raise ValueError(f"the grid of {shown(path)} must have one or more different values, not {shown(values)}")
     return TuningPlan(**{**table, "only": tuple(only)})
 
 

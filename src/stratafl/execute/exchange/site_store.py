@@ -153,7 +153,9 @@ class SiteStore:
             earlier = self._delivered()
         if earlier is not None and (round, attempt) < (earlier[0]["round"], earlier[0]["attempt"]):
             latest = f"round {earlier[0]['round']}, attempt {earlier[0]['attempt']}"
-            raise RunError(f"the message of round {round}, attempt {attempt} is out of date: this site has {latest}")
+            raise RunError(
+                f"the message of round {round}, attempt {attempt} is out of date: this site has the parcel of {latest}"
+            )
         about = {"round": round, "attempt": attempt, "absorbed": absorbed}
         self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
