@@ -255,7 +255,7 @@ def raced(folder, changed=("", "")):
     return process.returncode, out, err, json.loads(path.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_sides_do_the_same_work(tmp_path):
     code, out, err, found = raced(tmp_path)
     assert code == 0, err
@@ -271,7 +271,7 @@ def test_both_sides_do_the_same_work(tmp_path):
     assert found["environment"]["command"][1].endswith("against_pfllib.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_race_between_unlike_computations_is_refused(tmp_path):
     """Averaging without the clients' sizes shows in no accuracy."""
     code, _, err, found = raced(tmp_path, ("n / sum(sizes)", "1 / len(sizes)"))

@@ -25,8 +25,13 @@ def acting(name):
     return algorithm(name, **PARTS[parse_composition(name)[1]].soon)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMPOSITIONS)
+IN_TURN = [  # every other one
+    pytest.param(name, marks=pytest.mark.nightly if place % 2 else pytest.mark.slow)
+    for place, name in enumerate(COMPOSITIONS)
+]
+
+
+@pytest.mark.parametrize("name", IN_TURN)
 def test_contract(name):
     check_algorithm(acting(name), rounds=2, settings=[SETTINGS[COMPOSITIONS.index(name) % 2]])
 

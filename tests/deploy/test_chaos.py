@@ -113,6 +113,7 @@ def test_hosts_that_are_killed(tmp_path: Path) -> None:
     assert chaos.absorbed() == [list(SITES)] * 4
 
 
+@pytest.mark.nightly
 def test_sites_that_are_away_or_whose_disk_is_full(tmp_path: Path) -> None:
     """One is gone for two rounds and comes back from another folder and address; the disk of another is full."""
     chaos = Chaos(tmp_path, run={"rounds": 6, "participation": 1.0}, deploy={"least": 1})

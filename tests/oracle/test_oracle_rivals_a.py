@@ -139,7 +139,7 @@ def test_method_is_its_plain_loop(case: str, participation: float) -> None:
     assert_stages(simulated(algorithm(chosen.name, train=chosen.train, **chosen.options), plain.clients), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
 def test_models_move_and_the_method_is_not_fedavg(case: str) -> None:
     """Otherwise a comparison would show nothing."""
@@ -159,7 +159,7 @@ def _options() -> list[tuple[str, str]]:
     return [(name, option) for name, option, values in given if values[option] != defaults[name][option]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("case", "option"), _options())
 def test_every_option_acts(case: str, option: str) -> None:
     """A case with one option left at its default ends with other models."""
@@ -253,7 +253,7 @@ DEGENERATE: dict[str, tuple[Callable[[Clients], PlainMethod], LocalTraining]] = 
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:

@@ -228,7 +228,7 @@ CHOICES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
 def test_models_move(name: str) -> None:
     case = CASES[name]

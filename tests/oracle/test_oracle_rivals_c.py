@@ -317,7 +317,7 @@ def assert_equal(found: list[Model], expected: list[Model], statistics: bool = T
             torch.testing.assert_close(mine[n], other[n], rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @EVERY_CASE
 def test_models_move_and_the_method_matters(case: Case) -> None:
     some = clients(0.5, case.train)

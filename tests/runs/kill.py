@@ -40,7 +40,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "keeping": (OnDisk, "updated"),
     "settling": (StateFile, "sync"),
 }
-EACH = 6  # kills inside each kind of moment
+EACH = 4  # kills inside each kind of moment
 DELAYS = {"training": 0.04, "evaluation": 0.01, "saving": 0.004}  # up to so many seconds after the moment began
 OPERATIONS = (
     "mkdir",

@@ -318,6 +318,8 @@ def test_a_field_that_is_sent_in_parts_is_refused_before_the_first_round():
     whole = with_q8(fedavg(), min_size=1)
     masked = replace(whole, send=algorithm("flayer").send, mix=(*algorithm("flayer").mix, *whole.mix[1:]),
                      client=algorithm("flayer").client, train=algorithm("flayer").train)  # fmt: skip
+    with pytest.raises(RecordError):
+        with_topk(masked)  # which does not drop the steps of a record in which it finds nothing to compress
     sim = made(masked)
     with pytest.raises(RecordError, match="'theta'"):
         sim.round(sim.start(), Matrix())

@@ -87,10 +87,16 @@ def test_every_recipe_that_ships_has_every_scale_and_claims(name):
     assert recipe.at("smoke").stand_in
 
 
+def _tier(name, scale):
+    if (name, scale) == ("pfedla/table3", "smoke"):
+        return ()
+    return pytest.mark.slow if scale == "full" else pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
     ("name", "scale"),
     [
-        pytest.param(name, scale, marks=[] if (name, scale) == ("pfedla/table3", "smoke") else pytest.mark.slow)
+        pytest.param(name, scale, marks=_tier(name, scale))
         for name in recipe_names()
         for scale in SCALES
     ],
