@@ -95,11 +95,7 @@ def _tier(name, scale):
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [
-        pytest.param(name, scale, marks=_tier(name, scale))
-        for name in recipe_names()
-        for scale in SCALES
-    ],
+    [pytest.param(name, scale, marks=_tier(name, scale)) for name in recipe_names() for scale in SCALES],
 )
 def test_every_recipe_that_ships_can_be_put_together_at_every_scale(name, scale):
     cells = recipes(name)[0].cells(scale, seeds=1)
