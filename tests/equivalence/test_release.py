@@ -28,7 +28,7 @@ def alive(kind):
 
 
 def tensor_bytes():
-    """Of tensors with memory of their own: those inside `vmap`, which another test may have left in a traceback, not."""
+    """Of tensors with memory of their own; another test may have left some inside `vmap` in a traceback."""
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
     tensors = [x for x in tensors if not is_functorch_wrapped_tensor(x)]
     return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
