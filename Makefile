@@ -20,17 +20,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
 
-# Two processes of one thread each: on two cores faster than two that compete for them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Processes of one thread each: on two cores faster than two that compete for them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not slow and not nightly" $(ARGS)
+	$(PYTEST) -n 2 -m "not slow and not nightly" $(ARGS)
 
+# One process more than cores, because federations of real processes mostly wait.
 test-slow: $(INSTALLED)
-	$(PYTEST) -m "slow and not nightly" $(ARGS)
+	$(PYTEST) -n 3 -m "slow and not nightly" $(ARGS)
 
 test-all: $(INSTALLED)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 3 $(ARGS)
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants try $(ARGS)
