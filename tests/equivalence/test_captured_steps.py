@@ -252,7 +252,7 @@ def own_cache(tmp_path, monkeypatch):
 COMPILERS = {  # what the process does, how long a run waits for it, and a value in the one line about it
     "fails": ("import sys; sys.exit('no g++')", 600.0, ": no g++"),
     "killed": ("import os; os.kill(os.getpid(), 9)", 600.0, " -9"),
-    "never ends": ("import time; time.sleep(600)", 0.1, " 0 s "),
+    "never ends": ("import time; time.sleep(600)", 0.1, " 0 s"),
 }
 
 

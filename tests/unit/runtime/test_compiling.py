@@ -317,7 +317,7 @@ def test_nobody_waits_twice_for_a_step_that_takes_too_long(tmp_path, compiles_as
         patch.setattr(compiler._jobs["a"].process, "wait", no_process)
         assert compiler.wait("a") is None
     (line,) = caplog.messages
-    assert " 0 s " in line
+    assert " 0 s" in line
     (tmp_path / "go").touch()
     compiler._jobs["a"].process.wait()
     assert compiler.wait("a") is not None
