@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 PATIENCE = 900  # seconds; only what hangs takes that long, and a busy machine takes as long as it takes
-COMMANDS = ("run", "compare", "tune", "report")
+COMMANDS = ("run", "compare", "report")
 
 
 class Command:
@@ -27,8 +27,8 @@ class Command:
         handle, printed = tempfile.mkstemp()
         os.close(handle)
         self._printed = Path(printed)
-        given = (tuple(map(str, arguments)), dict(environment or os.environ), os.getcwd(), printed)
-        self._process = _forkserver().Process(target=_strata, args=given)
+        start = (tuple(map(str, arguments)), dict(environment or os.environ), os.getcwd(), printed)
+        self._process = _forkserver().Process(target=_strata, args=start)
         self._process.start()
 
     @property
@@ -39,7 +39,8 @@ class Command:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid or 0, number)
+        assert self._process.pid  # 0 would be the whole group of processes
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
