@@ -52,8 +52,8 @@ def _welcomed(file: FederationFile) -> str:
 
 def data_doubts(file: FederationFile, place: str) -> list[str]:
     """Problems to expect when this site's samples meet the settings of the federation."""
-    x = site_samples(file.experiment, place).x
-    if not columns_differ_in_size(x):
+    samples = site_samples(file.experiment, place)
+    if samples.preprocessing.standardises or not columns_differ_in_size(samples.x):
         return []
     return ["columns differ greatly in scale, so training may fail: ask the host to set data.normalise = 'columns'"]
 
