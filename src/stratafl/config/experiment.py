@@ -34,7 +34,7 @@ from stratafl.config.setting_tables import (
     parse_settings,
     partition_of,
 )
-from stratafl.core.annotations import said
+from stratafl.core.annotations import FilePath, parts, said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS
 from stratafl.data.loading import check_name
@@ -184,6 +184,17 @@ def _method_names(name: Any) -> tuple[str, ...]:
 def names_code(experiment: Experiment) -> bool:
     """Whether it names code by a path `package.module:name`, which has to be trusted when it comes from a file."""
     return any(":" in name for name in (experiment.algorithm.name, experiment.model.name, experiment.evaluate.metric))
+
+
+def named_files(experiment: Experiment) -> dict[str, str]:
+    """The settings that name a file or folder, with what they name."""
+    files = dict[str, str]()
+    for name, table in to_tables(experiment).items():
+        for key, setting in keys_of(TABLES[name]).items():
+            markers = [marker for marker in parts(setting.hint)[1] if isinstance(marker, FilePath)]
+            if markers and key in table and table[key] not in markers[0].others:
+                files[f"{name}.{key}"] = table[key]
+    return files
 
 
 def paths_in(settings: Settings) -> list[str]:
