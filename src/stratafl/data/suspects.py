@@ -48,15 +48,8 @@ def suspects(federation: Federation) -> tuple[Suspect, ...]:
 
 def suspect_warnings(federation: Federation) -> list[str]:
     """A line for each suspicious column."""
-    return [
-        f"column '{each.column}' {each.why}: "
-        + (
-            "remove it if it is an identifier"
-            if each.kind == "identifier"
-            else "remove it if it follows from the label"
-        )
-        for each in suspects(federation)
-    ]
+    kinds = {"identifier": "it is an identifier", "leak": "it is only known with the label"}
+    return [f"column '{column}' {why}: remove it if {kinds[kind]}" for column, kind, why in suspects(federation)]
 
 
 def _numbering(values: Array, client: Array) -> str:
