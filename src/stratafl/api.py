@@ -175,10 +175,18 @@ class Fitted:
         return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
 
     def guarded(self, client: int) -> nn.Module:
-        """The model that a client takes in a run with `--guard`, in evaluation mode."""
+        """The model that a client takes in a run with `--guard`, in evaluation mode.
+
+        The guard chooses among the models of the selected round, so models of another round are refused.
+        """
         if self.folder is None or not (self.folder / GUARD).exists():
             raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
         record = read_guard(self.folder)
+        if record.round != self.round:
+            raise RunError(
+                f"the guard chose among the models of round {record.round}, but these are of round {self.round}: "
+                "load the run without round='newest'"
+            )
         if client not in record.choices:
             raise DataError(
                 f"client {client!r} has no chosen model: give one of the clients {first_few(record.choices)}"
