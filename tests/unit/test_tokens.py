@@ -81,7 +81,7 @@ def test_a_model_with_the_tables_of_bert_is_trained_and_predicts():
     assert fitted.predict(0, np.array([[0, 29, 1]])).shape == (1,)
     with pytest.raises(DataError, match=r"sample 0 .*token 30, .*0 to 29"):
         fitted.predict(0, np.array([[0, 30, 1]]))
-    with pytest.raises(DataError, match="client '1' .*token 30, .*0 to 29"):
+    with pytest.raises(DataError, match=r"client '1' .*token 30, .*0 to 29"):
         stratafl.fit(fedavg(), texts(30), Bert, rounds=1, validation=0)
 
 
