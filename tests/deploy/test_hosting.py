@@ -38,6 +38,7 @@ from stratafl.errors import DamagedError, DeployError, WireError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.protocol import SendAll, UploadMessage, decode_reply, encode_message, upload_digest
 from stratafl.policies.accountant import epsilon_of
+from tiers import slow_and_nightly
 
 pytestmark = pytest.mark.budget(1.2, "a federation of four sites in this process")
 
@@ -72,9 +73,7 @@ def hosted(folder: Path, courier: Local) -> Hosting:
     return Hosting(folder / "host", courier, clock=clock, pause=clock.pause)
 
 
-@pytest.mark.parametrize(
-    "method", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ACTING if name != "fedper")]
-)
+@pytest.mark.parametrize("method", ["fedper", *slow_and_nightly(name for name in ACTING if name != "fedper")])
 @pytest.mark.budget(5, "six rounds of four sites that restart, the simulation, and the first use of both")
 def test_host_and_sites_end_where_the_simulation_ends(tmp_path, method):
     file, _, sites = prepared_for(tmp_path, acting(method))
