@@ -315,6 +315,7 @@ def test_a_clients_model_is_exported_with_its_composed_head(kind, tmp_path):
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_every_client_draws_the_same_personal_start_or_its_own():
     common, own = (made(kept_head("gated", initial=initial), tiny_model()) for initial in ("common", "own"))
     ids = torch.arange(2)
