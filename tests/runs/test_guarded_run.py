@@ -97,6 +97,7 @@ def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, do
         assert "data.validation" not in doubts[0]  # it is 0.2 already
 
 
+@pytest.mark.slow
 def test_the_page_says_what_clients_take_as_the_console_does(done: Path) -> None:
     study = gather([done])
     sentences = guard_sentences(study.ranks)
