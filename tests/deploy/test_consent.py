@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -78,6 +79,20 @@ def test_consent_is_asked_for_once(join, tmp_path, options, answer):
     code, err = join()  # again, without a terminal
     assert code == 130
     assert " theta" not in err
+
+
+def test_consent_that_came_with_a_folder_is_asked_for_again(join, tmp_path):
+    """Whoever sends a folder with an invitation could put the consent in, too."""
+    assert join("--yes")[0] == 130
+    assert join()[0] == 130
+    (tmp_path / "sites").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "sites", copy_function=shutil.copy2)
+    code, err = join()
+    assert code == 2
+    assert "--yes" in err
+    shutil.rmtree(tmp_path / "sites")
+    (tmp_path / "moved").rename(tmp_path / "sites")  # the owner may move the folder
+    assert join()[0] == 130
 
 
 def test_consent_is_to_one_file_and_to_what_was_told(tmp_path):
