@@ -14,6 +14,7 @@ import pytest
 from cli_helpers import SMALL, TINY, checked_line, journals, snapshot
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.config.migrations import FORMAT
 
 METHODS = f"one of: {', '.join(sorted(ALGORITHMS))}"
 
@@ -164,7 +165,7 @@ def test_somebody_must_train(refused, new_clients):
         (["data.clients=2000", "data.partition=iid"], ("1797", "2000")),
         (
             ["data.minimum=80"],
-            ("0", "1000", "20", "80", "alpha 0.1", "data.clients", "data.minimum", "data.alpha"),
+            ("0", "1000", "20", "80", "alpha 0.3", "data.clients", "data.minimum", "data.alpha"),
         ),
         (["data.minimum=90"], ("1797", "20", "90")),
         (["data.partition=classes", "data.per_client=11"], ("per_client=11", "only 10 classes")),
@@ -475,11 +476,11 @@ def edit(path, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("lr = 0.05", "lr = 0.1", ("'done/config.toml'", "train.lr", "0.05", "0.1")),
+        ("lr = 0.1", "lr = 0.2", ("'done/config.toml'", "train.lr", "0.1", "0.2")),
         ("rounds = 2\n", "rounds = 9\n", ("run.rounds", "2", "9")),
         ("[stop]", "[stop]\ntarget = 0.5", ("stop.target", "0.5")),
         ('name = "fedper"', 'name = "fedavg"', ("algorithm.name", "'fedper'", "'fedavg'")),
-        ("lr = 0.05", "learning = 0.05", "'learning'"),
+        ("lr = 0.1", "learning = 0.1", "'learning'"),
         ("[train]", "[train", ("'done/config.toml'", "TOML")),
     ],
 )
@@ -489,9 +490,9 @@ def test_a_run_with_a_changed_configuration_is_not_resumed(refused, finished, ol
 
 
 def test_a_run_of_a_newer_format_is_left_alone(refused, finished):
-    edit(finished / "environment.json", '"format": 4', '"format": 5')
-    refused("resume", finished, says=("5", "4"))
-    refused("report", finished, says=("5", "4"))
+    edit(finished / "environment.json", f'"format": {FORMAT}', f'"format": {FORMAT + 1}')
+    refused("resume", finished, says=(str(FORMAT + 1), str(FORMAT)))
+    refused("report", finished, says=(str(FORMAT + 1), str(FORMAT)))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1', '{"format": "new"}'])
@@ -616,8 +617,8 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("format = 4", "format = 5", "format 5"),
-        ("format = 4\n", "", "both/compare.toml"),
+        (f"format = {FORMAT}", f"format = {FORMAT + 1}", f"format {FORMAT + 1}"),
+        (f"format = {FORMAT}\n", "", "both/compare.toml"),
         ("[compare]", "[compare", ("'both/compare.toml'", "TOML")),
         ("methods =", "method =", "'both/compare.toml'"),
         ("[compare.settings.local]", "[compare.setting.local]", "both/compare.toml"),
@@ -629,7 +630,7 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
         (SEEDS, "seeds = [0.5]", "both/compare.toml"),
         (SEEDS, "seeds = [-1]", "-1"),
         ("[compare.settings.fedavg]", "[compare.settings]\nfedavg = 3", "both/compare.toml"),
-        ("lr = 0.05", "lr = -1", ("train.lr", "0")),
+        ("lr = 0.1", "lr = -1", ("train.lr", "0")),
     ],
 )
 def test_a_damaged_comparison_is_said(refused, both, old, new, says):
@@ -638,8 +639,8 @@ def test_a_damaged_comparison_is_said(refused, both, old, new, says):
 
 
 def test_a_comparison_with_a_changed_configuration_is_not_resumed(refused, both):
-    edit(both / "compare.toml", "lr = 0.05", "lr = 0.1")
-    refused("resume", both, says=("train.lr", "0.05", "0.1"))
+    edit(both / "compare.toml", "lr = 0.1", "lr = 0.2")
+    refused("resume", both, says=("train.lr", "0.1", "0.2"))
 
 
 @pytest.mark.parametrize("text", ["", "compare = 3\n", "[compare]\n", "\x00"])

@@ -18,6 +18,7 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.local import alone
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import TABLES, Experiment, load_experiment, with_settings
+from stratafl.config.migrations import FORMAT
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import keys_of
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
@@ -89,7 +90,7 @@ def test_the_configuration_written_is_complete_and_means_the_same(example):
 
 def test_the_environment_says_what_a_reader_needs(example):
     environment = json.loads((example / "environment.json").read_text())
-    assert environment["format"] == 4
+    assert environment["format"] == FORMAT
     assert environment["torch"] == torch.__version__
     assert (environment["seed"], environment["clients"], environment["columns"]) == (0, 4, 64 * 8 + 8 + 8 * 10 + 10)
     assert environment["resumed"] == []
@@ -265,6 +266,7 @@ def test_an_error_inside_a_round_loses_no_round_before_it(tmp_path, monkeypatch,
     assert outcome(finish(run).folder) == outcome(example)
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_is_said_and_the_run_can_go_on_later(tmp_path, monkeypatch, example):
     run = Run.create(experiment("run.checkpoint=2"), tmp_path / "run")
 
@@ -451,6 +453,7 @@ def test_a_changed_environment_is_noted(tmp_path):
 # Evaluation and the end
 
 
+@pytest.mark.slow
 def test_new_clients_never_take_part_and_are_evaluated(tmp_path):
     run = whole(tmp_path / "run", "data.clients=6", "data.new_clients=2")
     assert set(run.progress.clients) == {0, 1, 2, 3}

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.core.annotations import MAX_INTEGER, Named, Range, Size, checked, parts, union
+from stratafl.core.annotations import MAX_INTEGER, FilePath, Named, Range, Size, checked, parts, union
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
+from stratafl.data.catalogue import DATASETS
 from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
@@ -110,7 +111,7 @@ class ModelTable:
 
     name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
     head: Annotated[str | None, "the module that is the head, if it cannot be detected"] = None
-    weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
+    weights: Annotated[str | None, FilePath(), "a safetensors file with the initial weights"] = None
     seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
     options: Options = dataclasses.field(default_factory=dict)
 
@@ -119,8 +120,12 @@ class ModelTable:
 class DataTable:
     """Which data, over how many clients, divided how, and the options of the partition."""
 
-    name: Annotated[str, "a name from `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
-    path: Annotated[str | None, "the file or folder of that data set, or the folder it is in; none: the hub"] = None
+    name: Annotated[
+        str, FilePath(DATASETS), "a name from `strata data list`, or a file or folder, see [data](data.md)"
+    ] = "digits"
+    path: Annotated[
+        str | None, FilePath(), "the file or folder of that data set, or the folder it is in; none: the hub"
+    ] = None
     label: Annotated[str | None, "the column with the labels in your own table; none: `label` or `y`"] = None
     client: Annotated[str | None, "the column with each sample's client in your own table; none: `client`"] = None
     group: Annotated[
@@ -138,8 +143,9 @@ class DataTable:
         str,
         Named(NORMALISED),
         "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
-        "they are; a table of numbers by each column's mean and deviation over training samples; `auto`: `half` for",
-        "images, else none",
+        "they are; `columns`: a table of numbers by each column's mean and deviation over the client's own training",
+        "samples; `pooled`: over those of all clients together, which a deployment cannot know; `auto`: `half` for",
+        "images, `columns` for tables; `images`: `half` for images, tables as they are",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
     vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: number of tokens to keep"] = None

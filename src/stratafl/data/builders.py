@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, join_parts
+from stratafl.data.arrays import Array, Part, align_columns, column_names, join_parts
 from stratafl.data.cache import draw_partition
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of
@@ -23,6 +23,7 @@ from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
+from stratafl.data.suspects import suspects
 from stratafl.errors import DataError, counted, unknown
 
 ARRAYS = "arrays"  # the name of a federation without one
@@ -56,12 +57,14 @@ def federate(
     assignment says who tests on what, only the validation part is split off from the training samples.
     """
     where = "" if name == ARRAYS else f" of '{name}'"
+    columns = column_names(x)
     x, y, classes = join_parts([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment))
     whole = replace(whole, overlap=whole.overlap or overlap)
     plan = SplitPlan(validation, test, minimum_test, seed, split)
     splitter = Splitter(_labels(y), plan, _group(group, len(y)), client_names)
-    return Federation(x, y, classes, _ragged(splitter.split_assignment(whole)), name, scaling, client_names)
+    splits = _ragged(splitter.split_assignment(whole))
+    return Federation(x, y, classes, splits, name, scaling, client_names, column_names=columns)
 
 
 def from_clients(
@@ -81,11 +84,11 @@ def from_clients(
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
         check_some_samples(len(pair[0]), f"client {client}")
-    parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
+    parts, columns = align_columns([Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)])
     x, y, classes = join_parts(parts, classes, dtype)
     indices = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split))
-    return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name)
+    return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name, column_names=columns)
 
 
 def from_splits(
@@ -105,16 +108,22 @@ def from_splits(
     }
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
-    parts = [Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present]
+    parts, columns = align_columns([Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present])
     x, y, classes = join_parts(parts, classes, dtype)
     indices = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(clients)
     splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
-    return Federation(x, y, classes, splits, name)
+    return Federation(x, y, classes, splits, name, column_names=columns)
 
 
 def from_samples(
-    samples: Samples, plan: SplitPlan, *, clients: int, partition: Partition | None, fallback: Partition
+    samples: Samples,
+    plan: SplitPlan,
+    *,
+    clients: int,
+    partition: Partition | None,
+    fallback: Partition,
+    new_clients: int = 0,
 ) -> Federation:
     """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn."""
     _check_keeps_groups(samples, partition)
@@ -143,9 +152,15 @@ def from_samples(
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
-    if samples.standardise:  # which hides that one client uses another unit
-        named = replace(named, outliers=outliers(named))
-    return named.standardised(samples.standardise)
+    return with_standardised(named, samples.standardise, new_clients)
+
+
+def with_standardised(federation: Federation, what: Sequence[str], new_clients: int = 0) -> Federation:
+    """`Federation.standardised` of what was looked at before: it hides another unit of a client, and whole numbers."""
+    if not what:
+        return federation
+    looked_at = replace(federation, outliers=outliers(federation), suspects=suspects(federation))
+    return looked_at.standardised(what, new_clients)
 
 
 def _labels(y: Tensor) -> NDArray[Any]:

@@ -6,6 +6,7 @@ address that sites know. `tend` starts again what ended: the run survives an out
 
 import json
 import os
+import re
 import secrets
 import ssl
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
@@ -21,11 +23,14 @@ from stratafl.deploy.certificates import LOOPBACK, Pair, check_site_name, read_k
 from stratafl.deploy.control import ControlClient, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError, shown
-from stratafl.files import lock, make_private, read_plain
+from stratafl.files import is_stamped, lock, make_private, read_plain, stamp
 
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
 PORT = 9443  # of a host, unless its address names another
+_HOST = re.compile(
+    r"[A-Za-z0-9\[:_][A-Za-z0-9\]:_.%-]*"
+)  # a name or an IP address: no option, path or control character
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
@@ -39,7 +44,7 @@ class HostAddress:
     @staticmethod
     def parse(text: str) -> "HostAddress":
         host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
-        if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
             raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
         return HostAddress(host, int(port))
 
@@ -89,6 +94,8 @@ class Host:
         for part in (folder, *(folder / name for name in ("sites", "logs", "flower"))):
             make_private(part)
         self._lock = lock(folder)
+        if not is_stamped(folder):
+            self._start_afresh()
         self._kept = list[RestartedProcess]()
         self._port = free_port()
         self._roots = read_key(authority)
@@ -129,7 +136,8 @@ class Host:
 
     def start_run(self, server_app: str, client_app: str, settings: Mapping[str, str | int | float | bool]) -> int:
         """Start a run of two installed apps (`package.module:app`); the settings are its `context.run_config`."""
-        return self.control.start_run(write_app(self.folder / "app", server_app, client_app, settings))
+        with TemporaryDirectory(prefix="stratafl-") as folder:  # every file in it becomes part of the app
+            return self.control.start_run(write_app(Path(folder), server_app, client_app, settings))
 
     def counts(self) -> dict[str, dict[str, float]]:
         """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
@@ -231,6 +239,15 @@ class Host:
         """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""
         for run in self.control.unfinished_runs():
             self.control.stop_run(run)
+
+    def _start_afresh(self) -> None:
+        """Without the database and the secrets of a folder that somebody sent: a run in it would be code.
+
+        A host that was put back from a copy loses nothing by it, because its sites are registered again.
+        """
+        for path in (*self.folder.glob("superlink.db*"), self.folder / "token", self.folder / "secret"):
+            path.unlink(missing_ok=True)
+        stamp(self.folder)
 
     def _secret(self, name: str) -> str:
         path = self.folder / name
