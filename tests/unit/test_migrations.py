@@ -26,8 +26,8 @@ def written(tmp_path, text):
 @pytest.mark.parametrize("text", [OLD, OLD.replace("memory", "memory_limit").replace("newcomers", "new_clients")])
 def test_old_and_new_keys_are_read(tmp_path, number, text):
     assert load_experiment(written(tmp_path, number + text)) == TODAY
-    stored = from_stored(tomllib.loads(number + text))  # of a run that knew no metrics
-    assert stored == with_settings(TODAY, ["evaluate.metric=plain"])
+    stored = from_stored(tomllib.loads(number + text))  # of a run that knew neither metrics nor ties
+    assert stored == with_settings(TODAY, ["evaluate.metric=plain", "evaluate.ties=first"])
 
 
 def test_what_is_written_is_read(tmp_path):
