@@ -20,7 +20,8 @@ from stratafl.report.intervals import Interval
 from stratafl.report.notes import doubts, doubts_of_learning, tuned_before_use
 from stratafl.report.outcome import measured_by, what_counts
 from stratafl.report.page import page
-from stratafl.report.paired import Paired, whom_verdicts_are_about
+from stratafl.report.pair_tables import whom_verdicts_are_about
+from stratafl.report.paired import Paired
 from stratafl.report.sentences import finding
 from stratafl.runs.prediction_file import read_predictions, write_predictions
 

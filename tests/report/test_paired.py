@@ -21,6 +21,7 @@ from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertaint
 from stratafl.report.decision import ranking_lead
 from stratafl.report.gains.sample_noise import ClientScores
 from stratafl.report.intervals import Interval, t_quantile, t_tail, unbounded
+from stratafl.report.pair_tables import pairs_csv, pairs_table
 from stratafl.report.paired import (
     MAX_FORECAST_SEEDS,
     Paired,
@@ -33,8 +34,6 @@ from stratafl.report.paired import (
     holm,
     pair_of,
     pairs,
-    pairs_csv,
-    pairs_table,
     scored_runs,
 )
 from stratafl.report.ranking_tables import ranking_table
@@ -583,7 +582,9 @@ def test_clients_are_the_same_where_the_partition_or_the_data_says_so(tmp_path, 
     }.items():
         for name in ("fedavg", "local"):
             for seed in range(2):
-                write_run(tmp_path / case / f"{name}{seed}", [0.5 + (seed + len(name)) / 99], name=name, seed=seed, **options)
+                write_run(
+                    tmp_path / case / f"{name}{seed}", [0.5 + (seed + len(name)) / 99], name=name, seed=seed, **options
+                )
         pairs(gather([tmp_path / case]).ranks)
     assert seen == [False, True, True]
 

@@ -16,7 +16,6 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report import sentences as say
-from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
 from stratafl.report.formats import apart_by, listed, over_seeds, score_text, size_text
@@ -24,7 +23,7 @@ from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
 from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
-from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
+from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, as_good_as, pair_of, with_first
 from stratafl.report.ranking import Rank, comparable_ranks
 from stratafl.report.sentences import Finding, finding
 from stratafl.report.study import Study
@@ -169,20 +168,10 @@ def _headline(choice: _Choice) -> Findings:
 
 def _may_be_as_good(choice: _Choice) -> Findings:
     """Which methods the first does not clearly lead; if it leads none, its whole lead may be chance."""
-    rivals = as_good_as(choice.study, choice.use)
+    rivals = as_good_as(choice.study.ranks, choice.study.pairs, choice.use)
     if len(rivals) == len(choice.others) and len(rivals) > 1:
         return [finding(say.LEAD_MAY_BE_CHANCE)]
     return [finding(say.MAY_BE_AS_GOOD, methods=[rank.label for rank in rivals])] if rivals else []
-
-
-def as_good_as(study: Study, method: Rank) -> list[Rank]:
-    """The methods that may be as good as this one: no comparison tells them apart."""
-    pairs = {rank.label: pair_of(study.pairs, method.label, rank.label) for rank in comparable_ranks(study.ranks)}
-    return [
-        rank
-        for rank in comparable_ranks(study.ranks)
-        if rank.label != method.label and ((pair := pairs[rank.label]) is None or pair.is_open)
-    ]
 
 
 def _why(choice: _Choice) -> Findings:
@@ -236,30 +225,14 @@ def gain_counts(gains: Gains) -> Findings:
     if not gains.sure:
         named = [finding(say.LOWER_SCORES, names=_named(worse, gains))] if worse else []
         return [*overall, finding(say.CHANCE_UNKNOWN), *named]
-    gaining = [client for client in reversed(by_difference) if client.verdict == "gains"]
-    losing = [client for client in by_difference if client.verdict == "loses"]
-    sure = [*_surely(gaining, gains, say.SURELY_BETTER), *_surely(losing, gains, say.SURELY_WORSE)]
+    gaining = sorted(gains.surely("gains"), key=lambda client: -client.difference)
+    losing = sorted(gains.surely("loses"), key=lambda client: client.difference)
+    sides = ((gaining, say.SURELY_BETTER), (losing, say.SURELY_WORSE))
+    sure = [finding(say_who, count=len(side), names=_named(side, gains)) for side, say_who in sides if side]
     if sure:
-        return [*overall, *sure, *_by_chance(gains)]
+        return [*overall, *sure, *([finding(say.BY_CHANCE, count=gains.by_chance)] if gains.by_chance else [])]
     samples = median(client.test_samples for client in gains.clients)
     return [*overall, finding(say.TOO_FEW_TO_NAME, samples=f"{samples:g}")]
-
-
-def _surely(clients: Sequence[ClientGain], gains: Gains, sentence: str) -> Findings:
-    """Who they are, unless chance alone gives nearly as many."""
-    if len(clients) < 2 * seeming_by_chance(gains) or not clients:
-        return []
-    return [finding(sentence, count=len(clients), names=_named(clients, gains))]
-
-
-def seeming_by_chance(gains: Gains) -> int:
-    """How many clients would seem to gain, and as many to lose, if none did: each interval covers one client only."""
-    return round(ALPHA / 2 * sum(client.low is not None for client in gains.clients))
-
-
-def _by_chance(gains: Gains) -> Findings:
-    count = seeming_by_chance(gains)
-    return [finding(say.BY_CHANCE, count=count)] if count else []
 
 
 def _named(clients: Sequence[ClientGain], gains: Gains) -> str:

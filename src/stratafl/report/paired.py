@@ -25,13 +25,12 @@ from stratafl.errors import counted
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA, Array, Uncertainty, of_these, sharing, uncertainty
-from stratafl.report.formats import NO_VALUE, apart_by, listed
+from stratafl.report.formats import apart_by
 from stratafl.report.gains.gain_intervals import with_added_samples
 from stratafl.report.gains.sample_noise import ClientScores, bound_of, paired_noise, stored_scores
 from stratafl.report.intervals import Interval, unbounded
 from stratafl.report.outcome import SCORED, Outcome
 from stratafl.report.ranking import Rank, comparable_ranks
-from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.report.sentences import finding
 
 Judgement = Literal["better", "worse", "unclear", "same"]  # the same: equal numbers in every round
@@ -170,15 +169,20 @@ def _renamed(
     couple: "_Couple", originals: Mapping["_Method", "_Method"], compared: Mapping["_Couple", Paired]
 ) -> Paired:
     """The comparison of two methods, which is that of the methods with the same numbers."""
-    (first, second), (one, other) = couple, (originals[method] for method in couple)
-    names = {"first": first.rank.label, "second": second.rank.label}
-    if one is other:
-        seeds, clients = len(first.runs), max((len(run.clients) for run in first.runs.values()), default=0)
-        metric = first.rank.members[0].metric
-        return Paired(**names, difference=Interval(0, 0, 0), p=1, adjusted=1, verdict="same", more_seeds=None,
-            seeds=seeds, clients=clients, metric=metric)  # fmt: skip
-    pair = compared[(one, other)] if (one, other) in compared else compared[(other, one)].turned()
-    return replace(pair, **names)
+    first, second = couple
+    original, other = originals[first], originals[second]
+    if original is other:
+        return _paired_same(first, second)
+    in_order = (original, other) in compared
+    pair = compared[(original, other)] if in_order else compared[(other, original)].turned()
+    return replace(pair, first=first.rank.label, second=second.rank.label)
+
+
+def _paired_same(first: "_Method", second: "_Method") -> Paired:
+    clients = max((len(run.clients) for run in first.runs.values()), default=0)
+    no_difference, labels = Interval(0.0, 0.0, 0.0), (first.rank.label, second.rank.label)
+    pair = Paired(*labels, no_difference, 1.0, 1.0, "same", None, len(first.runs), clients)
+    return replace(pair, metric=first.rank.members[0].metric)
 
 
 def same_runs(first: "_Method", second: "_Method") -> bool:
@@ -210,6 +214,13 @@ def pair_of(compared: Sequence[Paired], first: str, second: str) -> Paired | Non
     return None
 
 
+def as_good_as(ranks: Sequence[Rank], compared: Sequence[Paired], method: Rank) -> list[Rank]:
+    """The methods that may be as good as this one: no comparison tells them apart."""
+    others = [rank for rank in comparable_ranks(ranks) if rank.label != method.label]
+    pairs_of_others = [(rank, pair_of(compared, method.label, rank.label)) for rank in others]
+    return [rank for rank, pair in pairs_of_others if pair is None or pair.is_open]
+
+
 def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]:
     """Each p adjusted for all of them, and the level at which the first that is too large was tested."""
     order, adjusted, largest = sorted(range(len(ps)), key=lambda i: ps[i]), [1.0] * len(ps), 0.0
@@ -218,81 +229,6 @@ def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]
         adjusted[i] = largest
     left = sum(p >= alpha for p in adjusted)
     return adjusted, alpha / max(left, 1)
-
-
-def pairs_table(compared: Sequence[Paired]) -> ReportTable | None:
-    """All pairs: difference, interval, adjusted p and the verdict."""
-    if not compared:
-        return None
-    head = ("first", "second", "difference", "95 % interval", "p, corrected", "verdict", "further seeds")
-    looks = {"better": "holds", "worse": "fails", "unclear": "unrun", "same": "unrun"}
-    rows = []
-    for pair in compared:
-        words = "one seed" if pair.is_open and pair.seeds == 1 else WORDS.get(pair.verdict)
-        verdict = Cell(words or f"{pair.first} is {pair.verdict}", pair.verdict, looks[pair.verdict])
-        cells = [text(pair.first), text(pair.second), *_numbers(pair), verdict]
-        rows.append((*cells, Cell(_further_seeds(pair), pair.more_seeds)))
-    caption = (
-        f"Paired differences, the first minus the second, by seed and client ({_basis(compared)}). "
-        f"{whom_verdicts_are_about(compared)} Intervals are for one pair alone; p is corrected for {families(compared)} "
-        "(Holm), and verdicts follow it."
-    )
-    return ReportTable("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(compared), stacked=True)
-
-
-def families(compared: Sequence[Paired]) -> str:
-    """How many pairs p is corrected for, in words."""
-    counts = {planned: {pair.pairs for pair in compared if pair.planned is planned} for planned in (True, False)}
-    planned, others = (counted(max(counts[kind], default=0), "pair") for kind in (True, False))
-    if not counts[True] or not counts[False]:
-        return others if counts[False] else planned
-    return f"the {planned} with {' or '.join(REFERENCES)}, and for the {others} of other methods"
-
-
-def whom_verdicts_are_about(compared: Sequence[Paired]) -> str:
-    """Other clients like these, or these clients that the data names; the two are mixed if predictions are missing."""
-    with_seeds = [pair for pair in compared if pair.seeds]
-    about_others = [f"{pair.first} and {pair.second}" for pair in with_seeds if not pair.about_these_clients]
-    if len(about_others) == len(with_seeds):
-        return "Verdicts generalise to other seeds and other clients like these."
-    named = "Verdicts generalise to other seeds and other test samples of these clients, because the data names them."
-    return f"{named} Only these generalise to other clients: {listed(about_others, 3)}." if about_others else named
-
-
-def pairs_csv(compared: Sequence[Paired]) -> str:
-    head = ("first", "second", "difference", "low", "high", "p", "p_adjusted", "verdict", "more_seeds")
-    rows = []
-    for pair in compared:
-        ends = pair.difference.ends
-        about = (pair.p, pair.adjusted, pair.verdict, pair.more_seeds, pair.seeds, pair.clients, pair.sentence)
-        rows.append([pair.first, pair.second, pair.difference.mean, *ends, *about])
-    return as_csv((*head, "seeds", "clients", "sentence"), rows)
-
-
-def _numbers(pair: Paired) -> tuple[Cell, ...]:
-    if pair.seeds < 2 or pair.verdict == "same":
-        return Cell(apart_by(pair.difference.mean, pair.metric, "+")), Cell(NO_VALUE), Cell(NO_VALUE)
-    low, high = (apart_by(end, pair.metric) for end in pair.limits)
-    p = "< 0.001" if pair.adjusted < 0.001 else f"{pair.adjusted:.3f}"
-    shown = apart_by(pair.difference.mean, pair.metric, "+")
-    return Cell(shown), Cell(f"{low} to {high}"), Cell(p)
-
-
-def _further_seeds(pair: Paired) -> str:
-    if not pair.is_open or pair.seeds < 2:
-        return NO_VALUE
-    if pair.limited:
-        return "may not help"
-    return f"more than {MAX_FORECAST_SEEDS}" if pair.more_seeds is None else f"about {pair.more_seeds}"
-
-
-def _basis(compared: Sequence[Paired]) -> str:
-    """How many seeds and clients the pairs have."""
-    counts = [({pair.seeds for pair in compared}, "seed"), ({pair.clients for pair in compared}, "client")]
-    return ", ".join(
-        counted(max(different), name) if len(different) == 1 else f"up to {counted(max(different), name)}"
-        for different, name in counts
-    )
 
 
 # From runs to pairs

@@ -48,7 +48,7 @@ def ranking_table(study: Study) -> ReportTable:
     caption = (
         f"Test {measure(metric)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
         "Interval: Student's t over seeds. Against the first: paired difference by seed and client with its 95 % "
-        "interval; whether it is worse is corrected for several pairs (How sure). Worst 10 %: mean over the clients with "
+        "interval; whether it is worse is corrected for several pairs. Worst 10 %: mean over the clients with "
         "the worst scores. Communication: up and down, all clients, the whole run."
     )
     rows = [row(rank) for rank in study.ranks]

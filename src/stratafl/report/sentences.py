@@ -29,6 +29,15 @@ def finding(sentence: str, **values: object) -> Finding:
     return Finding(sentence, values)
 
 
+# In short, for who meets federated learning
+
+PERSONALISED_LEADS = "{method} reaches {score} against {against}{doubt}."
+ALONE_LEADS = "No method is better than training alone here: it reaches {score}, {others}{doubt}."
+SHARED_LEADS = "One shared model is best here: {method} reaches {score}, {others}{doubt}."
+AS_GOOD_CLAUSE = "; {methods} may be as good"
+ONE_SEED_CLAUSE = "; one seed cannot tell whether that is chance"
+CLIENTS_GAIN = "With {method}, {better} of {clients} score higher than alone, and {worse} lower."
+
 # The decision: its headline
 
 NO_RUNS = "This report has verdicts but no runs."
@@ -91,9 +100,7 @@ IN_PARTITIONS = "The clients of {partitions} partitions are counted separately."
 SURELY_BETTER = "Surely better, {count}: {names}."
 SURELY_WORSE = "Surely worse, {count}: {names}."
 BY_CHANCE = "Among them, about {count} better and {count} worse by chance alone."
-TOO_FEW_TO_NAME = (
-    "Single clients differ no more than chance allows; half of them have at most {samples} test samples."
-)
+TOO_FEW_TO_NAME = "Single clients differ no more than chance allows; half of them have at most {samples} test samples."
 CHANCE_UNKNOWN = "Some of these differences may be due to chance."
 LOWER_SCORES = "Lower scores: {names}."
 NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of training."
