@@ -89,7 +89,7 @@ def test_the_configuration_written_is_complete_and_means_the_same(example):
 
 def test_the_environment_says_what_a_reader_needs(example):
     environment = json.loads((example / "environment.json").read_text())
-    assert environment["format"] == 4
+    assert environment["format"] == 5
     assert environment["torch"] == torch.__version__
     assert (environment["seed"], environment["clients"], environment["columns"]) == (0, 4, 64 * 8 + 8 + 8 * 10 + 10)
     assert environment["resumed"] == []

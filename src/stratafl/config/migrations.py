@@ -5,6 +5,7 @@
 3   settings are called `run.memory_limit` and `data.new_clients`, the steps of a method have today's names, class
     counts are in `class_counts.json`, and a checkpoint says its format
 4   a run has a metric (`evaluate.metric`) and seeds of its own for weights and batches, and leaves its predictions
+5   a checkpoint holds the scores of models right after clients last trained; `trained` is over all clients
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
@@ -18,7 +19,7 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 4  # a configuration without a number is older than that
+FORMAT = 5  # a configuration without a number is older than that
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}

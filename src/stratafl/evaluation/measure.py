@@ -20,13 +20,17 @@ from stratafl.execute.round_run import Report
 from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
+NOT_FINITE = "not_finite"  # key: how many clients have a model that is not finite
 WORST_SHARE = 0.1  # share of clients that counts as the worst
 
 
 @short_repr
 @dataclass(frozen=True)
 class MetricValues:
-    """A metric over all samples (NaN where it is not defined), and of each client for whom it is defined."""
+    """A metric over all samples (NaN where it is not defined), and of each client for whom it is defined.
+
+    These are the same clients for every model, because the metric is defined by the targets alone.
+    """
 
     metric: Metric
     pooled: float
@@ -76,7 +80,8 @@ def score_line(
 ) -> Line:
     """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on.
 
-    Deviation and worst clients are those of the run's metric, where `values` holds one.
+    Deviation and worst clients are those of the run's metric, where `values` holds one. Clients whose model is not
+    finite count as guessing; `not_finite` says how many they are, if there are any.
     """
     line: Line = {}
     # Stages may share scores.
@@ -85,6 +90,8 @@ def score_line(
         numbers = dict(statistics[id(scores)])
         if numbers and place in values:
             numbers |= {key: _finite(value) for key, value in values[place].statistics().items()}
+        if scores.finite is not None and not bool(scores.finite.all()):
+            numbers[NOT_FINITE] = int((~scores.finite).sum())
         line |= {f"{prefix}{place}.{key}": value for key, value in numbers.items()}
     return line
 
