@@ -94,7 +94,7 @@ def score(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: s
     """What these rows score on the clients' own samples; here, and only here, the split may be `test`.
 
     A model that is not finite counts as guessing: 1/K of its client's samples are hits, with a loss of log K each, and
-    numbers have the error of the client's mean target.
+    numbers have the error of the mean of all targets.
     """
     return _score(sim, sim.at(progress.t), rows, ids, split)
 
@@ -202,19 +202,18 @@ def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> 
         scores = sim.task(ids, rnd, splits=(split,)).scores(rows, split)
     finite, count, classes = scores.loss.isfinite(), scores.count.double(), sim.setup.classes
     if classes is None:
-        errors = scores.loss if bool(finite.all()) else _errors_of_means(sim, ids, split)
+        errors = scores.loss if bool(finite.all()) else _errors_of_mean(sim, ids, split)
         return Scores(scores.hits, torch.where(finite, scores.loss, errors), scores.count, finite)
     hits = torch.where(finite, scores.hits, count / classes)
     return Scores(hits, torch.where(finite, scores.loss, count * log(classes)), scores.count, finite)
 
 
-def _errors_of_means(sim: Simulation, ids: Tensor, split: str) -> Tensor:
-    """The squared errors of each client's mean target `[C]`, which a model that is not finite counts with."""
-    federation = sim.runtime.federation
-    y, samples = federation.y.cpu().double().reshape(len(federation.y), -1), federation.split(split)
-    targets = [y[samples.of(client)] for client in ids.tolist()]
-    errors = [(each - each.mean(0)).square().mean(1).sum() for each in targets]
-    return torch.stack(errors).to(sim.runtime.device)
+def _errors_of_mean(sim: Simulation, ids: Tensor, split: str) -> Tensor:
+    """The squared errors of the mean of all targets for each client's samples `[C]`."""
+    federation, samples = sim.runtime.federation, sim.runtime.federation.split(split)
+    y = federation.y.cpu().double().reshape(len(federation.y), -1)
+    errors = (y - y[samples.indices].mean(0)).square().mean(1)
+    return torch.stack([errors[samples.of(client)].sum() for client in ids.tolist()]).to(sim.runtime.device)
 
 
 def same_tensors(a: Rows, b: Rows) -> bool:

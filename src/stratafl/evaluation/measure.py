@@ -20,6 +20,8 @@ from stratafl.execute.round_run import Report
 from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
+LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
+TOTAL = "clients"  # key of a line that has flagged clients or models: how many clients take part in the run
 NOT_FINITE = "not_finite"  # key: how many clients have a model that is not finite
 WORST_SHARE = 0.1  # share of clients that counts as the worst
 
@@ -132,7 +134,7 @@ def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     def entries(flagged: Sequence[LeftOut | OutlyingUpdate]) -> list[Line]:
         return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in flagged]
 
-    lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}
+    lines = {LEFT_OUT: entries(report.left_out), OUTLIERS: entries(report.outliers)}
     return {key: clients for key, clients in lines.items() if clients}
 
 
@@ -148,6 +150,8 @@ def client_lines(
             if count:
                 line |= {} if classes is None else {f"{place}.accuracy": hits / count}
                 line[f"{place}.loss"] = _finite(loss / count)
+        for line, finite in zip(lines, [] if scores.finite is None else scores.finite.tolist(), strict=False):
+            line |= {} if finite else {f"{place}.{NOT_FINITE}": 1}
         for line in lines if place in values else []:
             if line["client"] in values[place].clients:
                 line[f"{place}.{values[place].metric.key}"] = values[place].clients[line["client"]]

@@ -6,7 +6,7 @@ number per client, NaN where it is not defined. Scores are probabilities of K cl
 
 Whether a metric is defined depends on the targets alone, so that every model is scored on the same clients. A sample
 whose scores are not finite counts as a guess: as an answer that is any class with probability 1/K, by a metric of
-probabilities or of order as the probabilities 1/K, and among numbers as the mean of the targets.
+probabilities or of order as the probabilities 1/K, and among numbers as the mean of all targets.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def is_guess(scores: Tensor) -> Tensor:
 
 
 def with_guesses(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
-    """The scores `[C, n, K]`, with those of guesses: 1/K for classes, for numbers the mean of the client's targets."""
+    """The scores `[C, n, K]`, with those of guesses: 1/K for classes, for numbers the mean of these targets."""
     guess = _mean(y, real)[:, None, None] if y.is_floating_point() else 1 / scores.shape[-1]
     return torch.where(is_guess(scores).unsqueeze(-1), guess, scores)
 

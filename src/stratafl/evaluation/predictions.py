@@ -84,15 +84,15 @@ class Predictions:
             return float("nan")
         self._check(metric)
         weight = torch.ones(1, len(self), device=self.y.device)
-        scores = self.scores if self.labelled else self._with_means()
-        return float(metric(self.y[None], scores[None], weight))
+        return float(metric(self.y[None], self.scores[None], weight))
 
     def by_client(self, metric: Metric) -> dict[int, float]:
         """The metric of each client; those for whom it is not defined are left out."""
         self._check(metric)
         by_place: dict[int, float] = {}
+        scores = self.scores if self.labelled else self._with_means()
         for places, samples, counts in self._blocks:
-            values = metric(self.y[samples], self.scores[samples], torch.arange(samples.shape[1]) < counts)
+            values = metric(self.y[samples], scores[samples], torch.arange(samples.shape[1]) < counts)
             by_place |= dict(zip(places.tolist(), values.tolist(), strict=True))
         return {client: by_place[place] for place, client in enumerate(self.clients) if isfinite(by_place[place])}
 
@@ -136,12 +136,11 @@ class Predictions:
         return ids
 
     def _with_means(self) -> Tensor:
-        """Outputs for numbers, with the mean target of the client in place of each guess."""
-        if not self.guesses.any():
-            return self.scores
-        _, place, count = self.client.unique(return_inverse=True, return_counts=True)
-        sums = torch.zeros(len(count), dtype=torch.float64).index_add(0, place, self.y.double())
-        return torch.where(self.guesses[:, None], (sums / count)[place][:, None], self.scores.double())
+        """Outputs for numbers, with the mean of all targets in place of guesses.
+
+        The mean of a client's own targets would be perfect for a client with one sample.
+        """
+        return torch.where(self.guesses[:, None], self.y.double().mean().float(), self.scores)
 
     def one_answer(self) -> dict[int, bool]:
         """For each client with several classes, whether its model predicts the same class for all its samples."""

@@ -169,7 +169,7 @@ MORE_NOTES = "See the section Ranking for {notes}."
 
 LEAKS = "{method}: {incomparable} ({reason})."
 BEHIND = "{method} is not finished: {done} of {rounds}."
-BECAME_NAN = "{method} diverged: its loss, or the upload of every client, became NaN or infinite."
+BECAME_NAN = "{method} diverged: its loss, or uploads or models of clients, became NaN or infinite."
 SAME_CLASS = "{method} predicts one class for all samples of a client, so its score is not informative."
 NOT_EVALUATED = "'{folder}' has no evaluated round yet and is left out."
 REPEATED = "'{folder}' repeats a configuration and a seed and is left out."
