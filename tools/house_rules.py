@@ -39,6 +39,12 @@ VAGUE_CONSTANTS = {
     *("CLOSE", "NEAR", "SMALL", "LONG", "ALONE", "USUAL", "WORST", "NEEDED", "NAMED", "SHOWN", "NOTHING", "WHOLE"),
 }
 OPTION_NAMES = {"own"}  # options of methods, which configurations store
+SAFE_STARTERS = {"child_processes.py", "guardian.py"}  # the latter runs isolated and imports nothing of ours
+PROCESS_MODULES = {"multiprocessing", "concurrent.futures.process", "pty", "runpy", "torch.multiprocessing"}
+STARTS = re.compile(
+    r"subprocess\.(Popen|run|call|check_call|check_output|getoutput|getstatusoutput)"
+    r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?|fork\w*)|(\w+\.)*ProcessPoolExecutor"
+)
 ENTRY_POINTS = {"main"}  # of modules that are run, not imported
 _SENTENCE = re.compile(r"(?:\b[A-Za-z][a-z']*,? ){4,}[a-z']+\b")  # five words in a row
 
@@ -182,12 +188,39 @@ def sentences_in_tests(folder: Path) -> Iterator[str]:
                 yield f"{place(path, part.lineno)}: a sentence in a test: '{part.value[:60]}'"
 
 
+def unsafe_processes(source: list[Module]) -> Iterator[str]:
+    """A process gets an environment by `safe_environment`; only child_processes.py says which Python runs."""
+    for path, tree, _ in source:
+        if path.name in SAFE_STARTERS:
+            continue
+        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        for name in sorted(modules & PROCESS_MODULES):
+            yield f"{place(path)}: '{name}' starts processes that import from the current folder: use subprocess"
+        for node in ast.walk(tree):
+            text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Call) else ""
+            if text == "sys.executable" or (isinstance(node, ast.ImportFrom) and node.module == "subprocess"):
+                yield f"{place(path, node.lineno)}: use child_processes.python_command, and import subprocess"
+            if (
+                isinstance(node, ast.Call)
+                and STARTS.fullmatch(ast.unparse(node.func))
+                and not _has_safe_environment(node)
+            ):
+                yield f"{place(path, node.lineno)}: a process without env=safe_environment(…)"
+
+
+def _has_safe_environment(call: ast.Call) -> bool:
+    values = [keyword.value for keyword in call.keywords if keyword.arg == "env"]
+    return any(isinstance(value, ast.Call) and ast.unparse(value.func) == "safe_environment" for value in values)
+
+
 RULES = {
     "names": repeated_names,
     "words": vague_names,
     "long": long_files,
     "fragments": fragments,
     "lines": over_budget,
+    "processes": unsafe_processes,
 }
 
 

@@ -72,6 +72,29 @@ def test_every_package_has_a_budget_of_lines() -> None:
     assert set(rules.line_budgets()) == packages | {"stratafl"}
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("import subprocess\nsubprocess.run(command, env=safe_environment())", 0),
+        ("import subprocess\nsubprocess.run(command)", 1),
+        ("import subprocess\nsubprocess.Popen(command, env=os.environ)", 1),
+        ("import subprocess\nsubprocess.Popen([sys.executable, '-m', 'x'], env=safe_environment())", 1),
+        ("from subprocess import run", 1),
+        ("import os\nos.execv(path, words)", 1),
+        ("import os\nos.system('ls')", 1),
+        ("import multiprocessing", 1),
+        ("from torch.multiprocessing import spawn", 1),
+        ("from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor()", 1),
+    ],
+)
+def test_processes_that_are_not_started_safely_are_found(text: str, count: int) -> None:
+    assert len(list(rules.unsafe_processes(source(a=text)))) == count
+
+
+def test_every_process_of_the_source_is_started_safely() -> None:
+    assert not list(rules.unsafe_processes(rules.modules()))
+
+
 def test_sentences_in_assertions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "ROOT", tmp_path)
     lines = ["assert 'the run is not there any more' in text", "assert 'lr' in text", "x = 'a b c d e f'"]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from stratafl.child_processes import python_command, safe_environment
+
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -91,7 +93,7 @@ while os.getppid() == parent:
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """So many processes that compute without pause, each on one core, until the block ends."""
-    started = [subprocess.Popen([sys.executable, "-c", _WORK]) for _ in range(processes)]
+    started = [subprocess.Popen(python_command("-c", _WORK), env=safe_environment()) for _ in range(processes)]
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from stratafl.child_processes import protect_children
 from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
@@ -20,6 +21,7 @@ MAX_ERROR_LETTERS = 4000  # letters of an error, whatever it names
 
 def command() -> NoReturn:
     """The process `strata`."""
+    protect_children()
     code = main()
     if "RANK" in os.environ:
         end_rank(code)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+from stratafl.child_processes import python_command, safe_environment
 from stratafl.cli.console import note_console
 from stratafl.cli.display import Watch
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt
@@ -54,14 +55,13 @@ def share(crew: Crew, interrupt: Interrupt, watches: Mapping[Path, Watch]) -> bo
 
 def _worker(crew: Crew, log: Path) -> Worker:
     """A process that takes runs, in a session of its own: Ctrl-C reaches only this process, which passes it on."""
-    # -P: Python does not import a file of the current folder in place of a package with the same name.
-    command = [sys.executable, "-P", "-m", "stratafl", "resume", str(crew.folder), "--worker", f"--jobs={crew.jobs}"]
+    command = python_command("-m", "stratafl", "resume", crew.folder, "--worker", f"--jobs={crew.jobs}")
     command += [f"--typed={name}" for name in sorted(crew.trust.names)]
     command += ["--trust"] if crew.trust.everything else []
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // crew.jobs)), **os.environ}
-    environment[TYPED] = json.dumps(sys.argv)
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // crew.jobs))}
+    environment = {**threads, **os.environ, TYPED: json.dumps(sys.argv)}
     with log.open("wb") as errors:
-        return subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
+        return subprocess.Popen(command, env=safe_environment(environment), stderr=errors, start_new_session=True)
 
 
 def _wait(workers: Sequence[Worker], interrupt: Interrupt, watches: Mapping[Path, Watch]) -> None:

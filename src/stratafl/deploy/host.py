@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
@@ -129,7 +130,8 @@ class Host:
 
     def start_run(self, server_app: str, client_app: str, settings: Mapping[str, str | int | float | bool]) -> int:
         """Start a run of two installed apps (`package.module:app`); the settings are its `context.run_config`."""
-        return self.control.start_run(write_app(self.folder / "app", server_app, client_app, settings))
+        with TemporaryDirectory(prefix="stratafl-") as folder:  # every file in it becomes part of the app
+            return self.control.start_run(write_app(Path(folder), server_app, client_app, settings))
 
     def counts(self) -> dict[str, dict[str, float]]:
         """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""

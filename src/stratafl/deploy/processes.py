@@ -5,13 +5,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from stratafl.child_processes import installed_command, python_command, safe_environment
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained
 
@@ -33,11 +33,11 @@ class Process:
         self._start = os.fstat(handle).st_size
         try:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(GUARDIAN), str(GRACE), *command],
+                python_command("-I", "-S", GUARDIAN, GRACE, *command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,
-                env=dict(environment),
+                env=safe_environment(environment),
                 start_new_session=True,
                 umask=0o077,  # of all files that it writes
             )
@@ -130,13 +130,13 @@ def log_to_stderr() -> None:
 def python_module(module: str, *arguments: object, **options: object) -> list[str]:
     """The command that runs a module of ours with this Python; `options` become `--name value`."""
     named = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    return [sys.executable, "-m", module, *map(str, (*arguments, *named))]
+    return python_command("-m", module, *arguments, *named)
 
 
 def flower_command(name: str) -> str:
     """The path of a Flower command, which pip puts into the folder of this Python."""
     require_flower()
-    path = Path(sys.executable).with_name(name)
+    path = installed_command(name)
     if not path.exists():
         raise DeployError(f"the command '{path}' is missing: install Flower again with pip install 'stratafl[flower]'")
     return str(path)

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from flwr.common.constant import SubStatus
 from flwr.supercore.constant import TaskType
 
+from stratafl.child_processes import safe_environment
 from stratafl.deploy.certificates import write_once
 from stratafl.deploy.processes import flower_command, log_to_stderr
 from stratafl.deploy.tasks import RuntimeApi, kept_alive, report_end, task_tokens
@@ -39,8 +40,10 @@ def _run(runtime: RuntimeApi, token: str) -> None:
         write_once(Path(folder) / "token", token.encode())
         options = ["--runtime-api-address", runtime.address, "--root-certificates", str(runtime.root_certificates)]
         owner = ["--token-file", f"{folder}/token", "--parent-pid", str(os.getpid())]
+        command = [flower_command("flwr-serverapp"), *options, *owner]
         with kept_alive(runtime, token):
-            code = subprocess.run([flower_command("flwr-serverapp"), *options, *owner], check=False).returncode
+            # flwr installs the app below FLWR_HOME and imports from there first, so nothing else may be there.
+            code = subprocess.run(command, env=safe_environment(FLWR_HOME=folder), check=False).returncode
     log.info("the ServerApp ended with code %d", code)
     status = SubStatus.COMPLETED if code == 0 else SubStatus.FAILED
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

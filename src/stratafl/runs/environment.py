@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stratafl.child_processes import safe_environment
 from stratafl.config.experiment import Experiment
 from stratafl.config.migrations import FORMAT
 from stratafl.core.layout import Rows
@@ -149,7 +150,7 @@ def _commit() -> str | None:
     folder = Path(__file__).resolve().parents[1]
     command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, env=safe_environment())
     except (OSError, subprocess.TimeoutExpired):
         return None
     top, _, commit = done.stdout.strip().partition("\n")

@@ -29,6 +29,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from stratafl.child_processes import python_command, safe_environment
 from stratafl.core.reprs import short_repr
 from stratafl.data.cache import cache_folder
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
@@ -190,7 +191,7 @@ class Compiler:
             job.process = subprocess.Popen(
                 compiler_command(job.folder),
                 stdin=subprocess.PIPE, stdout=job.log_file, stderr=job.log_file, cwd=job.folder, start_new_session=True,
-                env={**os.environ, **torch_caches(job.folder), "PYTHONPATH": _python_path()},
+                env=safe_environment(**torch_caches(job.folder), PYTHONPATH=_python_path()),
             )  # fmt: skip
         except Exception as error:  # no room on the disk, no processes left
             self.refuse(name, error)
@@ -224,8 +225,8 @@ class Compiler:
 
 
 def compiler_command(folder: Path) -> list[str]:
-    """What compiles the entry in this folder; modules in the working directory are not imported."""
-    return [sys.executable, "-P", "-m", "stratafl.runtime.compiler_process", str(folder)]
+    """What compiles the entry in this folder."""
+    return python_command("-m", "stratafl.runtime.compiler_process", folder)
 
 
 def _is_alive(job: _Job) -> bool:

@@ -1,0 +1,104 @@
+"""A folder that somebody sent runs nothing: no command imports its files in place of installed packages."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from processes import PATIENCE
+from stratafl.child_processes import python_command, safe_environment
+
+# Every module that a process of a federation, a comparison or a compiler imports early or late.
+TRAPS = (
+    "flwr",
+    "torch",
+    "stratafl",
+    "grpc",
+    "numpy",
+    "httpx",
+    "typer",
+    "rich",
+    "h11",
+    "fastapi",
+    "sqlalchemy",
+    "uvicorn",
+)
+TRAPS += (
+    "cryptography",
+    "tomli_w",
+    "safetensors",
+    "json",
+    "multiprocessing",
+    "sitecustomize",
+    "usercustomize",
+    "_queue",
+)
+
+
+def hostile(folder: Path) -> Path:
+    """Modules that leave a trace, each under the name of one that others import."""
+    folder.mkdir()
+    for name in TRAPS:
+        trace = f"open({str(folder / 'ran')!r}, 'a').write({name!r})\nraise SystemExit(7)\n"
+        (folder / f"{name}.py").write_text(trace)
+    return folder
+
+
+def traces(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("ran")]
+
+
+def ran(folder: Path, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **environment}
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=folder, env=variables, text=True, capture_output=True, timeout=PATIENCE)
+
+
+def test_a_python_of_ours_imports_no_file_of_the_current_folder(tmp_path: Path) -> None:
+    folder = hostile(tmp_path / "sent")
+    assert ran(folder, sys.executable, "-m", "stratafl.version").returncode == 7  # the traps work
+    (folder / "ran").unlink()
+    for module in ("stratafl.version", "stratafl.errors"):
+        assert ran(folder, *python_command("-m", module)).returncode == 0
+    assert ran(folder, sys.executable, "-c", "import stratafl", **safe_environment()).returncode == 0
+    assert not traces(folder)
+
+
+def test_python_m_stratafl_leaves_the_current_folder_out(tmp_path: Path) -> None:
+    folder = hostile(tmp_path / "sent")
+    (folder / "stratafl.py").unlink()  # which Python itself looks for
+    printed = ran(folder, sys.executable, "-m", "stratafl", "--version")
+    assert (printed.returncode, traces(folder)) == (0, []), printed.stderr
+
+
+def test_what_a_user_put_on_the_path_stays_and_an_empty_entry_does_not(tmp_path: Path) -> None:
+    path = os.pathsep.join(["", str(tmp_path / "lib"), "", "relative"])
+    assert safe_environment({"PYTHONPATH": path})["PYTHONPATH"] == os.pathsep.join([str(tmp_path / "lib"), "relative"])
+    assert "PYTHONPATH" not in safe_environment({"PYTHONPATH": os.pathsep})
+    assert safe_environment({"A": "1"}, B="2") == {"A": "1", "B": "2", "PYTHONSAFEPATH": "1"}
+
+
+@pytest.mark.slow
+def test_a_rehearsal_in_a_hostile_folder_runs_nothing_of_it(tmp_path: Path) -> None:
+    """Every process of a host and of its sites; the app that an earlier host would have left is not taken either."""
+    pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+    folder = hostile(tmp_path / "sent")
+    (folder / "exp.toml").write_text('[run]\nrounds = 1\n[model]\nname = "mlp"\nhidden = [4]\n[data]\nclients = 2\n')
+    for place in ("flower/app", "flower/flower/apps/stratafl.stratafl.0.0.0"):
+        planted = folder / "federations" / "federation" / place
+        hostile_app = planted / "stratafl.py"
+        planted.mkdir(parents=True)
+        hostile_app.write_text((folder / "stratafl.py").read_text())
+    printed = ran(folder, Path(sys.executable).with_name("strata"), "host", "exp.toml", "--local", "2")
+    assert (printed.returncode, traces(folder)) == (0, []), printed.stderr
+
+
+@pytest.mark.slow
+def test_a_comparison_in_a_hostile_folder_runs_nothing_of_it(tmp_path: Path) -> None:
+    folder = hostile(tmp_path / "sent")
+    settings = ("--rounds", 1, "--seeds", 1, "--set", "data.clients=2", "--jobs", 2)
+    strata = Path(sys.executable).with_name("strata")
+    printed = ran(folder, strata, "compare", "--algorithms", "local,fedavg", *settings)
+    assert (printed.returncode, traces(folder)) == (0, []), printed.stderr
