@@ -12,6 +12,7 @@ from stratafl.algorithms import fedavg
 from stratafl.api import fit
 from stratafl.models import build
 from stratafl.runs.json_files import Journal
+from wording import mentions
 
 NAMES = ("east", "west", "south", "centre")
 BROKEN = "zone\x1b[31m-3"  # a name that would turn the terminal red

@@ -298,7 +298,7 @@ def measure(metric: Metric) -> str:
     return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
 
 
-_MODELS = {"received": "models as received", "trained": "models right after training"}
+_MODELS = {"received": "models as received", "trained": "models right after each client last trained"}
 _UNITS = {"mse": "their variance", "rmse": "their standard deviation", "mae": "their standard deviation"}
 _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 

@@ -4,7 +4,6 @@ import os
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from stratafl.errors import DamagedError
@@ -44,9 +43,7 @@ class RunFiles:
         """Write a checkpoint of the state after the rounds up to these marks; what was written since is cut off."""
         for name, journal in self._journals.items():
             journal.cut(marks[name].size)
-        states = [progress]
-        if selected is not None and selected.t != progress.t:
-            states.append(replace(selected, trained={}))  # only what goes on needs scores of the rounds before
+        states = [progress] if selected is None or selected.t == progress.t else [progress, selected]
         saved = [self._saved(state) for state in states]
         new = Checkpoint(progress.t, saved[0].tensors, marks, None if selected is None else saved[-1])
         checkpoint.save(self._folder / CHECKPOINTS, new, self._handle)

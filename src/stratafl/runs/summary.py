@@ -4,7 +4,7 @@ The selected round is the one that tables score and whose models are delivered. 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from stratafl.config.metric_choice import AUTO, PLAIN, stored_metric
@@ -192,10 +192,11 @@ class Selection:
         """The selection after these rounds; `progress` is the state that was kept, if any."""
         line = counting(history, evaluate) if evaluated(history) else None
         is_kept = line is not None and progress is not None and progress.t == line["round"]
-        return Selection(line, progress if is_kept else None)
+        return Selection(line, replace(progress, trained={}) if progress is not None and is_kept else None)
 
     def after(self, line: Line, progress: Progress, evaluate: EvaluateTable = DEFAULTS) -> "Selection":
         if not evaluated([line]):
             return self
         better = self.line is None or counting([self.line, line], evaluate) is line
-        return Selection(line, progress) if better else self
+        # Only the run that goes on needs scores of earlier rounds.
+        return Selection(line, replace(progress, trained={})) if better else self
