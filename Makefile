@@ -20,8 +20,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
 
-# Processes of one thread each: on two cores faster than two that compete for them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
+# Processes of one thread each: on two cores faster than two that compete for them. Bytecode is kept, because asserts
+# are rewritten otherwise by every process of every run.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: $(INSTALLED)
 	$(PYTEST) -n 2 -m "not slow and not nightly" $(ARGS)

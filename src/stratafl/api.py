@@ -26,7 +26,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
 from stratafl.data import Federation, from_clients
-from stratafl.data.arrays import Array, plain_tensor
+from stratafl.data.arrays import Array, in_columns, plain_tensor
 from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
@@ -185,10 +185,18 @@ class Fitted:
         return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
 
     def guarded(self, client: int) -> nn.Module:
-        """The model that a client takes in a run with `--guard`, in evaluation mode."""
+        """The model that a client takes in a run with `--guard`, in evaluation mode.
+
+        The guard chooses among the models of the selected round, so models of another round are refused.
+        """
         if self.folder is None or not (self.folder / GUARD).exists():
             raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
         record = read_guard(self.folder)
+        if record.round != self.round:
+            raise RunError(
+                f"the guard chose among the models of round {record.round}, but these are of round {self.round}: "
+                "load the run without round='newest'"
+            )
         if client not in record.choices:
             raise DataError(
                 f"client {client!r} has no chosen model: give one of the clients {first_few(record.choices)}"
@@ -210,8 +218,12 @@ class Fitted:
         return Predictor(self.model(client), runtime.federation.preprocessing, runtime.dtype)
 
     def outputs(self, client: int, x: Array) -> Tensor:
-        """Outputs of a client's own model for raw samples, as they are in the data, before any scaling."""
-        samples = self.sim.runtime.federation.preprocessing.raw(plain_tensor(x, "x"))
+        """Outputs of a client's own model for raw samples, as they are in the data, before any scaling.
+
+        Columns of a DataFrame are taken by name, where the data has names for them.
+        """
+        federation = self.sim.runtime.federation
+        samples = federation.preprocessing.raw(plain_tensor(in_columns(x, federation.column_names, "x"), "x"))
         if self.sim.template is not None:
             check_given(self.sim.template, samples)
         with torch.no_grad():
@@ -297,6 +309,8 @@ def fit(
     **options: Any,
 ) -> Fitted:
     """Train with an algorithm on one `(x, y)` per client, or on a federation.
+
+    `x` and `y` are arrays, or tables such as DataFrames, whose columns are taken by name: their order may differ.
 
     `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
     training samples, stratified by class (`split="random"`: at random). `device="auto"` is a GPU if there is one.

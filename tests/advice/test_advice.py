@@ -65,6 +65,7 @@ def test_it_keeps_to_a_tenth_of_a_full_comparison(advice: Advice) -> None:
     assert {each.rounds for each in tryout.finalists} == {tryout.of("local").rounds}
 
 
+@pytest.mark.slow
 @pytest.mark.budget(1.5, "gives the same advice once more")
 def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
     poisoned = replace(given, x=given.x.clone(), y=given.y.clone())

@@ -140,6 +140,7 @@ def test_values_of_samples_are_their_hits_if_the_metric_is_accuracy() -> None:
     assert torch.allclose(sample_values(METRICS["accuracy"], given), given.hits().double())
 
 
+@pytest.mark.slow
 def test_values_of_samples_have_the_mean_and_the_variance_of_auroc(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variance against that of AUROC over new samples, with a part for each sample and with some in each part."""
     metric, n = METRICS["auroc"], 100

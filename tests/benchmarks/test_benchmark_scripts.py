@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
-from sklearn.preprocessing import label_binarize
 
 import against_pfllib
 import bare_bench
@@ -98,6 +96,9 @@ def test_a_round_is_looked_at(tmp_path, capfd):
 
 
 def test_stand_ins_compute_what_scikit_learn_does():
+    from sklearn.metrics import roc_auc_score  # takes a second, which only this test needs
+    from sklearn.preprocessing import label_binarize
+
     rng = np.random.default_rng(0)
     y = rng.integers(0, 5, 60)
     score = rng.integers(0, 8, (60, 5)) / 8  # with ties

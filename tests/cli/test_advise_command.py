@@ -24,6 +24,7 @@ def test_it_answers_and_writes_what_to_run(strata, place):
     assert "advice" in again.err
 
 
+@pytest.mark.slow
 def test_a_single_client_is_refused_in_one_line(strata):
     result = strata("advise", "digits", "--set", "data.clients=1", "--set", "data.partition=iid")
     assert result.code == 2

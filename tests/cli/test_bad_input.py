@@ -164,7 +164,7 @@ def test_somebody_must_train(refused, new_clients):
         (["data.clients=2000", "data.partition=iid"], ("1797", "2000")),
         (
             ["data.minimum=80"],
-            ("0", "1000", "20", "80", "alpha 0.1", "data.clients", "data.minimum", "data.alpha"),
+            ("0", "1000", "20", "80", "alpha 0.3", "data.clients", "data.minimum", "data.alpha"),
         ),
         (["data.minimum=90"], ("1797", "20", "90")),
         (["data.partition=classes", "data.per_client=11"], ("per_client=11", "only 10 classes")),
@@ -475,11 +475,11 @@ def edit(path, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("lr = 0.05", "lr = 0.1", ("'done/config.toml'", "train.lr", "0.05", "0.1")),
+        ("lr = 0.1", "lr = 0.2", ("'done/config.toml'", "train.lr", "0.1", "0.2")),
         ("rounds = 2\n", "rounds = 9\n", ("run.rounds", "2", "9")),
         ("[stop]", "[stop]\ntarget = 0.5", ("stop.target", "0.5")),
         ('name = "fedper"', 'name = "fedavg"', ("algorithm.name", "'fedper'", "'fedavg'")),
-        ("lr = 0.05", "learning = 0.05", "'learning'"),
+        ("lr = 0.1", "learning = 0.1", "'learning'"),
         ("[train]", "[train", ("'done/config.toml'", "TOML")),
     ],
 )
@@ -629,7 +629,7 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
         (SEEDS, "seeds = [0.5]", "both/compare.toml"),
         (SEEDS, "seeds = [-1]", "-1"),
         ("[compare.settings.fedavg]", "[compare.settings]\nfedavg = 3", "both/compare.toml"),
-        ("lr = 0.05", "lr = -1", ("train.lr", "0")),
+        ("lr = 0.1", "lr = -1", ("train.lr", "0")),
     ],
 )
 def test_a_damaged_comparison_is_said(refused, both, old, new, says):
@@ -638,8 +638,8 @@ def test_a_damaged_comparison_is_said(refused, both, old, new, says):
 
 
 def test_a_comparison_with_a_changed_configuration_is_not_resumed(refused, both):
-    edit(both / "compare.toml", "lr = 0.05", "lr = 0.1")
-    refused("resume", both, says=("train.lr", "0.05", "0.1"))
+    edit(both / "compare.toml", "lr = 0.1", "lr = 0.2")
+    refused("resume", both, says=("train.lr", "0.1", "0.2"))
 
 
 @pytest.mark.parametrize("text", ["", "compare = 3\n", "[compare]\n", "\x00"])

@@ -91,6 +91,7 @@ def test_a_client_in_another_unit_is_named_and_takes_part(strata, place):
     assert SHOWN in " ".join(result.out.split())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_does_not_say_it_again(strata, place):
     write(place, "mine.npz", 1e30)
     assert strata("run", "--algorithm", "fedavg", *asked("mine.npz"), "--out", "done").code == 0
@@ -119,6 +120,7 @@ def test_a_comparison_names_it_whoever_computes(strata, place, jobs):
     assert summed in page
 
 
+@pytest.mark.slow
 def test_a_model_that_diverges_for_all_is_one_line_and_keeps_its_last_finite_state(strata, place):
     result = strata("run", *SMALL, "--algorithm", "fedavg", "--rounds", 2, "--set", "train.lr=1e30", "--out", "done")
     assert result.code == 0

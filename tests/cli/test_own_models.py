@@ -85,6 +85,7 @@ def test_a_branch_cannot_be_forced_into_one_call(refused):
     refused("run", *TINY, *arguments, says=("Branching", "data-dependent"))
 
 
+@pytest.mark.slow
 def test_a_function_makes_a_model_with_its_options(strata, place):
     arguments = ("--model", "own_models:factory", "--set", "model.widths=[7, 5]", "--out", "mine")
     assert strata(*RUN, *arguments).code == 0
@@ -117,6 +118,7 @@ class Net(nn.Sequential):
 """
 
 
+@pytest.mark.slow
 def test_a_file_in_the_current_folder_is_found_and_found_again_from_elsewhere(strata, place, monkeypatch):
     (place / "work").mkdir()
     (place / "work" / "nearby_net.py").write_text(NEARBY, encoding="utf-8")

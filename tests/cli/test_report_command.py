@@ -16,6 +16,7 @@ def test_a_comparison_ends_with_its_report(originals, both):
     assert all(f'id="chart-{name}"' in text for name in ("curves", "clients", "class_counts", "bytes"))
 
 
+@pytest.mark.slow
 @pytest.mark.budget(0.7, "three reports")
 def test_a_comparison_that_was_left_says_which_runs_have_not_begun_and_how_to_go_on(strata, place, both, refused):
     again = "strata resume both"
@@ -50,6 +51,7 @@ def test_verdicts_alone_make_a_report(strata, place):
     assert "– not run" in (place / "told.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_without_plotly_a_comparison_is_whole_all_the_same(strata, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     result = strata("compare", "-a", "local", "--seeds", 1, "--rounds", 1, "--out", "c", *SMALL)

@@ -174,6 +174,7 @@ def test_the_processes_of_a_comparison_inherit_what_was_typed(strata, place, can
     assert (place / "two" / "canary-method" / "seed-1" / "rounds.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.budget(0.8, "a table of one row")
 def test_a_recipe_imports_nothing(strata, place, canary):
     (place / "sent.toml").write_text(RECIPE.format(method="canary:method"), encoding="utf-8")

@@ -166,6 +166,7 @@ def probed():
     )
 
 
+@pytest.mark.slow
 def test_phases_change_who_takes_part_and_carry_fields_over():
     sim = simulation(probed(), tiny_federation(), tiny_model(), rounds=4, participation=0.5, dtype=torch.float64)
     progress, cohorts = sim.start(), []
@@ -301,6 +302,7 @@ def test_deploy_tunes_a_copy():
     assert len({tuple(row.flatten().tolist()) for row in tuned_rows["fc.weight"]}) == N
 
 
+@pytest.mark.slow
 def test_tuning_is_a_round_of_local_training():
     sim, progress = run(tuned())
     alone = replace(

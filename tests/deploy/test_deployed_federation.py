@@ -195,7 +195,7 @@ def test_an_app_that_raises_is_a_failure_with_its_reason(three: Federation) -> N
     assert run.events("done")[1]["sites"]["b"]["pid"] == pid  # it went on
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: test_chaos.py, with bits
 @pytest.mark.parametrize("part", ["clientapp", "supernode"])
 def test_a_site_that_is_killed_at_work_fails_and_comes_back(three: Federation, part: str) -> None:
     before, hold = len(three.messages("b")), three.hold("b")
@@ -211,7 +211,7 @@ def test_a_site_that_is_killed_at_work_fails_and_comes_back(three: Federation, p
     assert any(f"{part} was killed by SIGKILL" in note and "starts again" in note for note in three.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: test_chaos.py, with bits
 @pytest.mark.parametrize("part", ["superlink", "gate"])
 def test_a_run_survives_when_superlink_or_gate_are_killed(three: Federation, part: str) -> None:
     before, hold = len(three.messages("b")), three.hold("b")

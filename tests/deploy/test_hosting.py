@@ -38,6 +38,7 @@ from stratafl.errors import DamagedError, DeployError, WireError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.protocol import SendAll, UploadMessage, decode_reply, encode_message, upload_digest
 from stratafl.policies.accountant import epsilon_of
+from tiers import slow_and_nightly
 
 pytestmark = pytest.mark.budget(1.2, "a federation of four sites in this process")
 
@@ -72,9 +73,7 @@ def hosted(folder: Path, courier: Local) -> Hosting:
     return Hosting(folder / "host", courier, clock=clock, pause=clock.pause)
 
 
-@pytest.mark.parametrize(
-    "method", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ACTING if name != "fedper")]
-)
+@pytest.mark.parametrize("method", slow_and_nightly(ACTING))
 @pytest.mark.budget(5, "six rounds of four sites that restart, the simulation, and the first use of both")
 def test_host_and_sites_end_where_the_simulation_ends(tmp_path, method):
     file, _, sites = prepared_for(tmp_path, acting(method))
@@ -152,6 +151,7 @@ def test_a_message_that_is_lost_is_sent_again_before_the_deadline(tmp_path, kind
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
 
 
+@pytest.mark.slow
 def test_a_host_whose_sites_do_not_come_stops_with_their_names_and_goes_on_later(tmp_path):
     _, courier, _ = prepared(tmp_path, run={"rounds": 1})
     courier.away = lambda site: site == "c"
@@ -297,6 +297,7 @@ def test_a_score_of_which_no_mean_can_be_taken_counts_for_nothing(tmp_path):
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
 
 
+@pytest.mark.slow
 def test_a_site_that_always_asks_for_everything_has_missed_the_round(tmp_path, caplog):
     _, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 1}, deploy={"least": 3})
 
@@ -425,6 +426,7 @@ def test_a_site_reads_its_samples_in_no_way_that_others_chose(tmp_path, change):
     assert (sites["b"] / AGREED).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_log_whose_state_is_missing_is_not_said_to_be_whole(tmp_path):
     _, courier, _ = prepared(tmp_path, run={"rounds": 1})
     hosted(tmp_path, courier).run()

@@ -81,12 +81,7 @@ def check(folder: Path, method: str) -> None:
     assert largest(deployed_models(places), simulated_models(folder, file)) <= ROUNDING.get(method, 0)
 
 
-@pytest.mark.slow
-def test_fedper_on_four_real_sites_is_the_simulation(tmp_path):
-    check(tmp_path, "fedper")
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", [name for name in ACTING if name != "fedper"])
+@pytest.mark.parametrize("method", ACTING)
 def test_methods_on_four_real_sites_are_the_simulation(tmp_path, method):
     check(tmp_path, method)

@@ -353,7 +353,7 @@ def test_a_run_switches_when_the_compiled_step_is_there_and_a_resumed_one_in_the
     assert 0 < difference(plain, first) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("own_cache")
 def test_the_second_run_finds_what_the_first_compiled():
     sims = [small(Speed(compile="on"), rounds=2) for _ in range(2)]

@@ -262,7 +262,7 @@ def on_a_side(number, name, end, folder):
     return started([*TORCHRUN, *meeting, *RUN, *out], where, ("ip", "netns", "exec", name))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_machines_with_addresses_of_their_own(tmp_path, alone):
     try:
         with two_networks() as sides:

@@ -126,6 +126,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch):
     check([partial(made, fedavg(), seed=seed, batchnorm=False) for seed in range(2)])
 
 
+@pytest.mark.slow
 def test_a_step_for_which_memory_is_short_runs_as_it_is(monkeypatch, caplog):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -175,6 +176,7 @@ def test_methods_that_chose_the_same_name_for_their_steps_keep_them_apart():
         assert torch.equal(kept[number][0], sign * kept[number][1])
 
 
+@pytest.mark.slow
 def test_an_objective_without_a_name_is_not_joined():
     class Own(CrossEntropy):
         __hash__ = None

@@ -1,5 +1,6 @@
 """What is listed of a method's messages is what crosses between sites and a server, field by field and byte by byte."""
 
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 from safetensors import deserialize
 
 from deployed import own_samples
-from methods import SLOW
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.algorithms.composition import PARTS
 from stratafl.algorithms.sent_fields import sent_fields
@@ -22,6 +22,7 @@ from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.models import build
+from tiers import slow_except
 
 SHAPE, CLASSES, SIZES, ROUNDS = (1, 6, 6), 3, (9, 12, 7), 3
 # Options with which every phase begins within these rounds, and layers become personal.
@@ -45,13 +46,12 @@ COMPOSED = {
 
 
 def compositions():
-    """All that make sense; Krum and privacy need more clients and no BatchNorm, and change no message by their own."""
+    """All others that make sense. Krum and privacy need more clients and no BatchNorm, and change no message."""
     for name in (f"{host}+{part}" for host in ALGORITHMS for part in PARTS if part not in ("krum", "private")):
-        try:
-            algorithm(name)
-            yield name
-        except RecordError:
-            continue
+        if name not in FAST and name not in COMPOSED:
+            with suppress(RecordError):
+                algorithm(name)
+                yield name
 
 
 def made(name):
@@ -110,17 +110,7 @@ def check(data, stage):
     assert not stage.exact or wire.body_bytes(data) == stage.bytes
 
 
-def taken():
-    """Every method and some compositions, most of them when slow; all compositions nightly."""
-    slow = [name for name in (*ALGORITHMS, *sorted(COMPOSED)) if name not in FAST]
-    others = [name for name in compositions() if name not in FAST and name not in COMPOSED]
-    tiers = [*((name, SLOW) for name in slow), *((name, pytest.mark.nightly) for name in others)]
-    return [*FAST, *(pytest.param(name, marks=mark) for name, mark in tiers)]
-
-
-@pytest.mark.budget(1.5, "three sites and a server are built")
-@pytest.mark.parametrize("name", taken())
-def test_every_message_of_a_round_over_bytes_has_the_fields_and_bytes_that_are_listed(name):
+def check_every_message(name):
     plan = blueprint(made(name))
     listed = sent_fields(plan.algorithm, plan.setup())
     own = {k: plan.samples.client(own_samples(federation(), k), f"site {k}") for k in range(len(SIZES))}
@@ -142,6 +132,18 @@ def test_every_message_of_a_round_over_bytes_has_the_fields_and_bytes_that_are_l
         assert not absorbed.left_out
         state = absorbed.server
     assert len(seen) == len(listed.uploads) + len(listed.downloads)
+
+
+@pytest.mark.budget(1.5, "three sites and a server are built")
+@pytest.mark.parametrize("name", slow_except(FAST, (*ALGORITHMS, *sorted(COMPOSED))))
+def test_every_message_of_a_round_over_bytes_has_the_fields_and_bytes_that_are_listed(name):
+    check_every_message(name)
+
+
+@pytest.mark.nightly
+def test_messages_of_all_other_compositions_have_the_fields_and_bytes_that_are_listed():
+    for name in compositions():  # in one test: to find out which make sense takes seconds
+        check_every_message(name)
 
 
 def test_the_server_can_compute_a_personal_head_that_leaves_blended():

@@ -12,7 +12,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
-from tiers import slow_except
+from tiers import slow_and_nightly
 
 pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.9, "some rounds beside a plain loop")]
 
@@ -20,13 +20,19 @@ TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
 QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": WHOLE}
 MIN_SIZE = 5  # BatchNorm's four weights and the head's three biases travel as they are
 CASES = [("q8", False), ("q4", False), ("q4", True), ("topk", True), ("topk", False)]
-MEANS = slow_except(
-    [("fedavg", "q4", True), ("fedper", "topk", True)],
-    ((host, *case) for host in ("fedavg", "fedper") for case in CASES),
-)
-RETAINED = slow_except(
-    [("topk", True, 1, ())], ((*case, *chosen) for case in CASES for chosen in ((1, ()), (None, ("conv2",))))
-)
+MEANS = [
+    ("fedavg", "q4", True),
+    ("fedper", "topk", True),
+    *slow_and_nightly(
+        [("fedavg", *case) for case in CASES if case != ("q4", True)]
+        + [("fedper", *case) for case in CASES if case != ("topk", True)]
+    ),
+]
+RETAINED = [
+    ("topk", True, 1, ()),
+    *slow_and_nightly((*case, None, ("conv2",)) for case in CASES),
+    *slow_and_nightly((*case, 1, ()) for case in CASES if case != ("topk", True)),
+]
 PERSONAL = {"fedavg": (), "fedper": ("fc",)}
 
 

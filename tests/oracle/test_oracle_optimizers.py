@@ -183,6 +183,7 @@ def test_a_run_with_a_schedule_has_the_rates_of_torch() -> None:
     check(sim, WithRates(federation, module, (Phase(train),), rounds=4, rates=rates))
 
 
+@pytest.mark.slow
 def test_a_state_that_is_dropped_is_not_kept() -> None:
     sim, _ = both(*OPTIMISERS["adam"], False, 1.0)
     assert set(sim.run(Matrix()).clients[0]) == {"theta"}

@@ -218,6 +218,7 @@ def _slowed(net: nn.Module, anchor: dict[str, Tensor]) -> None:
             p.grad /= 1 + norm
 
 
+@pytest.mark.slow
 def test_a_rate_per_layer_and_client() -> None:
     train = replace(PLAIN, rates=(OracleNormRate(),))
     federation, module = images((14, 11, 4)), convnorm()
@@ -225,6 +226,7 @@ def test_a_rate_per_layer_and_client() -> None:
     check(sim, Federated(federation, module, (Phase(train),), rounds=2, before_step=_slowed))
 
 
+@pytest.mark.slow
 def test_an_edit_that_reads_the_anchor() -> None:
     train = replace(MOVING, lr=0.3, clip=0.5, edits=(OracleCubic(),))
     federation, module = images((14, 11, 4)), convnorm()

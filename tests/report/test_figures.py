@@ -29,6 +29,7 @@ def layer_charts(study):
     return {name: chart for name, chart in charts(study).items() if name in ("layers", "methods", "mixing", "bytes")}
 
 
+@pytest.mark.slow
 def test_plotly_accepts_every_figure(tmp_path):
     found = charts(gather([write_study(tmp_path / "s")]))
     assert list(found) == ["decision", "curves", "clients", "layers", "methods", "mixing", "bytes", "class_counts"]

@@ -476,6 +476,7 @@ def test_all_pairs_are_a_table_and_csv(tmp_path):
     assert (unclear.sentence, unclear.values["pairs"].split()[0]) == (say.FIRST_UNCLEAR, "local")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_pairs_with_the_first_and_writes_all(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     write(tmp_path / "runs", fedavg=(0.1, 0.12, 0.11), local=(0.8, 0.6, 0.76), fedper=(0.81, 0.75, 0.7))

@@ -16,7 +16,7 @@ from stratafl.tuning import Tuning, TuningPlan, advance
 from stratafl.tuning.tuning_result import write_results
 
 # One step a round: what is tested is the directory.
-TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=400")
+TINY = ("run.rounds=4", "data.clients=4", "data.partition=iid", "model.hidden=[8]", "train.batch=400", "train.lr=0.05")
 _PLACE = TemporaryDirectory(prefix="stored-runs-")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from guarded_runs import finished
-from stored_runs import UNSTEADY
+from stored_runs import UNSTEADY, selected_early
 from stored_runs import finished as finished_run
 
 import stratafl
@@ -97,6 +97,7 @@ def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, do
         assert "data.validation" not in doubts[0]  # it is 0.2 already
 
 
+@pytest.mark.slow
 def test_the_page_says_what_clients_take_as_the_console_does(done: Path) -> None:
     study = gather([done])
     sentences = guard_sentences(study.ranks)
@@ -124,6 +125,27 @@ def test_the_chosen_models_give_the_predictions(done: Path) -> None:
         assert torch.allclose(scores, given.of(client).scores, atol=1e-5)
     with pytest.raises(DataError, match="client 9 "):
         fitted.guarded(9)
+
+
+def test_choices_among_models_of_another_round_are_refused(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "run")
+    path = tmp_path / "run/guard/guard.json"
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps(table | {"round": table["round"] - 1}))
+    fitted = stratafl.load(tmp_path / "run", device="cpu")
+    with pytest.raises(RunError, match=f"round {fitted.round - 1}, .* round {fitted.round}"):
+        fitted.guarded(0)
+
+
+@pytest.mark.slow
+def test_the_newest_models_are_not_what_the_guard_chose_among() -> None:
+    folder = finished_run(*selected_early(), "evaluate.guard=true")
+    selected, newest = (stratafl.load(folder, round=name, device="cpu") for name in ("selected", "newest"))
+    assert (selected.round, newest.round) == (read_guard(folder).round, 4)
+    assert selected.round < newest.round
+    selected.guarded(0)
+    with pytest.raises(RunError, match=f"round {selected.round}, .* round 4"):
+        newest.guarded(0)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_after_one_ctrl_c_all_are_saved_and_continued(tmp_path, alone):
 
 def test_killed_again_and_again_they_end_as_if_nothing_had_been(tmp_path, alone):
     folder, command = tmp_path / "c", [*COMPARE, tmp_path / "c"]
-    for lines in sorted(random.Random(0).sample(range(1, len(METHODS) * SEEDS * ROUNDS), 8)):
+    for lines in sorted(random.Random(0).sample(range(1, len(METHODS) * SEEDS * ROUNDS), 5)):
         process = Command(*command, environment=ENVIRONMENT)
         wait_until(lambda lines=lines: written(folder) >= lines, process)
         end(process)

@@ -265,6 +265,7 @@ def test_an_error_inside_a_round_loses_no_round_before_it(tmp_path, monkeypatch,
     assert outcome(finish(run).folder) == outcome(example)
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_is_said_and_the_run_can_go_on_later(tmp_path, monkeypatch, example):
     run = Run.create(experiment("run.checkpoint=2"), tmp_path / "run")
 
@@ -451,6 +452,7 @@ def test_a_changed_environment_is_noted(tmp_path):
 # Evaluation and the end
 
 
+@pytest.mark.slow
 def test_new_clients_never_take_part_and_are_evaluated(tmp_path):
     run = whole(tmp_path / "run", "data.clients=6", "data.new_clients=2")
     assert set(run.progress.clients) == {0, 1, 2, 3}

@@ -274,7 +274,7 @@ def test_killed_at_random_moments_it_makes_the_same_choices(tmp_path, undisturbe
     assert tuned(folder) == tuned(undisturbed)
     again = tmp_path / "killed"
     created(again)
-    for _ in range(6):
+    for _ in range(4):
         # A pair writes one to fifteen of more than a hundred files: so it is killed at work, however fast it is.
         files, more = count_files(again), chance.randint(1, 15)
         processes = [Command("resume", again, environment=ENVIRONMENT) for _ in range(2)]
@@ -286,7 +286,7 @@ def test_killed_at_random_moments_it_makes_the_same_choices(tmp_path, undisturbe
             end(process)
             kills += process.returncode == -signal.SIGKILL
     resumed(again)
-    assert kills > 5
+    assert kills > 3
     assert tuned(again) == tuned(undisturbed)
     assert trials(again) == trials(undisturbed)
     assert len(list(again.glob("*/*/seed-1/predictions.safetensors"))) == 4  # of winners and untuned

@@ -220,6 +220,7 @@ def test_what_cannot_be_asked_for(options, says):
         request(**options)
 
 
+@pytest.mark.slow
 def test_all_models_can_be_asked_for_and_made():
     cells = request(models="all").cells
     assert [cell.model for cell in cells] == list(BENCH_MODELS)

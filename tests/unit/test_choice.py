@@ -41,6 +41,7 @@ def made(model="cnn", **options):
     return simulation(fedavg(), federation, lambda: build(model, shape=(1, 8, 8), classes=10), rounds=1, **options)
 
 
+@pytest.mark.slow
 def test_the_faster_engine_is_taken_and_not_measured_again(found, tmp_path):
     assert isinstance(made().runtime.engine, LoopEngine)
     assert made().runtime.tuning["engine"] == "loop"

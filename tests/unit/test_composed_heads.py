@@ -23,7 +23,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.models import HeadExtension, build, save_weights
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, check_algorithm, tiny_federation, tiny_model
-from tiers import slow_except
+from tiers import slow_and_nightly, slow_except
 
 PARTS = {
     "two": ("generic", "personal"),
@@ -236,8 +236,7 @@ def test_the_head_of_a_wrapped_model_has_two_names(head):
 # The contract, the record
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("kind", slow_and_nightly(PARTS))
 def test_a_method_with_a_composed_head_keeps_the_contract(kind):
     check_algorithm(kept_head(kind), settings=[("follow", 0.5)])
 
@@ -298,8 +297,7 @@ def images():
     return [(rng.standard_normal((20, *SHAPE)).astype(np.float32), rng.integers(0, CLASSES, 20)) for _ in range(3)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("kind", slow_and_nightly(PARTS))
 def test_a_clients_model_is_exported_with_its_composed_head(kind, tmp_path):
     fitted = stratafl.fit(kept_head(kind), images(), tiny_model, rounds=1)
     x = np.random.default_rng(1).standard_normal((5, *SHAPE)).astype(np.float32)
@@ -317,6 +315,7 @@ def test_a_clients_model_is_exported_with_its_composed_head(kind, tmp_path):
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_every_client_draws_the_same_personal_start_or_its_own():
     common, own = (made(kept_head("gated", initial=initial), tiny_model()) for initial in ("common", "own"))
     ids = torch.arange(2)

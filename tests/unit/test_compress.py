@@ -335,6 +335,7 @@ def test_a_configuration_names_a_compression():
     assert algorithm_of(made).pack[0].codec == TopK(0.01)
 
 
+@pytest.mark.slow
 def test_the_catalogue_says_what_travels(capsys):
     print_catalogue("heurpfedla+topk", as_json=True, settings={})
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]

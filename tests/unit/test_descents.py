@@ -33,6 +33,7 @@ def after(algorithm, dtype=torch.float64):
     return client
 
 
+@pytest.mark.slow
 def test_two_descents_of_a_round_keep_their_counts_apart():
     """By hand: batches of 2 are 4 and 2 of an epoch, the head takes three epochs and the base one."""
     found = after(fedrep(head_epochs=3, train=LocalTraining(batch=2, lr=0.1)))
@@ -41,6 +42,7 @@ def test_two_descents_of_a_round_keep_their_counts_apart():
     assert not torch.equal(found["head/loss"], found["loss"])
 
 
+@pytest.mark.slow
 def test_a_rate_is_as_exact_as_the_run():
     for dtype in (torch.float64, torch.float32):
         rate = tensor_of(after(fedavg(train=LocalTraining(lr=0.1)), dtype), "rate")

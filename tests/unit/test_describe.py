@@ -236,6 +236,7 @@ def test_the_normalisations_of_a_transformer_follow_what_they_normalise():
     assert layout.layer("1.norm2").normalises == "1.linear2"
 
 
+@pytest.mark.slow
 def test_blocks_are_the_models_stages_or_else_its_children():
     assert [layer.block for layer in describe(convnorm()).layers] == ["conv1", "conv1", "conv2", "conv2", "fc"]
     resnet = describe(build("resnet18cifar", shape=(3, 8, 8), classes=2), granularity="block")

@@ -81,6 +81,7 @@ def test_fedpac_mixes_the_heads_of_the_cohort_alone() -> None:
     assert report.up.total == 3 * (setup.row_bytes(setup.layout.travelling()) + told)
 
 
+@pytest.mark.slow
 def test_fedpac_gives_a_new_client_the_mean_head() -> None:
     sim = simulated(fedpac())
     progress = sim.run(Matrix())

@@ -133,6 +133,7 @@ def test_factors_are_rounded_as_those_of_products():
     assert 1e-4 < error(found["stock"][1], exact) < 0.05  # they are rounded
 
 
+@pytest.mark.slow
 def test_images_lie_with_clients_and_channels_last():
     x = torch.randn(3, 2, 4, 5, 6)
     laid = grouped.clients_last(x)

@@ -88,6 +88,7 @@ def test_fedopt_has_a_rate_for_each_optimiser():
     assert [fedopt(optimizer=name).merge[0].lr for name in ("adam", "yogi", "momentum")] == [0.01, 0.01, 1.0]
 
 
+@pytest.mark.slow
 def test_fedala_without_layers_is_fedavg():
     plain, other = (built(method, rounds=1) for method in (fedavg(), fedala(layers="none")))
     rows, same = (received_models(s, s.run(Matrix()), torch.arange(6))["fc.weight"] for s in (plain, other))

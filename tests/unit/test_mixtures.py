@@ -68,6 +68,7 @@ def test_weights_are_learned_often_the_first_time_and_once_afterwards():
     assert CountPasses(7)(None, client, Parcel({}), None)["passes"].tolist() == [0, 7, 1, 1]
 
 
+@pytest.mark.slow
 def test_fedala_learns_weights_between_0_and_1_and_keeps_the_top_of_its_own_model():
     sim = made(fedala(weights_lr=200.0, first_passes=3), rounds=3, participation=0.5)
     progress = sim.run(Matrix())
@@ -104,6 +105,7 @@ def test_captured_steps_keep_the_cores_once():
     assert {x.stride(0) for x in cores} == {0}
 
 
+@pytest.mark.slow
 def test_apple_weighs_all_cores_equally_and_is_pulled_to_their_numbers_of_samples_for_a_while():
     sim = made(apple(strength=0.5, until=0.5, own=None), rounds=4)
     progress = sim.start()
@@ -120,6 +122,7 @@ def test_apple_weighs_all_cores_equally_and_is_pulled_to_their_numbers_of_sample
     assert torch.equal(client["is_own"], torch.eye(6, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_a_new_client_of_apple_trains_its_weights_alone():
     data = tiny_federation((*SIZES, 9, 5))
     sim = made(apple(weights_lr=0.1), data=data, new_clients=2)
@@ -247,6 +250,7 @@ def test_clients_have_models_of_their_own_after_some_rounds(method):
     assert min(pairs) > 1e-5
 
 
+@pytest.mark.slow
 def test_momentum_and_weight_decay_are_of_the_core():
     plain, decayed = (made(apple(train=LocalTraining(weight_decay=d, momentum=0.5)), rounds=1) for d in (0.0, 0.5))
     one, two = (rows_of(sim.run(Matrix()).server, "cores") for sim in (plain, decayed))

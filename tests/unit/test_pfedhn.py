@@ -19,6 +19,7 @@ def made(method, clients=6, **options):
     return simulation(method, tiny_federation([4] * clients), tiny_model(), rounds=2, **options)
 
 
+@pytest.mark.slow
 def test_the_hypernetwork_has_the_papers_sizes():
     sim = made(pfedhn(), clients=9)
     server, P = sim.start().server, sim.setup.layout.columns

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings
+from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings, with_values
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.config.setting_tables import EvaluateTable
+from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.errors import UnknownNameError
 from stratafl.runs.summary import counting, selected_score
 
@@ -75,3 +75,14 @@ def test_an_unknown_protocol_is_refused_with_the_nearest():
 def test_the_score_by_hand(lines, keys, round_, expected):
     assert counting(lines, EvaluateTable(**keys))["round"] == round_
     assert selected_score(lines, EvaluateTable(**keys)) == expected
+
+
+def test_a_data_set_gives_defaults_that_protocol_and_settings_go_before():
+    assert (from_tables({}).train.lr, from_tables({}).data.alpha) == (0.1, 0.3)
+    assert from_tables({"data": {"alpha": 0.1}}).data.alpha == 0.1
+    assert from_tables({"data": {"partition": "iid"}}).data.alpha == DataTable().alpha  # which no such partition has
+    assert from_tables({"run": {"protocol": "fedper"}}).train.lr == 0.01
+    other = with_values(from_tables({}), {"data.name": "mnist"})
+    assert (other.train.lr, other.data.alpha) == (0.05, 0.1)
+    assert with_values(from_tables({"train": {"lr": 0.2}}), {"data.name": "mnist"}).train.lr == 0.2
+    assert with_values(other, {"data.name": "digits"}) == from_tables({})

@@ -252,6 +252,7 @@ def test_memory_of_a_client_grows_with_model_and_batch():
 # The debug executor
 
 
+@pytest.mark.slow
 def test_a_limit_leaves_what_data_and_memories_do_not_take(monkeypatch):
     """FedPer's memories stay in RAM, FedAvg has none; libraries and data were there before."""
     monkeypatch.setattr("stratafl.execute.memory.resident", lambda: 300)

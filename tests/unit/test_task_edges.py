@@ -81,6 +81,7 @@ class LooksAtAConstant:
         return CrossEntropy()(net, row, frozen, batch, constants, carry)
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is(monkeypatch):
     monkeypatch.setattr(engine_module, "PATIENCE", 1)
     sims = [flat(fedavg(train=LocalTraining(objective=each))) for each in (LooksAtAConstant(), None)]
@@ -103,6 +104,7 @@ class Plain(nn.Module):
         return self.fc(self.norm(self.conv(x)).flatten(1))
 
 
+@pytest.mark.slow
 def test_a_batchnorm_without_parameters_trains_with_what_it_normalises():
     sim = tiny(fedrep(), Plain())
     after = received_models(sim, sim.run(Matrix()), torch.tensor([0]))
@@ -263,6 +265,7 @@ def test_models_right_after_training_can_be_examined():
         assert not torch.equal(rows["conv1.weight"][0], progress.server["theta"]["conv1.weight"])
 
 
+@pytest.mark.slow
 def test_a_finish_has_a_clock_of_its_own():
     train = LocalTraining(schedule=Cosine())
     alg = Phased((Phase(fedavg(train=train)),), finish=Phase(alone(train=train), participation="all"))

@@ -55,3 +55,42 @@ def test_only_a_table_that_takes_whole_samples_bounds_them():
     with pytest.raises(DataError, match=r"\b1\b.*\b10\b.*\b9\b"):
         check_given(model(), torch.tensor([[0, 9, 1], [3, 10, 11]]))
     check_given(model(), torch.tensor([[0, 9, 1]]))
+
+
+class Bert(nn.Module):
+    """The tables of BERT: of words, of positions, and of two token types."""
+
+    def __init__(self, positions: int = 4, width: int = 2) -> None:
+        super().__init__()
+        self.words, self.positions, self.types = (nn.Embedding(rows, width) for rows in (30, positions, 2))
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1]).expand_as(x)
+        return self.head((self.words(input=x) + self.positions(places) + self.types(torch.zeros_like(x))).mean(1))
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_tables_of_positions_and_token_types_do_not_bound_tokens(length):
+    assert table_size(Bert(), (length,), torch.int64) == 30
+    assert table_size(Bert(), (length,), torch.int32) == 30
+
+
+def test_a_model_with_the_tables_of_bert_is_trained_and_predicts():
+    fitted = stratafl.fit(fedavg(), texts(29), Bert, rounds=1, validation=0)
+    assert fitted.predict(0, np.array([[0, 29, 1]])).shape == (1,)
+    with pytest.raises(DataError, match=r"sample 0 .*token 30, .*0 to 29"):
+        fitted.predict(0, np.array([[0, 30, 1]]))
+    with pytest.raises(DataError, match=r"client '1' .*token 30, .*0 to 29"):
+        stratafl.fit(fedavg(), texts(30), Bert, rounds=1, validation=0)
+
+
+class Shifted(Bert):
+    """Looks up the token after each, of which its table says nothing to us."""
+
+    def forward(self, x):
+        return super().forward(x + 1)
+
+
+def test_a_table_that_takes_something_made_of_tokens_does_not_bound_them():
+    assert table_size(Shifted(), (3,), torch.int64) is None

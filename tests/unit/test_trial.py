@@ -125,6 +125,7 @@ def test_the_sample_is_not_the_cohort():
 # What
 
 
+@pytest.mark.slow
 def test_a_line_holds_the_scores_of_the_models_after_the_round():
     sim = made(replace(fedper(), tune=(TUNE,)), new_clients=2)
     trial = Trial(sim, sample=3)

@@ -33,7 +33,7 @@ Trust = Annotated[bool, option("--trust", "Import code that a file or run names.
 Jobs = Annotated[int | None, option("--jobs -j N", "Number of processes; else 1, on a GPU up to 3.", min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
 
-COMPARED = "local,fedavg,fedper,fedrep,fedbn,lgfedavg"  # that are compared unless you name others
+COMPARED = "local,fedavg,fedper,flayer,pfedla,heurpfedla,fedalp,fedlag"  # that are compared unless you name others
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
     **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
@@ -63,7 +63,7 @@ def experiment_of(config: Path | None) -> "Experiment":
     """The experiment that settings change: a file's, or the default one."""
     from stratafl.config import experiment
 
-    return experiment.Experiment() if config is None else experiment.load_experiment(config)
+    return experiment.from_tables({}) if config is None else experiment.load_experiment(config)
 
 
 def names_in(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.config.assemble import federation_of, samples_of
-from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.experiment import from_tables, with_values
 from stratafl.config.setting_tables import Settings
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
@@ -57,7 +57,7 @@ def print_data_sets(as_json: bool) -> None:
 
 def export_data(name: str, out: Path, path: str | None, settings: Settings) -> None:
     """Write a data set as shards, and print how to use them."""
-    experiment = with_values(Experiment(), {"data.name": name, "data.path": path, **settings})
+    experiment = with_values(from_tables({}), {"data.name": name, "data.path": path, **settings})
     samples = samples_of(experiment.data, experiment.run.seed)
     files = write_shards(samples, out)
     size = sum(file.stat().st_size for file in files)

@@ -29,7 +29,8 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     place, folder = Path(data).absolute(), out or Path("sites") / site
     if not place.exists():
         raise DeployError(f"'{data}' does not exist: name the file or folder with this site's samples")
-    server, _, file = read_invitation(invitation, site)
+    invited = read_invitation(invitation, site)
+    server, file = invited.server, invited.file
     console = note_console()
     with show_warnings(console):
         leaves = what_leaves_site(file, site, str(place), trust=trust)
@@ -38,7 +39,7 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     agreed = has_consent(folder, file, leaves)
     if not agreed:
         _ask(leaves, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
-    prepared = prepare_site(folder, invitation, site)
+    prepared = prepare_site(folder, invited, site)  # the file may have changed since it was read
     if not agreed:
         keep_consent(folder, file, leaves)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)

@@ -20,8 +20,9 @@ from stratafl.config.assemble import (
     seeds_of,
     split_plan,
 )
-from stratafl.config.experiment import Experiment, from_tables, read_as, to_tables
+from stratafl.config.experiment import Experiment, from_tables, named_files, read_as, to_tables
 from stratafl.config.migrations import migrate
+from stratafl.config.setting_tables import DataTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.records import from_settings, record, to_settings
@@ -97,6 +98,9 @@ class FederationFile:
     experiment: Experiment
     deploy: DeployTable
 
+    def __post_init__(self) -> None:
+        _refuse_files(_without_place(self.experiment))
+
     def tables(self) -> dict[str, dict[str, Any]]:
         return {**to_tables(self.experiment), DEPLOY: to_settings(self.deploy)}
 
@@ -106,6 +110,21 @@ class FederationFile:
             field.name: field.default for field in dataclasses.fields(self.deploy) if field.name in OF_THE_HOST
         }
         return dataclasses.replace(self, deploy=dataclasses.replace(self.deploy, **usual))
+
+    def invited(self) -> "FederationFile":
+        """What sites are given: all but where the host's own samples are."""
+        return dataclasses.replace(self, experiment=_without_place(self.experiment))
+
+
+def _without_place(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, name=DataTable().name, path=None))
+
+
+def _refuse_files(experiment: Experiment) -> None:
+    """Raise if a setting names a file: with it, a host would choose what a site reads, and perhaps sends."""
+    for setting, name in named_files(experiment).items():
+        wrong = f"{setting} = '{shown(name)}' names a file or folder, which a host may not choose for its sites"
+        raise RecordError(f"{wrong}: leave it out of the host's file")
 
 
 def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
@@ -118,6 +137,13 @@ def federation_from(tables: Mapping[str, Any]) -> FederationFile:
         raise RecordError('it has no table [deploy]: add one with sites = ["…", "…"]')
     rest = {name: table for name, table in tables.items() if name != DEPLOY}
     return FederationFile(from_tables(migrate(rest)), from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
+
+
+def invited_from(tables: Mapping[str, Any]) -> FederationFile:
+    """The federation of an invitation, which names no file of the site that reads it."""
+    file = federation_from(tables)
+    _refuse_files(file.experiment)
+    return file
 
 
 def blueprint_of(

@@ -34,7 +34,7 @@ from stratafl.config.setting_tables import (
     parse_settings,
     partition_of,
 )
-from stratafl.core.annotations import said
+from stratafl.core.annotations import FilePath, parts, said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS
 from stratafl.data.loading import check_name
@@ -81,7 +81,7 @@ class Experiment:
 def from_tables(tables: Mapping[str, Any]) -> Experiment:
     """An experiment from plain tables; unknown tables and keys are refused with the nearest match.
 
-    What they leave open is as their protocol has it, or else at its default.
+    What they leave open is as their protocol has it, or their data set, or else at its default.
     """
     for name, table in tables.items():
         if name not in TABLES:
@@ -91,7 +91,9 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
     values = {name: tables.get(name, {}) for name in TABLES}
     run = from_settings("run", RunTable, values["run"])
     method = from_settings("algorithm", AlgorithmTable, values["algorithm"]).name
-    usual = PROTOCOLS[run.protocol].tables(method)
+    data = from_settings("data", DataTable, values["data"])
+    usual = PROTOCOLS[run.protocol].tables(method, data.name)
+    usual["data"] = _divided_anew(usual.get("data", {}), data.partition)
     return Experiment(
         **{name: from_settings(name, cls, {**usual.get(name, {}), **values[name]}) for name, cls in TABLES.items()}
     )
@@ -156,8 +158,8 @@ def with_settings(experiment: Experiment, typed: Iterable[str]) -> Experiment:
 def with_values(experiment: Experiment, settings: Settings) -> Experiment:
     """The experiment with these settings; None is the default of a key that may be none."""
     tables = to_tables(experiment)
-    if "run.protocol" in settings:
-        tables = _open_again(experiment, settings["run.protocol"])
+    if settings.keys() & {"run.protocol", "data.name"}:
+        tables = _open_again(experiment, settings)
     for path in sorted(settings, key=lambda path: path not in _CHOICES):  # whose options may come before
         (name, _, key), value = path.partition("."), settings[path]
         table = "algorithm" if name in _method_names(tables["algorithm"].get("name")) else name
@@ -184,6 +186,17 @@ def names_code(experiment: Experiment) -> bool:
     return any(":" in name for name in (experiment.algorithm.name, experiment.model.name, experiment.evaluate.metric))
 
 
+def named_files(experiment: Experiment) -> dict[str, str]:
+    """The settings that name a file or folder, with what they name."""
+    files = dict[str, str]()
+    for name, table in to_tables(experiment).items():
+        for key, setting in keys_of(TABLES[name]).items():
+            markers = [marker for marker in parts(setting.hint)[1] if isinstance(marker, FilePath)]
+            if markers and key in table and table[key] not in markers[0].others:
+                files[f"{name}.{key}"] = table[key]
+    return files
+
+
 def paths_in(settings: Settings) -> list[str]:
     """The names of methods, models and metrics in settings, which may be paths."""
     return [settings[path] for path in _PATHS if isinstance(settings.get(path), str)]
@@ -197,13 +210,15 @@ def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
     return {key: v for key, v in table.items() if key in keys and (key in options or key not in DIVIDING)}
 
 
-def _open_again(experiment: Experiment, protocol: Any) -> dict[str, dict[str, Any]]:
-    """The tables under another protocol: settings that are as the one before has them are left to it."""
-    before = {"run": {"protocol": experiment.run.protocol}, "algorithm": {"name": experiment.algorithm.name}}
-    usual = to_tables(from_tables(before))
+def _open_again(experiment: Experiment, settings: Settings) -> dict[str, dict[str, Any]]:
+    """The tables under another protocol or with other data: what is as those before have it is left to the new ones."""
+    before = {"run": {"protocol": experiment.run.protocol}, "data": {"name": experiment.data.name}}
+    usual = to_tables(from_tables({**before, "algorithm": {"name": experiment.algorithm.name}}))
     tables = {
         name: {key: value for key, value in table.items() if key not in usual[name] or value != usual[name][key]}
         for name, table in to_tables(experiment).items()
     }
-    tables["run"]["protocol"], tables["algorithm"]["name"] = protocol, experiment.algorithm.name
+    tables["run"]["protocol"] = settings.get("run.protocol", experiment.run.protocol)
+    tables["data"]["name"] = settings.get("data.name", experiment.data.name)
+    tables["algorithm"]["name"] = experiment.algorithm.name
     return to_tables(from_tables(tables))

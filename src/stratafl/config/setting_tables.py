@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
-from stratafl.core.annotations import MAX_INTEGER, Named, Range, Size, checked, parts, union
+from stratafl.core.annotations import MAX_INTEGER, FilePath, Named, Range, Size, checked, parts, union
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
+from stratafl.data.catalogue import DATASETS
 from stratafl.data.labels import TARGETS
 from stratafl.data.reading import NORMALISED
 from stratafl.data.splitting import SPLIT
@@ -110,7 +111,7 @@ class ModelTable:
 
     name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
     head: Annotated[str | None, "the module that is the head, if it cannot be detected"] = None
-    weights: Annotated[str | None, "a safetensors file with the initial weights"] = None
+    weights: Annotated[str | None, FilePath(), "a safetensors file with the initial weights"] = None
     seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
     options: Options = dataclasses.field(default_factory=dict)
 
@@ -119,8 +120,12 @@ class ModelTable:
 class DataTable:
     """Which data, over how many clients, divided how, and the options of the partition."""
 
-    name: Annotated[str, "a name from `strata data list`, or a file or folder, see [data](data.md)"] = "digits"
-    path: Annotated[str | None, "the file or folder of that data set, or the folder it is in; none: the hub"] = None
+    name: Annotated[
+        str, FilePath(DATASETS), "a name from `strata data list`, or a file or folder, see [data](data.md)"
+    ] = "digits"
+    path: Annotated[
+        str | None, FilePath(), "the file or folder of that data set, or the folder it is in; none: the hub"
+    ] = None
     label: Annotated[str | None, "the column with the labels in your own table; none: `label` or `y`"] = None
     client: Annotated[str | None, "the column with each sample's client in your own table; none: `client`"] = None
     group: Annotated[

@@ -76,6 +76,16 @@ class Named:
 
 
 @dataclass(frozen=True)
+class FilePath:
+    """A text that names a file or folder on the disk of whoever reads it, unless it is one of these names.
+
+    Every setting that may do so has this marker: a host may not set it for its sites.
+    """
+
+    others: Collection[str] = ()
+
+
+@dataclass(frozen=True)
 class Tune:
     """Where a tuner looks for a number: from low to high, in even steps of its logarithm with `log`; or these choices.
 

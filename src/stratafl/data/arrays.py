@@ -10,9 +10,10 @@ from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.preprocessing import dtype_name
-from stratafl.errors import DataError
+from stratafl.errors import DataError, counted, shown
 
 Array = NDArray[Any] | Tensor
+_MAX_NAMED_COLUMNS = 5  # columns that a message names
 _CHECKED_AT_ONCE = 4096  # samples; a search for NaN in all of x at once would need a second copy of it
 
 
@@ -23,6 +24,58 @@ class Part(NamedTuple):
     where: str
     x: Array
     y: Array
+
+
+def column_names(values: Any) -> tuple[str, ...]:
+    """The names of the columns of a table, such as a DataFrame; () of an array, or if they are only numbered."""
+    labels = _labels(values)
+    return () if labels == list(range(len(labels))) else tuple(map(str, labels))
+
+
+def in_columns(values: Any, names: Sequence[str], what: str) -> Any:
+    """The columns of a table by these names, in their order; an array has no names and stays as it is."""
+    present = column_names(values)
+    if not names or not present or present == tuple(names):
+        return values
+    if len({*present}) < len(present):
+        twice = next(name for name in present if present.count(name) > 1)
+        raise DataError(f"{what} has two columns named '{shown(twice)}': give every column a name of its own")
+    missing = [name for name in names if name not in present]
+    if missing:
+        few = ", ".join(f"'{shown(name)}'" for name in missing[:_MAX_NAMED_COLUMNS])
+        rest = ", …" if len(missing) > _MAX_NAMED_COLUMNS else ""
+        raise DataError(f"{what} lacks {counted(len(missing), 'column')} ({few}{rest}): columns are taken by name")
+    labels = dict(zip(present, _labels(values), strict=True))
+    ordered = [labels[name] for name in names]
+    return values.select(ordered) if hasattr(type(values), "column_names") else values[ordered]
+
+
+def align_columns(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
+    """The parts with the columns of all tables in the order of the first one, and the names of the samples' columns.
+
+    A single column of targets may have any name.
+    """
+    names = next(filter(None, (column_names(part.x) for part in parts)), ())
+    targets = next(filter(None, (column_names(part.y) for part in parts)), ())
+    targets = targets if len(targets) > 1 else ()
+    for part in parts:
+        for what, table, first in (("x", part.x, names), ("y", part.y, targets)):
+            more = [name for name in column_names(table) if first and name not in first]
+            if more:
+                few = ", ".join(f"'{shown(name)}'" for name in more[:_MAX_NAMED_COLUMNS])
+                raise DataError(f"{what}{part.where} has columns that others lack ({few}): give all the same columns")
+    aligned = [
+        Part(where, in_columns(x, names, f"x{where}"), in_columns(y, targets, f"y{where}")) for where, x, y in parts
+    ]
+    return aligned, names
+
+
+def _labels(values: Any) -> list[Any]:
+    """What a table calls its columns: pandas and polars have `columns`, pyarrow has `column_names`."""
+    kind = type(values)  # whose attributes no column hides
+    if hasattr(kind, "column_names"):
+        return list(values.column_names)
+    return list(values.columns) if hasattr(kind, "columns") else []
 
 
 def join_parts(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, join_parts
+from stratafl.data.arrays import Array, Part, align_columns, column_names, join_parts
 from stratafl.data.cache import draw_partition
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of
@@ -56,12 +56,14 @@ def federate(
     assignment says who tests on what, only the validation part is split off from the training samples.
     """
     where = "" if name == ARRAYS else f" of '{name}'"
+    columns = column_names(x)
     x, y, classes = join_parts([Part(where, x, y)], classes, dtype, pixels=scaling is not None)
     whole = assignment if isinstance(assignment, Assignment) else Assignment(list(assignment))
     whole = replace(whole, overlap=whole.overlap or overlap)
     plan = SplitPlan(validation, test, minimum_test, seed, split)
     splitter = Splitter(_labels(y), plan, _group(group, len(y)), client_names)
-    return Federation(x, y, classes, _ragged(splitter.split_assignment(whole)), name, scaling, client_names)
+    splits = _ragged(splitter.split_assignment(whole))
+    return Federation(x, y, classes, splits, name, scaling, client_names, column_names=columns)
 
 
 def from_clients(
@@ -81,11 +83,11 @@ def from_clients(
     for client, pair in enumerate(clients):
         _check_pair(pair, f"client {client}")
         check_some_samples(len(pair[0]), f"client {client}")
-    parts = [Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)]
+    parts, columns = align_columns([Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)])
     x, y, classes = join_parts(parts, classes, dtype)
     indices = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split))
-    return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name)
+    return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name, column_names=columns)
 
 
 def from_splits(
@@ -105,12 +107,12 @@ def from_splits(
     }
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
-    parts = [Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present]
+    parts, columns = align_columns([Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present])
     x, y, classes = join_parts(parts, classes, dtype)
     indices = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(clients)
     splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
-    return Federation(x, y, classes, splits, name)
+    return Federation(x, y, classes, splits, name, column_names=columns)
 
 
 def from_samples(

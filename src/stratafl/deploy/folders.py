@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 
-from stratafl.config.deployment import FederationFile, federation_from, read_federation
+from stratafl.config.deployment import FederationFile, invited_from, read_federation
 from stratafl.config.experiment import read_toml
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.certificates import (
@@ -60,7 +60,7 @@ class HostFolder:
         """Write what sites are given, with the address that they are to use."""
         invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
         path = self.path / INVITATION
-        write_atomically(path, tomli_w.dumps({"invitation": invitation, **self.file.tables()}).encode())
+        write_atomically(path, tomli_w.dumps({"invitation": invitation, **self.file.invited().tables()}).encode())
         return path
 
     def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
@@ -119,41 +119,53 @@ class SiteFolder:
     authority: Path
 
 
-def prepare_site(path: Path, invitation: Path, name: str) -> SiteFolder:
+@dataclass(frozen=True)
+class Invitation:
+    """Address and authority of a host, and its federation."""
+
+    server: str
+    authority: str
+    file: FederationFile
+
+
+def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFolder:
     """The folder of this site, new or as it was left; keys are made once."""
-    server, authority, file = read_invitation(invitation, name)
+    if isinstance(invitation, Path):
+        invitation = read_invitation(invitation, name)
     make_private(path)
-    _keep_file(path, file)
+    _keep_file(path, invitation.file, of_site=True)
     pem = path / "ca.pem"
     if not pem.exists():
-        write_once(pem, authority.encode())
-    elif pem.read_text(encoding="utf-8") != authority:
+        write_once(pem, invitation.authority.encode())
+    elif pem.read_text(encoding="utf-8") != invitation.authority:
         raise DeployError(f"'{pem}' differs from the authority of the invitation: choose another folder with --out")
     key = Pair(path / f"{name}.key", path / f"{name}.pub")
     if not key.key.exists():
         key = create_site_key(path, name)
     elif not key.public.exists():
         key = restore_public_key(key, name)
-    return SiteFolder(path, file, name, server, key, pem)
+    return SiteFolder(path, invitation.file, name, invitation.server, key, pem)
 
 
-def read_invitation(path: Path, name: str) -> tuple[str, str, FederationFile]:
-    """Address and authority of a host, and its federation, of which a site of this name must be a part."""
+def read_invitation(path: Path, name: str) -> Invitation:
+    """The invitation in a file, to a federation of which a site of this name must be a part."""
     check_site_name(name)
     tables: Mapping[str, Any] = read_toml(path)
     invited = tables.get("invitation")
     if not isinstance(invited, dict) or not all(isinstance(invited.get(key), str) for key in ("server", "authority")):
         raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
     rest = {name: table for name, table in tables.items() if name != "invitation"}
-    file = federation_from(rest)
+    file = invited_from(rest)
     file.deploy.number(name)  # raises if there is no such site
-    return str(HostAddress.parse(invited["server"])), invited["authority"], file
+    return Invitation(str(HostAddress.parse(invited["server"])), invited["authority"], file)
 
 
-def _keep_file(folder: Path, file: FederationFile) -> None:
+def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> None:
     """Write the federation's file; in a folder that has one, only the patience of the host may change."""
     path = folder / FILE
     stored = read_federation(path, plain=True) if path.exists() else None
+    if stored is not None and of_site:
+        stored = stored.invited()  # invitations once said where the host's samples are
     if stored is not None and stored.common() != file.common():
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
     if stored != file:

@@ -6,6 +6,7 @@ address that sites know. `tend` starts again what ended: the run survives an out
 
 import json
 import os
+import re
 import secrets
 import ssl
 import time
@@ -27,6 +28,9 @@ from stratafl.files import lock, make_private, read_plain
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
 PORT = 9443  # of a host, unless its address names another
+_HOST = re.compile(
+    r"[A-Za-z0-9\[:_][A-Za-z0-9\]:_.%-]*"
+)  # a name or an IP address: no option, path or control character
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
@@ -40,7 +44,7 @@ class HostAddress:
     @staticmethod
     def parse(text: str) -> "HostAddress":
         host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
-        if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
             raise DeployError(f"'{shown(text)}' is not an address: write it as HOST:PORT, such as 192.168.1.5:{PORT}")
         return HostAddress(host, int(port))
 

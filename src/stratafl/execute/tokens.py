@@ -12,22 +12,32 @@ from stratafl.errors import DataError, shown
 
 
 def table_size(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-    """The number of rows of the table that indexes all of a sample; None if there is no such table."""
+    """The number of rows of the table that all tokens of a sample index; None if there is no such table.
+
+    Tables of positions or of token types take as many indices, but not the tokens: which a table takes is seen from a
+    sample that looks like nothing else.
+    """
     if dtype.is_floating_point or dtype in PIXELS:  # pixels become numbers before a model sees them
         return None
-    example, sizes = torch.zeros(1, *shape, dtype=dtype), list[int]()
+    count = torch.Size(shape).numel()
+    tokens = (torch.arange(count) * 7 + 5) % 11 + 5
+    sizes = list[int]()
 
-    def watch(table: nn.Module, inputs: tuple[Any, ...]) -> None:
-        first = inputs[0] if inputs else None
-        if isinstance(first, Tensor) and first.numel() == example.numel() and not first.is_floating_point():
+    def watch(table: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        index = inputs[0] if inputs else named.get("input")
+        if not isinstance(index, Tensor) or index.is_floating_point():
+            return None
+        if index.numel() == count and torch.equal(index.flatten().long().sort()[0], tokens.sort()[0]):
             sizes.append(int(table.num_embeddings))  # type: ignore[arg-type]
+        first = torch.zeros_like(index)  # which every table has
+        return ((first, *inputs[1:]), named) if inputs else (inputs, {**named, "input": first})
 
     tables = [each for each in module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
-    hooks = [each.register_forward_pre_hook(watch) for each in tables]
+    hooks = [each.register_forward_pre_hook(watch, with_kwargs=True) for each in tables]
     try:
         if tables:
             with torch.no_grad():
-                module(example)
+                module(tokens.to(dtype).reshape(1, *shape))
     except Exception:  # a model that does not accept the samples is refused elsewhere, with the reason
         return None
     finally:
