@@ -14,8 +14,8 @@ from stratafl.evaluation.measure import LEFT_OUT, NOT_FINITE, TOTAL, Line
 from stratafl.execute.uploads import ENDLESS, STATE_NOT_FINITE
 
 REASONS = (UPLOAD_NOT_FINITE, STATE_NOT_FINITE, ENDLESS)
-MANY = 0.25  # share of clients that diverge, whenever they began to
-NEWLY = 0.1  # share of clients that diverge, and did not before
+MANY_SHARE = 0.25  # share of clients that diverge, whenever they began to
+NEW_SHARE = 0.1  # share of clients that diverge, and did not before
 MODELS = ("validation.", "test.")  # with which the names of scores of clients that take part begin
 
 
@@ -40,22 +40,22 @@ def divergence(lines: Sequence[Line], clients: int = 0) -> Divergence | None:
     """
     models = [(int(line["round"]), broken_models(line)) for line in lines if _evaluated(line)]
     broken = models[-1][1] if models else 0
-    if not broken and not any(map(not_finite, lines)):
+    if not broken and not any(map(diverging_clients, lines)):
         return None
     total = clients or max(int(line.get(TOTAL) or line.get("cohort") or 1) for line in lines)
     stretches = list(_stretches(lines, total))
     count = max(len(stretches[-1]), broken)
     of_uploads = count == len(stretches[-1])
     before = min(map(len, stretches)) if of_uploads else min(count for _, count in models)
-    many = count >= total or (count > 1 and count >= MANY * total)
-    if not many and count - before < max(1.0, NEWLY * total):
+    many = count >= total or (count > 1 and count >= MANY_SHARE * total)
+    if not many and count - before < max(1.0, NEW_SHARE * total):
         return None
-    first = {client: int(line["round"]) for line in reversed(lines) for client in not_finite(line)}
+    first = {client: int(line["round"]) for line in reversed(lines) for client in diverging_clients(line)}
     since = [first[client] for client in stretches[-1]] if of_uploads else [min(t for t, broken in models if broken)]
     return Divergence(min(count, total), total, median_low(since))
 
 
-def not_finite(line: Line) -> list[int]:
+def diverging_clients(line: Line) -> list[int]:
     """The clients whose upload was left out of a round because it, or their model, was not finite."""
     return [entry["client"] for entry in line.get(LEFT_OUT, ()) if entry["reason"].startswith(REASONS)]
 
@@ -65,7 +65,7 @@ def _stretches(lines: Sequence[Line], total: int) -> Iterator[set[int]]:
     for end in range(1, len(lines) + 1):
         asked, diverged = 0, set[int]()
         for line in reversed(lines[:end]):
-            asked, diverged = asked + int(line.get("cohort") or 1), diverged | set(not_finite(line))
+            asked, diverged = asked + int(line.get("cohort") or 1), diverged | set(diverging_clients(line))
             if asked >= total:
                 break
         if asked >= total or end == len(lines):

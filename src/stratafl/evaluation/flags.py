@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stratafl.errors import counted, shown
-from stratafl.evaluation.divergence import broken_models, divergence, not_finite
+from stratafl.evaluation.divergence import broken_models, divergence, diverging_clients
 from stratafl.evaluation.measure import LEFT_OUT, NOT_FINITE, OUTLIERS, Line
 from stratafl.execute.uploads import FAR
 
@@ -87,7 +87,7 @@ class Notices:
         self._seen = max(self._seen, len(lines))
 
     def _divergence(self, lines: Sequence[Line]) -> Iterator[str]:
-        clients = not_finite(lines[-1])
+        clients = diverging_clients(lines[-1])
         diverged = divergence(lines) if (DIVERGED, -1) not in self._said else None
         if diverged is not None:
             self._said.add((DIVERGED, -1))

@@ -20,7 +20,8 @@ from stratafl.execute.process_group import places
 
 STAGE, FALLBACK = "trained", "received"
 CLIENTS = "clients"  # the tensor that names them; the others are `SPLIT.PART`
-SCORES, PREDICTIONS = ("hits", "loss", "count", "finite"), ("client", "y", "scores", "loss")
+SCORES = ("hits", "loss", "count", "finite")
+PREDICTIONS = ("client", "y", "scores", "loss")
 NOBODY = torch.empty(0, dtype=torch.int64)
 
 
@@ -41,15 +42,12 @@ class LastTrained:
 
     def tensors(self) -> Rows:
         """All of it as named tensors, for a checkpoint."""
-        scores = {
-            f"{_split(place)}.{part}": getattr(each, part) for place, each in self.scores.items() for part in SCORES
-        }
-        samples = {
-            f"{_split(place)}.{part}": getattr(each, part)
-            for place, each in self.predictions.items()
-            for part in PREDICTIONS
-        }
-        return {CLIENTS: self.clients, **scores, **samples}
+        flat = {CLIENTS: self.clients}
+        for place, scores in self.scores.items():
+            flat |= {f"{_split(place)}.{part}": getattr(scores, part) for part in SCORES}
+        for place, predictions in self.predictions.items():
+            flat |= {f"{_split(place)}.{part}": getattr(predictions, part) for part in PREDICTIONS}
+        return flat
 
     def after(self, clients: Tensor, scores: StageScores, predictions: StagePredictions) -> "LastTrained":
         """With what these clients trained since, in the order of the scores."""

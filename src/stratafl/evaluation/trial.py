@@ -121,20 +121,20 @@ class Trial:
 
     def _evaluation(self, progress: Progress, trained: LastTrained, present: Tensor) -> tuple[Line, list[Line]]:
         classes, new_clients = self.sim.setup.classes, self.sim.new_clients
-        found = self._scored(progress, self.ids, self._stages(progress))
-        scores, values = self._measured(self.ids, *found)
+        scored = self._scored(progress, self.ids, self._stages(progress))
+        scores, values = self._measured(self.ids, *scored)
         line = measure.score_line(scores, classes, values=values)
         lines = measure.client_lines(self.ids, scores, classes, values)
         ids = torch.cat([present[torch.isin(present, self.ids)], self.ids[~torch.isin(self.ids, present)]])
-        scores, values = self._measured(ids, *trained.with_others(ids, *found))
+        scores, values = self._measured(ids, *trained.with_others(ids, *scored))
         line |= measure.score_line(scores, classes, values=values)
         if len(trained.clients) < len(ids):
             line["trained.clients"] = len(trained.clients)
         by_client = {each["client"]: each for each in measure.client_lines(ids, scores, classes, values)}
         lines = [{**each, **by_client[each["client"]]} for each in lines]
         if len(new_clients):
-            found = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
-            scores, values = self._measured(new_clients, *found)
+            scored = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
+            scores, values = self._measured(new_clients, *scored)
             line |= measure.score_line(scores, classes, "new.", values)
             lines += [{"new": True, **each} for each in measure.client_lines(new_clients, scores, classes, values)]
         return line, lines

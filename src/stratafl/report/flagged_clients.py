@@ -35,8 +35,8 @@ def flag_sentences(outcomes: Sequence[Outcome]) -> list[str]:
         longest = max((flag for _, flag in flagged), key=lambda f: inf if f.ratio is None else f.ratio).times
         where = _rounds(flagged, outcomes, "far")
         outlying.append(f"{client} sent updates of up to {longest} times the median norm of the cohort in {where}")
-    said = [*_diverged(outcomes), *_not_finite(outcomes), *_all_left_out(outcomes)]
-    return [*said, *_shortened(dropped, "left out"), *_shortened(outlying, "with long updates")]
+    endings = [*_diverged(outcomes), *_not_finite(outcomes), *_all_left_out(outcomes)]
+    return [*endings, *_shortened(dropped, "left out"), *_shortened(outlying, "with long updates")]
 
 
 def where_to_look(outcomes: Sequence[Outcome]) -> str | None:
