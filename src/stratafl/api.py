@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
 from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, in_columns, plain_tensor
+from stratafl.data.builders import with_standardised
+from stratafl.data.reading import is_table
 from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
@@ -215,7 +217,7 @@ class Fitted:
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
         """
         runtime = self.sim.runtime
-        return Predictor(self.model(client), runtime.federation.preprocessing, runtime.dtype)
+        return Predictor(self.model(client), runtime.federation.preprocessing.of(client), runtime.dtype)
 
     def outputs(self, client: int, x: Array) -> Tensor:
         """Outputs of a client's own model for raw samples, as they are in the data, before any scaling.
@@ -302,6 +304,7 @@ def fit(
     validation: float = 0.1,
     test: float = 0.25,
     split: str = "stratified",
+    normalise: Literal["auto", "columns", "none"] = "auto",
     seed: int = 0,
     evaluate_every: int = 1,
     metric: str | Callable[..., object] = "auto",
@@ -313,7 +316,9 @@ def fit(
     `x` and `y` are arrays, or tables such as DataFrames, whose columns are taken by name: their order may differ.
 
     `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
-    training samples, stratified by class (`split="random"`: at random). `device="auto"` is a GPU if there is one.
+    training samples, stratified by class (`split="random"`: at random). Rows of numbers with fractions are
+    standardised, each client's columns by its own training samples (`normalise="none"`: not; a federation is taken as
+    it is); `predict` does the same to raw samples. `device="auto"` is a GPU if there is one.
     `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
     samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
     60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
@@ -326,6 +331,7 @@ def fit(
     federation = clients
     if not isinstance(federation, Federation):
         federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
+        federation = _standardised(federation, normalise)
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
@@ -341,6 +347,19 @@ def fit(
         sim.runtime.close()
     state = selection.progress or progress
     return Fitted(trial.sim, state, history, selection.line, evaluate=evaluate, selected_by=chosen)
+
+
+def _standardised(federation: Federation, normalise: str) -> Federation:
+    """A table with standardised columns, which is said; any other federation as it is."""
+    if normalise not in ("auto", "columns", "none"):
+        raise unknown("normalise", normalise, ("auto", "columns", "none"))
+    if normalise == "columns" and federation.x.ndim != 2:
+        raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
+    if normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
+        return federation
+    federation = with_standardised(federation, ("client",))
+    log.warning("%s", federation.standardisation_note("normalise='none'"))
+    return federation
 
 
 _OPTIONS = [

@@ -25,6 +25,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+STAMP = "made-here"  # a file that only the folder itself has, not a copy of it
+_MAX_STAMP_BYTES = 100
 PARTIAL = ".partial"  # ends the names of files that are being written
 _WRITING = os.O_WRONLY | os.O_RDWR
 _DIGITS = 19  # of whole numbers in JSON
@@ -187,6 +189,24 @@ def private_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def stamp(folder: Path) -> None:
+    """Note that a folder is this user's own, and not one that somebody sent."""
+    write_atomically(folder / STAMP, b"")
+    write_atomically(folder / f"{STAMP}.txt", _birthmark(folder / STAMP))
+
+
+def is_stamped(folder: Path) -> bool:
+    """Whether a folder still has its stamp. A copy has not, because no archive sets when a file was last changed."""
+    with suppress(OSError, DamagedError):
+        return read_plain(folder / f"{STAMP}.txt", _MAX_STAMP_BYTES) == _birthmark(folder / STAMP)
+    return False
+
+
+def _birthmark(path: Path) -> bytes:
+    status = os.stat(path, follow_symlinks=False)
+    return f"{status.st_ino} {status.st_ctime_ns}".encode()
 
 
 def make_private(folder: Path) -> None:

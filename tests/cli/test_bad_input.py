@@ -14,6 +14,7 @@ import pytest
 from cli_helpers import SMALL, TINY, checked_line, journals, snapshot
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.config.migrations import FORMAT
 
 METHODS = f"one of: {', '.join(sorted(ALGORITHMS))}"
 
@@ -489,9 +490,9 @@ def test_a_run_with_a_changed_configuration_is_not_resumed(refused, finished, ol
 
 
 def test_a_run_of_a_newer_format_is_left_alone(refused, finished):
-    edit(finished / "environment.json", '"format": 4', '"format": 5')
-    refused("resume", finished, says=("5", "4"))
-    refused("report", finished, says=("5", "4"))
+    edit(finished / "environment.json", f'"format": {FORMAT}', f'"format": {FORMAT + 1}')
+    refused("resume", finished, says=(str(FORMAT + 1), str(FORMAT)))
+    refused("report", finished, says=(str(FORMAT + 1), str(FORMAT)))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1', '{"format": "new"}'])
@@ -616,8 +617,8 @@ METHOD_LIST = 'methods = [\n    "local",\n    "fedavg",\n]'
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("format = 4", "format = 5", "format 5"),
-        ("format = 4\n", "", "both/compare.toml"),
+        (f"format = {FORMAT}", f"format = {FORMAT + 1}", f"format {FORMAT + 1}"),
+        (f"format = {FORMAT}\n", "", "both/compare.toml"),
         ("[compare]", "[compare", ("'both/compare.toml'", "TOML")),
         ("methods =", "method =", "'both/compare.toml'"),
         ("[compare.settings.local]", "[compare.setting.local]", "both/compare.toml"),

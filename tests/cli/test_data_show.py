@@ -106,7 +106,22 @@ def test_what_a_sample_is_is_said(strata, place):
     (place / "own.csv").write_text("\n".join(["id,age,share,label", *lines]))
     given = ("data", "show", "--data", "own.csv", "--set", "data.clients=2")
     told = strata(*given).out.splitlines()
-    assert told[-2] == "a sample is 3 numbers: id 1 to 40, age 19 to 58, share 0.05 to 2"
+    assert "a sample is 3 numbers: id 1 to 40, age 19 to 58, share 0.05 to 2" in told
+
+
+def test_all_columns_are_shown_and_identifiers_and_copies_of_the_label_are_flagged(strata, place):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 60)
+    columns = {f"c{i}": rng.normal(size=60).round(3) for i in range(10)}
+    columns |= {"outcome": 7 - 3 * y, "row_id": rng.permutation(60) + 1000, "dose": rng.integers(0, 9, 60)}
+    lines = zip(*(values.tolist() for values in columns.values()), y.tolist(), np.arange(60) % 3, strict=True)
+    text = "\n".join([",".join([*columns, "label", "client"]), *(",".join(map(str, line)) for line in lines)])
+    (place / "own.csv").write_text(text)
+    told = strata("data", "show", "--data", "own.csv").out
+    sample = next(line for line in told.splitlines() if line.startswith("a sample is"))
+    assert all(f" {name} " in sample for name in columns)
+    flagged = [line.split("'")[1] for line in told.splitlines() if line.startswith("column '")]
+    assert sorted(flagged) == ["outcome", "row_id"]
 
 
 def test_the_mode_of_images_is_said(strata, place):
@@ -128,9 +143,11 @@ HINT = "data.normalise = 'columns'"
 def test_columns_of_different_sizes_are_pointed_out(strata, place, largest, hinted):
     x = np.linspace(0, 1, 40)[:, None] * np.array([largest, 1.0, 0.0])
     np.savez(place / "own.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) % 2)
-    assert (HINT in strata("data", "show", "--data", "own.npz").out) is hinted
-    scaled = strata("data", "show", "--data", "own.npz", "--set", "data.normalise=columns")
-    assert (scaled.code, HINT in scaled.out) == (0, False)
+    show = ("data", "show", "--data", "own.npz")
+    assert (HINT in strata(*show, "--set", "data.normalise=none").out) is hinted
+    for settings in ((), ("--set", "data.normalise=columns")):
+        scaled = strata(*show, *settings)
+        assert (scaled.code, HINT in scaled.out, "are standardised" in scaled.out) == (0, False, True)
 
 
 def test_a_client_in_another_unit_is_named_and_columns_are_not_recommended(strata, place):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -80,6 +81,20 @@ def test_consent_is_asked_for_once(join, tmp_path, options, answer):
     assert " theta" not in err
 
 
+def test_consent_that_came_with_a_folder_is_asked_for_again(join, tmp_path):
+    """Whoever sends a folder with an invitation could put the consent in, too."""
+    assert join("--yes")[0] == 130
+    assert join()[0] == 130
+    (tmp_path / "sites").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "sites", copy_function=shutil.copy2)
+    code, err = join()
+    assert code == 2
+    assert "--yes" in err
+    shutil.rmtree(tmp_path / "sites")
+    (tmp_path / "moved").rename(tmp_path / "sites")  # the owner may move the folder
+    assert join()[0] == 130
+
+
 def test_consent_is_to_one_file_and_to_what_was_told(tmp_path):
     file, told = with_tables(), ["theta"]
     assert not has_consent(tmp_path, file, told)
@@ -119,9 +134,10 @@ def test_columns_that_differ_much_in_size_are_doubted(tmp_path):
     assert data_doubts(with_tables(), str(place)) == []
     head, *rows = place.read_text().splitlines()
     place.write_text("\n".join([head, *(f"{1000 * i}{row[row.index(',') :]}" for i, row in enumerate(rows)), ""]))
-    (line,) = data_doubts(with_tables(), str(place))
+    (line,) = data_doubts(with_tables(data={"normalise": "none"}), str(place))
     assert "data.normalise = 'columns'" in line
-    assert data_doubts(with_tables(data={"normalise": "columns"}), str(place)) == []
+    for way in ("auto", "columns"):
+        assert data_doubts(with_tables(data={"normalise": way}), str(place)) == []
 
 
 def introduced(tmp_path, file):

@@ -12,7 +12,6 @@ from stratafl.config.deployment import federation_from
 from stratafl.deploy.folders import prepare_host
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.local_federation import divided
 from stratafl.deploy.member import STATE
 from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.status import ROUNDS, read_status, site_score_line
@@ -168,16 +167,3 @@ def test_a_certificate_that_has_ended_or_ends_soon_is_made_anew(tmp_path, monkey
     assert (after.certificate.public.read_bytes() == old) == kept
     assert not certificates.ends_soon(after.certificate.public)
     assert after.authority.read_bytes() == authority  # so that sites notice nothing
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "fits"), [("normalise", "columns", "none"), ("targets", "scaled", "numbers")]
-)
-def test_what_cannot_be_divided_is_refused_with_a_value_that_can(tmp_path, setting, value, fits):
-    lines = [f"{i},{i * 7 % 5},{i / 3}" for i in range(60)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,z,label", *lines]))
-    data = {"name": str(tmp_path / "t.csv"), "partition": "iid", "clients": 2}
-    tables = {"algorithm": {"name": "fedper"}, "deploy": {"sites": ["a", "b"]}}
-    with pytest.raises(DeployError, match=f"data.{setting} = '{fits}'"):
-        divided(federation_from({**tables, "data": {**data, setting: value}}), tmp_path)
-    divided(federation_from({**tables, "data": {**data, setting: fits}}), tmp_path)

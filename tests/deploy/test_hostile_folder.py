@@ -1,6 +1,7 @@
 """A folder that somebody sent runs nothing: no command imports its files in place of installed packages."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +103,30 @@ def test_a_comparison_in_a_hostile_folder_runs_nothing_of_it(tmp_path: Path) -> 
     strata = Path(sys.executable).with_name("strata")
     printed = ran(folder, strata, "compare", "--algorithms", "local,fedavg", *settings)
     assert (printed.returncode, traces(folder)) == (0, []), printed.stderr
+
+
+def test_a_host_takes_no_database_and_no_secret_that_came_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in the database is code, and its triggers would run with every request."""
+    pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+    from stratafl.deploy.certificates import create_authority, create_server_certificate
+    from stratafl.deploy.host import Host, HostAddress
+
+    monkeypatch.setattr(Host, "_start", lambda _: None)
+    authority = create_authority(tmp_path)
+    certificate = create_server_certificate(tmp_path, ["127.0.0.1"], authority)
+
+    def hosted() -> dict[str, str]:
+        with Host(tmp_path / "host", HostAddress("127.0.0.1", 1), certificate, authority.public):
+            return {path.name: path.read_text() for path in (tmp_path / "host").iterdir() if path.is_file()}
+
+    first = hosted()
+    (tmp_path / "host" / "superlink.db").write_text("runs")
+    assert hosted() == first | {"superlink.db": "runs"}
+    shutil.move(tmp_path / "host", tmp_path / "old")
+    shutil.copytree(tmp_path / "old", tmp_path / "host")
+    (tmp_path / "host" / "superlink.db-wal").write_text("more runs")
+    copied = hosted()
+    assert {"token", "secret"} <= {name for name in first if copied[name] != first[name]}
+    assert set(copied) == set(first)

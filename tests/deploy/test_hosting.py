@@ -401,11 +401,14 @@ def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told["preprocessing"].update(columns={"mean": [1e6] * 8, "deviation": [1e3] * 8}),
+        lambda told: (
+            told.update(own_columns=False)
+            or told["preprocessing"].update(columns={"mean": [1e6] * 8, "deviation": [1e3] * 8})
+        ),
         lambda told: told["preprocessing"].update(targets={"mean": [0.0], "deviation": [1.0]}),
         lambda told: told["preprocessing"].update(dtype="float16"),
         lambda told: told.update(dtype="float16"),
-        lambda told: told.update(own_columns=True),
+        lambda told: told.update(own_columns=False),
     ],
 )
 def test_a_site_reads_its_samples_in_no_way_that_others_chose(tmp_path, change):

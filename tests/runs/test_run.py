@@ -18,6 +18,7 @@ from stratafl.algorithms import fedavg, fedper
 from stratafl.algorithms.local import alone
 from stratafl.config.assemble import completed
 from stratafl.config.experiment import TABLES, Experiment, load_experiment, with_settings
+from stratafl.config.migrations import FORMAT
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.records import keys_of
 from stratafl.errors import BusyError, RunError, StrataError, UnknownNameError
@@ -89,7 +90,7 @@ def test_the_configuration_written_is_complete_and_means_the_same(example):
 
 def test_the_environment_says_what_a_reader_needs(example):
     environment = json.loads((example / "environment.json").read_text())
-    assert environment["format"] == 5
+    assert environment["format"] == FORMAT
     assert environment["torch"] == torch.__version__
     assert (environment["seed"], environment["clients"], environment["columns"]) == (0, 4, 64 * 8 + 8 + 8 * 10 + 10)
     assert environment["resumed"] == []

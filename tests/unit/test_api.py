@@ -64,7 +64,7 @@ def one_sentence(error):
 @pytest.fixture(scope="module")
 def fitted():
     torch.manual_seed(0)
-    return stratafl.fit(fedper(train=LocalTraining(lr=0.1)), arrays(), Own(), rounds=2)
+    return stratafl.fit(fedper(train=LocalTraining(lr=0.1)), arrays(), Own(), rounds=2, normalise="none")
 
 
 X = np.random.default_rng(9).standard_normal((7, 5))

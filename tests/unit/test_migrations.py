@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from stratafl.config.experiment import Experiment, from_stored, load_experiment, to_tables, with_settings
-from stratafl.config.migrations import FORMAT, migrate, with_format
+from stratafl.config.migrations import FORMAT, OWN_COLUMNS, migrate, with_format
 from stratafl.errors import RecordError
 from wording import mentions
 
@@ -25,9 +25,25 @@ def written(tmp_path, text):
 @pytest.mark.parametrize("number", ["", "format = 1\n", "format = 2\n", f"format = {FORMAT}\n"])
 @pytest.mark.parametrize("text", [OLD, OLD.replace("memory", "memory_limit").replace("newcomers", "new_clients")])
 def test_old_and_new_keys_are_read(tmp_path, number, text):
-    assert load_experiment(written(tmp_path, number + text)) == TODAY
+    before = with_settings(TODAY, ["data.normalise=images"])  # when tables were not standardised by default
+    old = "= 1" in number or "= 2" in number
+    assert load_experiment(written(tmp_path, number + text)) == (before if old else TODAY)
     stored = from_stored(tomllib.loads(number + text))  # of a run that knew no metrics
-    assert stored == with_settings(TODAY, ["evaluate.metric=plain"])
+    assert stored == with_settings(before if old or not number else TODAY, ["evaluate.metric=plain"])
+
+
+@pytest.mark.parametrize(
+    ("number", "normalise", "means"),
+    [
+        (OWN_COLUMNS - 1, "auto", "images"),
+        (OWN_COLUMNS - 1, "columns", "pooled"),
+        (OWN_COLUMNS - 1, "half", "half"),
+        (OWN_COLUMNS, "auto", "auto"),
+        (OWN_COLUMNS, "columns", "columns"),
+    ],
+)
+def test_a_table_of_an_older_run_is_scaled_as_it_was(number, normalise, means):
+    assert from_stored({"format": number, "data": {"normalise": normalise}}).data.normalise == means
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -49,7 +49,15 @@ def table(tmp_path_factory):
     """A run on a table with standardised columns, and its raw rows."""
     place = tmp_path_factory.mktemp("table")
     x, y = rows()
-    return run_of(place / "run", written(place / "my.csv", x, y), "data.normalise=columns"), x, y
+    return run_of(place / "run", written(place / "my.csv", x, y), "data.normalise=pooled"), x, y
+
+
+@pytest.fixture(scope="module")
+def own_table(tmp_path_factory):
+    """A run on a table with default settings: each client's columns are standardised by its own training samples."""
+    place = tmp_path_factory.mktemp("own")
+    x, y = rows()
+    return run_of(place / "run", written(place / "my.csv", x, y), "run.rounds=8", "evaluate.select=last"), x, y
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +98,7 @@ def last_clients(folder, rounds):
     return [line for line in lines if line["round"] == rounds]
 
 
-@pytest.mark.parametrize("data", ["table", "images"])
+@pytest.mark.parametrize("data", ["table", "own_table", "images"])
 def test_predictions_on_raw_test_samples_are_the_runs_own_test_accuracy(data, request):
     folder, x, y = request.getfixturevalue(data)
     fitted = stratafl.load(folder)
@@ -110,6 +118,20 @@ def test_outputs_are_those_of_training_to_the_bit(table):
         expected = fitted.model(1)(federation.x)
     assert torch.equal(fitted.outputs(1, table[1]), expected)
     assert torch.equal(fitted.outputs(1, table[1].astype(np.float32)), expected)
+
+
+def test_each_client_standardises_by_its_own_training_samples(own_table):
+    folder, x, _ = own_table
+    fitted = stratafl.load(folder)
+    federation = fitted.sim.runtime.federation
+    told = preprocessing_from(json.loads((folder / "preprocessing.json").read_text()))
+    assert told == federation.preprocessing
+    for client in range(CLIENTS):
+        training = federation.split("train").of(client).numpy()
+        np.testing.assert_allclose(told.of(client).columns.mean, x[training].mean(0), rtol=1e-6)
+        with torch.no_grad():
+            expected = fitted.model(client)(federation.x[held_out(fitted, client)])
+        assert torch.equal(fitted.outputs(client, x[held_out(fitted, client)]), expected)
 
 
 def test_a_regression_answers_in_the_units_of_its_targets(regression):
@@ -163,7 +185,7 @@ def test_safetensors_has_the_weights_and_says_what_is_done_to_samples(regression
     with safe_open(fitted.export(0, tmp_path / "c.safetensors"), "pt") as file:
         told = preprocessing_from(json.loads(file.metadata()["preprocessing"]))
         assert set(file.keys()) == set(fitted.model(0).state_dict())
-    assert told == fitted.sim.runtime.federation.preprocessing
+    assert told == fitted.sim.runtime.federation.preprocessing.of(0)
     assert told.columns is not None
     assert told.targets is not None
 

@@ -16,7 +16,7 @@ from stratafl.advice.forecast import BY_ANSWERS, SURE_ERRORS, above_chance, scor
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, Result, Tryout, configured, held_out
 from stratafl.advice.tryout import Training, Watch, least_budget, try_out
-from stratafl.config.assemble import federation_of, model_of
+from stratafl.config.assemble import federation_of, log_standardisation, model_of
 from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import AUTO, metric_for, with_metric
 from stratafl.config.trust import NO_TRUST, Trust
@@ -123,7 +123,9 @@ def advise(
         raise RecordError(f"caution must be a number of standard errors of at least 0, such as 1, not {caution}")
     if not 0 < budget <= 1:
         raise RecordError(f"budget must be a share of a full comparison above 0 and up to 1, such as 0.1, not {budget}")
-    federation = federation_of(experiment) if federation is None else federation
+    if federation is None:
+        federation = federation_of(experiment)
+        log_standardisation(federation)
     _check(federation, experiment)
     if model is None:
         model = model_of(experiment.model, tuple(federation.x.shape[1:]), federation.classes, trust)

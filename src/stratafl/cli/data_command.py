@@ -12,9 +12,9 @@ from torch import Tensor
 
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
-from stratafl.config.assemble import federation_of, samples_of
+from stratafl.config.assemble import federation_of, reading_of, samples_of
 from stratafl.config.experiment import from_tables, with_values
-from stratafl.config.setting_tables import Settings
+from stratafl.config.setting_tables import DataTable, Settings
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
 from stratafl.data.cache import cache_folder, entries
@@ -23,11 +23,12 @@ from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.loading import is_fetched
 from stratafl.data.outliers import FACTOR, columns_differ_in_size, outlier_warnings
 from stratafl.data.plot import plot_class_counts, total_class_counts
+from stratafl.data.suspects import suspect_warnings
 from stratafl.errors import RunError, counted
 from stratafl.files import check_new, write_atomically
 
 ROWS = 40  # of clients; more are summed up in one
-_CLASSES_OF_CLIENT, _CLASSES, _COLUMNS = 6, 20, 8  # limits of what is listed by name
+_CLASSES_OF_CLIENT, _CLASSES = 6, 20  # limits of what is listed by name
 _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
 
 
@@ -76,10 +77,10 @@ def show_data(config: Path | None, settings: Settings, out: Path | None) -> None
         raise RunError(f"'{out}' must end in .svg, the format of the picture: use '{out.with_suffix('.svg')}'")
     experiment = with_values(experiment_of(config), settings)
     with show_warnings(note_console()):
-        federation = federation_of(experiment)
+        federation = federation_of(experiment, raw=True)
     console = result_console()
     console.print(client_table(federation))
-    for line in describe_data(federation):
+    for line in describe_data(federation, experiment.data):
         console.print(line, markup=False, soft_wrap=True)
     if out is not None:
         write_atomically(out, plot_class_counts(federation).encode())
@@ -121,9 +122,12 @@ def _classes(federation: Federation, counts: list[int]) -> str:
     return ", ".join(named) + (f" and {rest} more" if rest else "")
 
 
-def describe_data(federation: Federation) -> list[str]:
+def describe_data(federation: Federation, data: DataTable) -> list[str]:
     """How the data was read, a line each: what a sample is, what is predicted, and what looks wrong."""
-    lines = [_sample(federation), *_warnings(federation), _target(federation)]
+    way = reading_of(data, 0).standardisation(federation.x)
+    done = federation.standardised([] if way is None else [way], data.new_clients).standardisation_note()
+    warnings = [*suspect_warnings(federation), *_warnings(federation, data, way)]
+    lines = [_sample(federation), *([done] if done else []), *warnings, _target(federation)]
     if federation.classes == 1:
         lines.append("all labels are the same, so every prediction is right")
     if federation.group is not None:
@@ -141,19 +145,19 @@ def _sample(federation: Federation) -> str:
     width = counted(x.shape[1], kind)
     if not names:
         return f"a sample is {width} from {_range(x)}"
-    ranges = [f"{name} {_range(x[:, at])}" for at, name in enumerate(names[:_COLUMNS])]
-    return f"a sample is {width}: {_listed(ranges, len(names))}"
+    return f"a sample is {width}: {', '.join(f'{name} {_range(x[:, at])}' for at, name in enumerate(names))}"
 
 
-def _warnings(federation: Federation) -> list[str]:
+def _warnings(federation: Federation, data: DataTable, way: str | None) -> list[str]:
     """Clients in other units, and numbers that are too large, or too different, to train on as they are."""
     x, y, lines = federation.x, federation.y, outlier_warnings(federation)
-    if lines:
-        repair = "data.normalise = 'columns' scales all clients alike, so it does not correct them"
-        lines = [*lines, f"correct these units first: {repair}"]
-    elif columns_differ_in_size(x):
+    if lines and way == "client":
+        lines = [*lines, "correct these units if you can: standardising each client evens out scales, not mistakes"]
+    elif lines:
+        lines = [*lines, "correct these units first, or leave data.normalise at 'auto': each client has its own scale"]
+    elif way is None and columns_differ_in_size(x):
         lines = ["columns have very different scales, so training may fail: set data.normalise = 'columns'"]
-    if federation.classes is None and y.abs().max() > FACTOR:
+    if federation.classes is None and y.abs().max() > FACTOR and data.targets != "scaled":
         lines = [*lines, "labels are large numbers, so training may fail: set data.targets = 'scaled'"]
     return lines
 

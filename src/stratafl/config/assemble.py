@@ -117,12 +117,14 @@ def seeds_of(experiment: Experiment) -> Seeds:
     return Seeds.of(run.seed, data.seed, model.seed, run.batch_seed)
 
 
-def federation_of(experiment: Experiment) -> Federation:
-    """The data over its clients."""
+def federation_of(experiment: Experiment, *, raw: bool = False) -> Federation:
+    """The data over its clients, standardised as the experiment says, or `raw`."""
     data, plan = experiment.data, split_plan(experiment, minimum_test=2 if experiment.data.name == "digits" else 1)
     samples = samples_of(data, plan.seed, reading_limit(experiment.run))
+    samples = dataclasses.replace(samples, standardise=()) if raw else samples
     partition, fallback = None if data.partition == "auto" else partition_of(data), _fallback(data, samples)
-    return from_samples(samples, plan, clients=data.clients, partition=partition, fallback=fallback)
+    shares = {"clients": data.clients, "new_clients": data.new_clients}
+    return from_samples(samples, plan, partition=partition, fallback=fallback, **shares)
 
 
 def split_plan(experiment: Experiment, minimum_test: int = 1) -> SplitPlan:
@@ -136,6 +138,13 @@ def federation_to_run(experiment: Experiment) -> Federation:
     settings = {**to_settings(data), "seed": seeds_of(experiment).partition, "limit": reading_limit(run).most}
     key, device = json.dumps(settings, sort_keys=True), device_or_cpu(run.device)
     return shared_federation(data.name, data.path, key, device, lambda: federation_of(experiment))
+
+
+def log_standardisation(federation: Federation) -> None:
+    """Say once what was done to the columns of a table."""
+    note = federation.standardisation_note()
+    if note:
+        federation.once("standardisation", lambda: log.warning("%s", note))
 
 
 def _fallback(data: DataTable, samples: Samples) -> Partition:
@@ -210,6 +219,8 @@ def simulation_of(
     tuning = tuning or {}
     algorithm = algorithm_of(experiment, trust)
     federation, model, run = federation_to_run(experiment), experiment.model, experiment.run
+    if not begun:
+        log_standardisation(federation)
     compile = run.compile
     switched = tuning.get("switched") or {}
     if compile == "auto" and tuning.get("compiled") is not None and not switched:

@@ -135,7 +135,7 @@ def load_stored(path: Path) -> Experiment:
 
 def from_stored(tables: Mapping[str, Any]) -> Experiment:
     """The experiment of tables that were written with a run: what they do not say is as it was then."""
-    tables = migrate(tables)
+    tables = migrate(tables, stored=True)
     if not all(isinstance(tables.get(name, {}), Mapping) for name in BEFORE):
         return from_tables(tables)  # which raises the error
     return from_tables({**tables, **{name: {**then, **tables.get(name, {})} for name, then in BEFORE.items()}})

@@ -5,7 +5,9 @@
 3   settings are called `run.memory_limit` and `data.new_clients`, the steps of a method have today's names, class
     counts are in `class_counts.json`, and a checkpoint says its format
 4   a run has a metric (`evaluate.metric`) and seeds of its own for weights and batches, and leaves its predictions
-5   a checkpoint holds the scores of models right after clients last trained; `trained` is over all clients
+5   tables are standardised by default, and each client by its own samples: what `data.normalise` called `auto` and
+    `columns` before are `images` and `pooled`; a checkpoint holds the scores of models right after clients last trained, and
+    `trained` is over all clients
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
@@ -19,9 +21,11 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 5  # a configuration without a number is older than that
+FORMAT = 5  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
+OWN_COLUMNS = 5  # since this format, each client standardises a table by its own samples
+_NORMALISED_BEFORE = {"auto": "images", "columns": "pooled"}
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
 
 
@@ -30,9 +34,12 @@ def with_format(tables: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": FORMAT, **tables}
 
 
-def migrate(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a configuration of this or an older format in today's words, without the number."""
-    number = tables.get("format", 1)
+def migrate(tables: Mapping[str, Any], *, stored: bool = False) -> dict[str, Any]:
+    """The tables of a configuration of this or an older format in today's words, without the number.
+
+    A file that a person wrote has no number and means what its words mean today; one that was `stored` is old.
+    """
+    number = tables.get("format", 1 if stored else FORMAT)
     if type(number) is not int or number < 1:
         raise RecordError(f"format must be a whole number from 1 to {FORMAT}, not {said(number)}")
     if number > FORMAT:
@@ -43,6 +50,10 @@ def migrate(tables: Mapping[str, Any]) -> dict[str, Any]:
         table = migrated.get(name)
         if isinstance(table, Mapping) and old in table and new not in table:
             migrated[name] = {new if key == old else key: value for key, value in table.items()}
+    data = migrated.get("data", {})
+    if number < OWN_COLUMNS and isinstance(data, Mapping):
+        normalise = data.get("normalise", "auto")
+        migrated["data"] = {**data, "normalise": _NORMALISED_BEFORE.get(normalise, normalise)}
     return migrated
 
 

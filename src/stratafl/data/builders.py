@@ -23,6 +23,7 @@ from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
+from stratafl.data.suspects import suspects
 from stratafl.errors import DataError, counted, unknown
 
 ARRAYS = "arrays"  # the name of a federation without one
@@ -116,7 +117,13 @@ def from_splits(
 
 
 def from_samples(
-    samples: Samples, plan: SplitPlan, *, clients: int, partition: Partition | None, fallback: Partition
+    samples: Samples,
+    plan: SplitPlan,
+    *,
+    clients: int,
+    partition: Partition | None,
+    fallback: Partition,
+    new_clients: int = 0,
 ) -> Federation:
     """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn."""
     _check_keeps_groups(samples, partition)
@@ -145,9 +152,15 @@ def from_samples(
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
-    if samples.standardise:  # which hides that one client uses another unit
-        named = replace(named, outliers=outliers(named))
-    return named.standardised(samples.standardise)
+    return with_standardised(named, samples.standardise, new_clients)
+
+
+def with_standardised(federation: Federation, what: Sequence[str], new_clients: int = 0) -> Federation:
+    """`Federation.standardised` of what was looked at before: it hides another unit of a client, and whole numbers."""
+    if not what:
+        return federation
+    looked_at = replace(federation, outliers=outliers(federation), suspects=suspects(federation))
+    return looked_at.standardised(what, new_clients)
 
 
 def _labels(y: Tensor) -> NDArray[Any]:

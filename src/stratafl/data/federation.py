@@ -77,8 +77,10 @@ class Federation:
     column_names: tuple[str, ...] = ()
     mode: str = ""  # of the image files that the samples were read from
     outliers: tuple[Any, ...] | None = None  # found before samples were standardised, see outliers.py
+    suspects: tuple[Any, ...] | None = None  # … and suspicious columns, see suspects.py
     raw: torch.dtype | None = None  # dtype of `x` before it was standardised
     columns: Standardisation | None = None  # how the columns of `x` were standardised
+    client_columns: tuple[Standardisation, ...] = ()  # how each client standardised the columns of its own samples
     targets: Standardisation | None = None  # how `y` was standardised
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
@@ -163,7 +165,8 @@ class Federation:
     @property
     def preprocessing(self) -> Preprocessing:
         kind, shape = dtype_name(self.raw or self.x.dtype), tuple(self.x.shape[1:])
-        return Preprocessing(kind, shape, self.scaling, self.columns, self.targets, self.class_names)
+        columns = (self.columns, self.targets)
+        return Preprocessing(kind, shape, self.scaling, *columns, self.class_names, self.client_columns)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))
@@ -173,18 +176,58 @@ class Federation:
         x, y = self.x.to(device), self.y.to(device)
         return self if x is self.x and y is self.y else replace(self, x=x, y=y)
 
-    def standardised(self, what: Sequence[str]) -> Self:
-        """`x`, `y` or both standardised, column by column, by mean and deviation of all clients' training samples."""
-        training, federation = self.splits["train"].indices, self
-        if "x" in what:
+    def standardised(self, what: Sequence[str], new_clients: int = 0) -> Self:
+        """`x`, `y` or both standardised, column by column, by mean and deviation of training samples.
+
+        `client`: each client by its own; `x`, `y`: by those of all clients together, but for the last `new_clients`,
+        which never train.
+        """
+        trained = int(self.splits["train"].offsets[self.clients - new_clients])
+        training, federation = self.splits["train"].indices[:trained], self
+        if "client" in what:
+            federation = self._by_client()
+            training = federation.splits["train"].indices[:trained]
+        elif "x" in what:
             columns = Standardisation.of(self.x, training)
             federation = replace(
                 federation, columns=columns, x=columns.applied(self.x, _floating(self.x)), raw=self.x.dtype
             )
         if "y" in what:
-            targets = Standardisation.of(self.y, training)
-            federation = replace(federation, targets=targets, y=targets.applied(self.y, _floating(self.y)))
+            y = federation.y
+            targets = Standardisation.of(y, training)
+            federation = replace(federation, targets=targets, y=targets.applied(y, _floating(y)))
         return federation
+
+    def standardisation_note(self, change: str = "data.normalise = 'none'") -> str:
+        """What was done to columns, and how to `change` that; "" if nothing was done."""
+        if not self.preprocessing.standardises:
+            return ""
+        whose = "each client by its own training samples" if self.client_columns else "all clients' training samples"
+        return f"columns are standardised to mean 0 and deviation 1 ({whose}); {change} leaves them as they are"
+
+    def _by_client(self) -> Self:
+        """Every client's columns standardised by its own training samples, or by all its samples if it has none."""
+        apart = self._apart()
+        x, columns = apart.x.to(_floating(apart.x), copy=True), list[Standardisation]()
+        for client in range(self.clients):
+            rows = {split: ragged.of(client) for split, ragged in apart.splits.items()}
+            every = torch.cat(list(rows.values()))
+            columns.append(Standardisation.of(apart.x, rows["train"] if len(rows["train"]) else every))
+            x[every] = columns[-1].applied(apart.x[every], x.dtype)
+        return replace(apart, x=x, client_columns=tuple(columns), raw=self.x.dtype)
+
+    def _apart(self) -> Self:
+        """The federation itself, or if clients share samples one in which each client has copies of its own."""
+        owner = torch.cat([ragged.clients() for ragged in self.splits.values()])
+        sample = torch.cat([ragged.indices for ragged in self.splits.values()])
+        pairs, place = torch.stack([owner, sample]).unique(dim=1, return_inverse=True)
+        if len(pairs[1]) == len(sample.unique()):
+            return self
+        parts = place.split([len(ragged.indices) for ragged in self.splits.values()])
+        splits = {
+            name: Ragged(part, ragged.offsets) for (name, ragged), part in zip(self.splits.items(), parts, strict=True)
+        }
+        return replace(self, x=self.x[pairs[1]], y=self.y[pairs[1]], splits=splits)
 
 
 def _floating(values: Tensor) -> torch.dtype:

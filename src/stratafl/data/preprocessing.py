@@ -117,6 +117,16 @@ class Preprocessing:
     columns: Standardisation | None = None
     targets: Standardisation | None = None
     classes: tuple[str, ...] = ()
+    clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
+
+    @property
+    def standardises(self) -> bool:
+        """Whether columns of raw samples are standardised, in one way for all or in one for each client."""
+        return self.columns is not None or bool(self.clients)
+
+    def of(self, client: int) -> "Preprocessing":
+        """As this client's samples are preprocessed."""
+        return dataclasses.replace(self, columns=self.clients[client], clients=()) if self.clients else self
 
     @property
     def kind(self) -> torch.dtype:
@@ -134,7 +144,7 @@ class Preprocessing:
             return x.to(self.kind)
         if self.scaling is not None:
             self._check_bytes(x)
-        elif x.is_floating_point() and (self.columns is not None or self.kind == torch.uint8):
+        elif x.is_floating_point() and (self.standardises or self.kind == torch.uint8):
             return x  # these become floats in any case
         elif x.is_floating_point() and (x % 1 != 0).any():
             raise DataError(f"x holds fractions ({dtype_name(x)}), but samples are whole numbers: give {self.dtype}")
@@ -151,12 +161,13 @@ class Preprocessing:
             raise DataError(f"x has numbers from {int(x.min())} to {int(x.max())}, but samples are from 0 to {most}")
 
     def to_table(self) -> dict[str, Any]:
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        table = {"format": FORMAT, **dataclasses.asdict(self)}
+        return table if self.clients else {key: value for key, value in table.items() if key != "clients"}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
-    if set(table) != set(_KEYS) or table["format"] != FORMAT:
+    if set(table) - {"clients"} != set(_KEYS) or table["format"] != FORMAT:
         raise ValueError(f"it needs the keys {', '.join(_KEYS)}, in format {FORMAT}")
     if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
         raise ValueError("its dtype is not the name of a type of numbers")
@@ -168,6 +179,7 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             _part(Standardisation, "columns", table["columns"]),
             _part(Standardisation, "targets", table["targets"]),
             checked("classes", tuple[str, ...], table["classes"]),
+            tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
         )
     except StrataError as error:
         raise ValueError(f"its {error}") from error

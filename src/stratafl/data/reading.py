@@ -19,7 +19,8 @@ from stratafl.errors import DataError
 HALF = Scaling((0.5,), (0.5,))
 _MAX_PIXEL = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _NOT_OPTIONS = ("seed", "limit")
-NORMALISED = ("auto", "half", "unit", "channel", "columns", "none")
+NORMALISED = ("auto", "half", "unit", "channel", "columns", "pooled", "images", "none")
+_TABLES = {"columns": "client", "pooled": "x"}  # how columns are standardised: see `Federation.standardised`
 _CHUNK_IMAGES = 4096  # images; all of them as numbers would take eight times their bytes
 
 
@@ -81,24 +82,35 @@ class Reading:
         selected: dict[str, Any] = {name: array[rows] for name, array in arrays(samples).items()}
         return replace(samples, **selected)
 
+    def standardisation(self, x: Any) -> str | None:
+        """How columns of these samples are standardised, in words of `Federation.standardised`; None: not."""
+        return _TABLES.get("columns" if self.normalise == "auto" and is_table(x) else self.normalise)
+
     def scaled(self, samples: Samples) -> Samples:
-        """The samples with the scaling of `normalise`; `auto` leaves them unchanged."""
+        """The samples with the scaling of `normalise`; images have that of `auto` already."""
         if self.targets == "scaled":
             samples = replace(samples, standardise=(*samples.standardise, "y"))
-        if self.normalise == "auto":
+        if self.normalise in _TABLES and samples.x.ndim != 2:
+            shape = "×".join(map(str, samples.x.shape[1:]))
+            wrong = f"scales tables of numbers, but a sample of '{samples.name}' is {shape}"
+            raise DataError(f"data.normalise = '{self.normalise}' {wrong}")
+        way = self.standardisation(samples.x)
+        if way is not None or self.normalise == "none":
+            others = tuple(what for what in samples.standardise if what not in _TABLES.values())
+            samples = replace(samples, standardise=(*others, *([way] if way else [])))
+        if way is not None or self.normalise in ("auto", "images"):
             return samples
-        if self.normalise == "columns":
-            if samples.x.ndim != 2:
-                shape = "×".join(map(str, samples.x.shape[1:]))
-                wrong = f"scales tables of numbers, but a sample of '{samples.name}' is {shape}"
-                raise DataError(f"data.normalise = 'columns' {wrong}")
-            return replace(samples, standardise=(*samples.standardise, "x"))
         if self.normalise != "none" and samples.x.dtype not in _MAX_PIXEL:
             or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
             kind = f"the samples of '{samples.name}' are {samples.x.dtype}"
             wrong = f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but {kind}"
             raise DataError(f"{wrong}: leave it at 'auto'{or_columns}")
         return replace(samples, scaling=_scaling(self.normalise, samples))
+
+
+def is_table(x: Any) -> bool:
+    """Whether samples are rows of numbers with fractions, and neither images nor tokens."""
+    return x.ndim == 2 and str(x.dtype).removeprefix("torch.").startswith(("float", "bfloat"))
 
 
 def check_group(group: str | None, label: str, client: str | None) -> None:

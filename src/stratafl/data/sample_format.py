@@ -52,7 +52,8 @@ class SampleFormat:
     def of(federation: Federation) -> "SampleFormat":
         floats = [x.dtype for x in (federation.x, federation.y) if x.is_floating_point()]
         kind = floats[0] if floats else torch.get_default_dtype()
-        facts = (federation.preprocessing, federation.classes, tuple(federation.y.shape[1:]), kind)
+        common = replace(federation.preprocessing, clients=())
+        facts = (common, federation.classes, tuple(federation.y.shape[1:]), kind, bool(federation.client_columns))
         return SampleFormat(*facts, columns=federation.column_names)
 
     @property
@@ -101,9 +102,9 @@ class SampleFormat:
     def _standardised(self, federation: Federation) -> Federation:
         agreed = self.preprocessing
         if self.own_columns:
-            if not len(federation.splits["train"].indices):
-                raise DataError(f"'{federation.name}' has no training sample to standardise its columns by: give some")
-            federation = federation.standardised("x")
+            if not len(federation.x):
+                raise DataError(f"'{federation.name}' has no sample to standardise its columns by: give some")
+            federation = federation.standardised(("client",))
         elif agreed.columns is not None:
             x = agreed.columns.applied(federation.x, self.dtype)
             federation = replace(federation, x=x, columns=agreed.columns, raw=agreed.kind)

@@ -1,7 +1,8 @@
 """What leaves a site, shown before it joins, and its owner's consent, kept in the site's folder.
 
 Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
-another model or another file is asked about again. It binds because the site computes from its own copy of that file,
+another model or another file is asked about again. So is a folder that was copied: somebody could send one with consent
+in it. Consent binds because the site computes from its own copy of that file,
 and refuses a host that has another one (`agreement.py:check_digests`).
 """
 
@@ -21,7 +22,7 @@ from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.member import own_format, site_samples
 from stratafl.errors import DamagedError, counted, shown
-from stratafl.files import explained, json_value, read_plain, write_atomically
+from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
 
 CONSENT = "consent.json"
 MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
@@ -52,8 +53,8 @@ def _welcomed(file: FederationFile) -> str:
 
 def data_doubts(file: FederationFile, place: str) -> list[str]:
     """Problems to expect when this site's samples meet the settings of the federation."""
-    x = site_samples(file.experiment, place).x
-    if not columns_differ_in_size(x):
+    samples = site_samples(file.experiment, place)
+    if samples.preprocessing.standardises or not columns_differ_in_size(samples.x):
         return []
     return ["columns differ greatly in scale, so training may fail: ask the host to set data.normalise = 'columns'"]
 
@@ -74,7 +75,7 @@ def _introduced(format: SampleFormat) -> str:
 def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> bool:
     """Whether the owner of this folder has agreed to just this."""
     path = folder / CONSENT
-    if not path.exists():
+    if not path.exists() or not is_stamped(folder):
         return False
     with suppress(ValueError, DamagedError), explained("read", path):
         record = json_value(read_plain(path, MAX_CONSENT_BYTES))
@@ -84,6 +85,7 @@ def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> bo
 
 def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> None:
     record = {**_about(file, leaves), "given": datetime.now(UTC).isoformat(timespec="seconds")}
+    stamp(folder)
     write_atomically(folder / CONSENT, json.dumps(record, indent=1, ensure_ascii=False).encode())
 
 

@@ -23,7 +23,7 @@ from stratafl.deploy.certificates import LOOPBACK, Pair, check_site_name, read_k
 from stratafl.deploy.control import ControlClient, write_app
 from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
 from stratafl.errors import DeployError, shown
-from stratafl.files import lock, make_private, read_plain
+from stratafl.files import is_stamped, lock, make_private, read_plain, stamp
 
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
@@ -94,6 +94,8 @@ class Host:
         for part in (folder, *(folder / name for name in ("sites", "logs", "flower"))):
             make_private(part)
         self._lock = lock(folder)
+        if not is_stamped(folder):
+            self._start_afresh()
         self._kept = list[RestartedProcess]()
         self._port = free_port()
         self._roots = read_key(authority)
@@ -237,6 +239,15 @@ class Host:
         """Stop runs of a killed host or server_tasks: Flower does not notice that their ServerApps are gone."""
         for run in self.control.unfinished_runs():
             self.control.stop_run(run)
+
+    def _start_afresh(self) -> None:
+        """Without the database and the secrets of a folder that somebody sent: a run in it would be code.
+
+        A host that was put back from a copy loses nothing by it, because its sites are registered again.
+        """
+        for path in (*self.folder.glob("superlink.db*"), self.folder / "token", self.folder / "secret"):
+            path.unlink(missing_ok=True)
+        stamp(self.folder)
 
     def _secret(self, name: str) -> str:
         path = self.folder / name

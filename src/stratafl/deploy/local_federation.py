@@ -1,17 +1,23 @@
 """A rehearsal on one machine: the samples of an experiment, divided into a file for each site."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stratafl.config.assemble import federation_of
+from stratafl.config.assemble import federation_of, samples_of, seeds_of
 from stratafl.config.deployment import DEPLOY, FederationFile, federation_from
 from stratafl.config.experiment import with_values
+from stratafl.config.setting_tables import DataTable
 from stratafl.data.federation import Federation
-from stratafl.errors import DeployError
+from stratafl.data.samples import Samples
+from stratafl.data.user_files import LABELS
+from stratafl.errors import DeployError, counted
 from stratafl.files import atomically
+
+log = logging.getLogger("stratafl")
 
 
 def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
@@ -23,35 +29,39 @@ def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
     file = federation_from({**tables, DEPLOY: {"sites": names, **deploy}})
     if len(file.deploy.sites) != count:
         raise DeployError(f"the federation has {len(file.deploy.sites)} sites: use --local {len(file.deploy.sites)}")
-    data = file.experiment.data
-    _refuse_standardised(columns=data.normalise == "columns", targets=data.targets == "scaled")
+    if file.experiment.data.targets == "scaled":
+        raise DeployError("scaled targets would need a mean over all sites: set data.targets = 'numbers'")
     if file.deploy.predict:
         raise DeployError("a rehearsal has no sites that only predict: remove deploy.predict from the file")
     return file
 
 
 def divided(file: FederationFile, folder: Path) -> dict[str, Path]:
-    """The samples of each site in a file of its own; those that are there are left as they are."""
+    """The samples of each site, as they are in the data, in a file of its own; those that are there are left."""
     names = file.deploy.sites
     places = {name: folder / f"{name}.npz" for name in names}
     if not all(path.exists() for path in places.values()):
-        whole = federation_of(with_values(file.experiment, {"data.clients": len(names)}))
-        if whole.clients != len(names):
-            raise DeployError(f"the data has {whole.clients} clients: use --local {whole.clients}")
-        _refuse_standardised(columns=whole.columns is not None, targets=whole.targets is not None)
-        _write(whole, names, places)
+        samples = samples_of(file.experiment.data, seeds_of(file.experiment).partition)
+        named = file.experiment.data.partition == "auto" and samples.owner is not None
+        experiment = file.experiment if named else with_values(file.experiment, {"data.clients": len(names)})
+        whole = federation_of(experiment, raw=True)
+        if whole.clients < len(names):
+            most = f"use --local {whole.clients}" if whole.clients == 1 else f"use --local 1 to {whole.clients}"
+            raise DeployError(f"the data has {counted(whole.clients, 'client')}: {most}")
+        if whole.clients > len(names):
+            log.warning("the sites are the first %d of the %d clients of the data", len(names), whole.clients)
+        _write(whole, samples, file.experiment.data, places)
     return places
 
 
-def _refuse_standardised(*, columns: bool, targets: bool) -> None:
-    """Whether samples are standardised may be set, or found when they are read."""
-    if columns or targets:
-        fits = "data.normalise = 'none'" if columns else "data.targets = 'numbers'"
-        raise DeployError(f"standardised samples cannot be divided among sites: set {fits}")
-
-
-def _write(whole: Federation, names: Sequence[str], places: Mapping[str, Path]) -> None:
-    for client, name in enumerate(names):
-        samples = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
-        with atomically(places[name]) as partial, partial.open("wb") as file:
-            np.savez(file, x=whole.x[samples].cpu().numpy(), y=whole.y[samples].cpu().numpy())
+def _write(whole: Federation, samples: Samples, data: DataTable, places: Mapping[str, Path]) -> None:
+    """One file for each site, with the names that the settings give to labels, clients and groups."""
+    for client, path in enumerate(places.values()):
+        rows = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
+        arrays = {"x": whole.x[rows].cpu().numpy(), data.label or LABELS[1]: whole.y[rows].cpu().numpy()}
+        if data.client:
+            arrays[data.client] = np.full(len(rows), whole.client_name(client))
+        if data.group and samples.group is not None:
+            arrays[data.group] = samples.group[rows]
+        with atomically(path) as partial, partial.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]

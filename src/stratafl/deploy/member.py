@@ -180,8 +180,10 @@ class SiteMember:
 
 def own_format(experiment: Experiment, place: str) -> SampleFormat:
     """The format of a site's own samples, without what they are like."""
-    if experiment.data.normalise == "channel":  # its numbers would be part of the format, and leave the site
-        raise DataError("data.normalise = 'channel' would need means over all sites: use 'half' or 'unit'")
+    alone = {"channel": "'half' or 'unit'", "pooled": "'columns'"}
+    if experiment.data.normalise in alone:  # its numbers would be part of the format, and leave the site
+        wrong = f"data.normalise = '{experiment.data.normalise}' would need means over all sites"
+        raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
     return check_names(shareable_format(SampleFormat.of(site_samples(experiment, place))))
 
 

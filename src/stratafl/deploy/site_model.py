@@ -57,7 +57,7 @@ def final_model(member: SiteMember) -> Predictor:
     if final is None:
         raise DeployError(f"site '{member.name}' no longer has its final model: its folder has changed")
     module = site.module(site.deployed(final.round, final.state, final.parcel))
-    return Predictor(module, site.runtime.federation.preprocessing, site.runtime.dtype)
+    return Predictor(module, site.runtime.federation.preprocessing.of(0), site.runtime.dtype)
 
 
 def check_prediction_file(path: Path) -> None:

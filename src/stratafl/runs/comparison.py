@@ -157,7 +157,8 @@ class Comparison:
         vary = head.get("vary", "all")  # comparisons of older versions do not say it
         if vary not in get_args(Varied):
             raise RunError(f"{damaged}: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}")
-        return cls(folder, from_stored(tables), tuple(methods), tuple(seeds), per_method, vary=vary)
+        base = from_stored({"format": head["format"], **tables})
+        return cls(folder, base, tuple(methods), tuple(seeds), per_method, vary=vary)
 
     def members(self) -> Iterator[Member]:
         """Seed by seed, so that a comparison that stops early has runs of every method."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
-from stratafl.config.migrations import METHOD_DIGEST, check_format
+from stratafl.config.migrations import FORMAT, METHOD_DIGEST, check_format
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import Federation
 from stratafl.data.preprocessing import preprocessing_from
@@ -103,9 +103,12 @@ def refuse_guard(folder: Path) -> None:
         raise RunError(f"'{folder}' is the result of a run's guard, not a run: give the run itself, {whole}")
 
 
-def check_config(path: Path, then: Mapping[str, Any], today: Mapping[str, Any]) -> None:
-    """Raise if a configuration is not what it was, naming the first key; a key that is new since had its default."""
-    then = to_tables(from_stored(then)) if then else today
+def check_config(path: Path, then: Mapping[str, Any], today: Mapping[str, Any], number: int = FORMAT) -> None:
+    """Raise if a configuration is not what it was, naming the first key; a key that is new since had its default.
+
+    `number` is the format of what it was.
+    """
+    then = to_tables(from_stored({"format": number, **then})) if then else today
     for table in sorted({*then, *today}):
         before, after = then.get(table, {}), today.get(table, {})
         for key in sorted({*before, *after}):
@@ -193,7 +196,7 @@ def simulation_of_run(
     """The simulation of a stored run; refused if its configuration, data or model are not what they were."""
     trust = Trust.of(trust).asked_by(folder / CONFIG, then.get("folder"))
     identity = then.get("identity") or {}
-    check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment))
+    check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment), then["format"])
     asked, tuning = (experiment, then.get("tuning")) if device is None else _elsewhere(experiment, then, device)
     sim = simulation_of(asked, tuning, trust, begun=True)
     for what, today in environment.identity(sim).items():

@@ -109,7 +109,8 @@ class Tuning:
         check_format(folder / TUNING, head.get("format") if isinstance(head, dict) else None)
         with _damaged(folder / TUNING):
             check_table(head, {"methods": list, "seeds": int, "settings": dict, "plan": dict})
-            methods, seeds, per_method, base = head["methods"], head["seeds"], head["settings"], from_stored(tables)
+            methods, seeds, per_method = head["methods"], head["seeds"], head["settings"]
+            base = from_stored({"format": head["format"], **tables})
             if not methods or not is_list_of(str, methods) or len(set(methods)) < len(methods):
                 raise ValueError(f"methods must be one or more different names, not {shown(methods)}")
             _check_seeds(seeds, base)

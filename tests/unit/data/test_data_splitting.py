@@ -176,7 +176,8 @@ def test_new_runs_are_stratified_and_papers_and_code_bases_as_they_were():
 
 def test_a_configuration_of_a_run_that_does_not_say_is_split_as_it_was():
     assert from_stored({}).data.split == "random"
-    assert from_stored({"data": {"clients": 3}}).data == from_tables({"data": {"clients": 3, "split": "random"}}).data
+    today = {"clients": 3, "split": "random", "normalise": "images"}
+    assert from_stored({"data": {"clients": 3}}).data == from_tables({"data": today}).data
     assert from_stored({"data": {"split": "stratified"}}).data.split == "stratified"
 
 

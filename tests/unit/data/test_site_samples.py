@@ -54,7 +54,7 @@ def held(federation, client, split):
     return federation.x[mine], federation.y[mine]
 
 
-@pytest.mark.parametrize("normalise", ["auto", "columns"])
+@pytest.mark.parametrize("normalise", ["auto", "columns", "none"])
 def test_a_site_has_the_samples_and_splits_that_a_simulation_gives_it(files, normalise):
     whole = pooled(files, normalise=normalise)
     agreed = SampleFormat.of(whole)
@@ -65,7 +65,7 @@ def test_a_site_has_the_samples_and_splits_that_a_simulation_gives_it(files, nor
             assert len(held(mine, 0, split)[0]) > 1
             for own, simulated in zip(held(mine, 0, split), held(whole, client, split), strict=True):
                 assert torch.equal(own, simulated)
-        assert mine.preprocessing == whole.preprocessing
+        assert mine.preprocessing.of(0) == whole.preprocessing.of(client)
         assert SampleFormat.of(mine) == agreed
 
 
@@ -75,17 +75,20 @@ def test_another_client_number_is_another_split(files):
     assert not torch.equal(held(first, 0, "test")[0], held(second, 0, "test")[0])
 
 
-def test_a_site_may_standardise_by_its_own_training_samples(files):
-    agreed = replace(SampleFormat.of(pooled(files)), own_columns=True)
+def test_a_site_standardises_by_its_own_training_samples(files):
+    agreed = SampleFormat.of(pooled(files))
+    assert agreed.own_columns
     mine = of_site(files, agreed, 1, "lyon")
     seen = held(mine, 0, "train")[0].double()
     assert torch.allclose(seen.mean(0), torch.zeros(2).double(), atol=1e-6)
     assert torch.allclose(seen.std(0, correction=0), torch.ones(2).double(), atol=1e-5)
-    assert mine.columns is not None
-    with pytest.raises(DataError, match="'lyon'"):
-        of_site(files, agreed, 1, "lyon", trains=False)
+    assert mine.preprocessing.of(0).columns is not None
+    predicts = of_site(files, agreed, 1, "lyon", trains=False)  # by all its samples, since it trains on none
+    assert torch.allclose(predicts.x.double().mean(0), torch.zeros(2).double(), atol=1e-6)
+    with pytest.raises(DataError, match="'empty'"):
+        agreed.client({}, "empty")
     with pytest.raises(DataError, match="own"):
-        replace(SampleFormat.of(pooled(files, normalise="columns")), own_columns=True)
+        replace(SampleFormat.of(pooled(files, normalise="pooled")), own_columns=True)
 
 
 def test_a_site_that_does_not_train_tests_on_all_it_has(files):

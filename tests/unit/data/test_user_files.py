@@ -152,7 +152,7 @@ def test_clients_that_are_named_test_on_what_is_for_testing(tmp_path):
     for name, rows in (("ann", [[1, 0], [2, 1]]), ("bob", [[3, 1], [4, 0]])):
         table(tmp_path / "mine" / name / "train.csv", ["a", "label"], rows)
     table(tmp_path / "mine" / "ann" / "test.csv", ["a", "label"], [[5, 0]])
-    federation = federation_of(from_tables({"data": {"name": f"{tmp_path / 'mine'}/", "validation": 0.0}}))
+    federation = federation_of(from_tables({"data": {"name": f"{tmp_path / 'mine'}/", "validation": 0.0}}), raw=True)
     held = {split: [federation.x[federation.split(split).of(c)].flatten().tolist() for c in (0, 1)] for split in SPLITS}
     assert held == {"train": [[1, 2], [3, 4]], "validation": [[], []], "test": [[5], []]}
 
