@@ -20,7 +20,8 @@ from stratafl.report import sentences as say
 from stratafl.report.bootstrap import Uncertainty, of_these, sharing, uncertainty, usual_variance
 from stratafl.report.decision import ranking_lead
 from stratafl.report.gains.sample_noise import ClientScores
-from stratafl.report.intervals import Interval, t_quantile, t_tail
+from stratafl.report.intervals import Interval, t_quantile, t_tail, unbounded
+from stratafl.report.pair_tables import pairs_csv, pairs_table
 from stratafl.report.paired import (
     MAX_FORECAST_SEEDS,
     Paired,
@@ -33,8 +34,6 @@ from stratafl.report.paired import (
     holm,
     pair_of,
     pairs,
-    pairs_csv,
-    pairs_table,
     scored_runs,
 )
 from stratafl.report.ranking_tables import ranking_table
@@ -392,10 +391,76 @@ def test_what_cannot_be_told_says_how_many_more_seeds_would(tmp_path):
     assert f"{pair.more_seeds} further seeds" in pair.sentence
 
 
-def test_one_seed_speaks_of_clients_only(tmp_path):
-    (pair,) = pairs(write(tmp_path, fedavg=(0.5,), local=(0.8,)).ranks)
-    assert pair.verdict == "better"
-    assert "one seed" in pair.sentence
+def test_one_seed_gives_no_verdict_however_large_the_difference(tmp_path):
+    study = write(tmp_path, fedavg=(0.2,), local=(0.9,))
+    (pair,) = pairs(study.ranks)
+    assert (pair.verdict, pair.p, pair.adjusted) == ("unclear", 1.0, 1.0)
+    assert pair.difference == unbounded(pytest.approx(0.7))
+    assert pair.sentence == say.PAIR_ONE_SEED.format(first="local", second="fedavg", distance="70.0 points")
+    (line,) = csv.DictReader(io.StringIO(pairs_csv([pair])))
+    assert (float(line["difference"]), line["low"], line["high"]) == (pytest.approx(0.7), "", "")
+    behind = list(csv.DictReader(io.StringIO(ranking_table(study).csv)))[1]
+    assert (float(behind["difference"]), behind["difference_low"]) == (pytest.approx(-0.7), "")
+    assert [cell.shown for cell in pairs_table([pair]).rows[0]][3:] == ["–", "–", "one seed", "–"]
+
+
+# Planned pairs, and methods that are the same
+
+FIVE = {"fedper": 0.80, "fedrep": 0.78, "flayer": 0.90, "local": 0.70, "fedavg": 0.60}
+
+
+def three_seeds(score):
+    return (score, score + 0.01, score - 0.01)
+
+
+def test_each_method_is_planned_to_be_compared_with_alone_and_shared_and_corrected_for_these(tmp_path):
+    study = write(tmp_path, **{name: three_seeds(score) for name, score in FIVE.items()})
+    compared = pairs(study.ranks)
+    assert len(compared) == 10
+    planned = [pair for pair in compared if {pair.first, pair.second} & {"local", "fedavg"}]
+    others = [pair for pair in compared if pair not in planned]
+    assert {(pair.planned, pair.pairs) for pair in planned} == {(True, 7)}  # 3 methods with 2, and these 2
+    assert {(pair.planned, pair.pairs) for pair in others} == {(False, 3)}
+    for family in (planned, others):
+        assert [pair.adjusted for pair in family] == pytest.approx(holm([pair.p for pair in family])[0])
+    assert "7 pairs" in pairs_table(compared).caption
+
+
+def test_without_alone_and_shared_all_pairs_are_corrected_together(tmp_path):
+    study = write(tmp_path, **{name: three_seeds(FIVE[name]) for name in ("fedper", "fedrep", "flayer")})
+    assert {(pair.planned, pair.pairs) for pair in pairs(study.ranks)} == {(False, 3)}
+
+
+def test_methods_with_the_same_scores_in_every_round_count_once(tmp_path):
+    scores = {name: three_seeds(FIVE[name]) for name in ("fedper", "local", "fedavg")}
+    before = pairs(write(tmp_path / "before", **scores).ranks)
+    write(tmp_path / "after", **scores)
+    for seed, score in enumerate(three_seeds(FIVE["fedavg"])):  # FedBN without BatchNorm
+        rng = np.random.default_rng(seed + len("fedavg"))
+        folder = write_run(tmp_path / "after" / f"fedbn{seed}", [score / 2, score], name="fedbn", seed=seed)
+        rewrite(folder / "clients.jsonl", lambda line, rng=rng: jittered(line, rng, 0.0))
+    study = gather([tmp_path / "after"])
+    after = pairs(study.ranks)
+    assert len(after) == 6
+    assert {pair.pairs for pair in after if pair.verdict != "same"} == {pair.pairs for pair in before} == {3}
+    (same,) = [pair for pair in after if pair.verdict == "same"]
+    assert {same.first, same.second} == {"fedavg", "fedbn"}
+    assert (same.more_seeds, same.difference.mean) == (None, 0)
+    assert same.sentence == say.PAIR_SAME.format(first=same.first, second=same.second)
+    for rival in ("fedper", "local"):
+        copy, original = pair_of(after, "fedbn", rival), pair_of(before, "fedavg", rival)
+        assert replace(copy, first="fedavg") == original
+    assert pairs_table(after) is not None
+
+
+def test_equal_scores_of_other_models_are_not_the_same_method(tmp_path):
+    write_run(tmp_path / "a", [0.5, 0.6], name="fedavg")
+    folder = write_run(tmp_path / "b", [0.5, 0.6], name="fedper")
+    (pair,) = pairs(gather([tmp_path]).ranks)
+    assert pair.verdict == "same"
+    rewrite(folder / "rounds.jsonl", lambda line: line | {"validation.deployed.loss": 0.3})
+    (pair,) = pairs(gather([tmp_path]).ranks)
+    assert pair.verdict == "unclear"
 
 
 def test_two_seeds_say_nothing_absurd(tmp_path):
@@ -518,7 +583,9 @@ def test_clients_are_the_same_where_the_partition_or_the_data_says_so(tmp_path, 
     }.items():
         for name in ("fedavg", "local"):
             for seed in range(2):
-                write_run(tmp_path / case / f"{name}{seed}", [0.5 + seed / 10], name=name, seed=seed, **options)
+                write_run(
+                    tmp_path / case / f"{name}{seed}", [0.5 + (seed + len(name)) / 99], name=name, seed=seed, **options
+                )
         pairs(gather([tmp_path / case]).ranks)
     assert seen == [False, True, True]
 

@@ -28,8 +28,10 @@ def test_old_and_new_keys_are_read(tmp_path, number, text):
     before = with_settings(TODAY, ["data.normalise=images"])  # when tables were not standardised by default
     old = "= 1" in number or "= 2" in number
     assert load_experiment(written(tmp_path, number + text)) == (before if old else TODAY)
-    stored = from_stored(tomllib.loads(number + text))  # of a run that knew no metrics
-    assert stored == with_settings(before if old or not number else TODAY, ["evaluate.metric=plain"])
+    stored = from_stored(tomllib.loads(number + text))  # of a run that knew neither metrics nor ties
+    assert stored == with_settings(
+        before if old or not number else TODAY, ["evaluate.metric=plain", "evaluate.ties=first"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from stratafl.config.experiment import Experiment, from_stored
 from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.runs.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
 
@@ -50,15 +51,39 @@ def test_evaluated_rounds_have_scores_of_a_held_out_split():
 # The selected, best and last round
 
 
-def test_selected_is_best_on_validation_and_the_first_of_equals():
+BEFORE = EvaluateTable(ties="first")  # as runs of earlier versions
+
+
+def test_selected_is_best_on_validation_and_the_last_of_equals():
     lines = [line(1, 0.9, 0.5), line(2, 0.6, 0.8), line(3), line(4, 0.7, 0.8), line(5, 0.8, 0.7)]
-    assert selected(lines)["round"] == 2
+    assert selected(lines)["round"] == 4
+    assert selected(lines, BEFORE)["round"] == 2
     assert best(lines)["round"] == 1
     assert last(lines)["round"] == 5
 
 
-def test_best_is_the_first_of_equals():
-    assert best([line(1, 0.5), line(2, 0.6), line(3, 0.6)])["round"] == 2
+def test_best_is_the_last_of_equals():
+    lines = [line(1, 0.5), line(2, 0.6), line(3, 0.6)]
+    assert best(lines)["round"] == 3
+    assert best(lines, BEFORE)["round"] == 2
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auroc", "log_loss", "ece"])
+def test_of_rounds_that_tie_by_any_metric_the_lowest_loss_is_selected(metric):
+    """By AUROC of a few validation samples, a model that gives one answer ties with one that knows the classes."""
+    evaluate = EvaluateTable(metric=metric, average="clients")
+    losses = [0.69, 0.3, 0.1, 0.2]
+    place = "validation.deployed"
+    lines = [line(t, **{f"{place}.client_{metric}": 1.0, f"{place}.loss": loss}) for t, loss in enumerate(losses, 1)]
+    assert selected(lines, evaluate)["round"] == 3
+    assert selected(lines, EvaluateTable(metric=metric, average="clients", ties="first"))["round"] == 1
+    on_tests = [{key.replace("validation", "test"): value for key, value in each.items()} for each in lines]
+    assert best(on_tests, evaluate)["round"] == 3
+
+
+def test_runs_of_earlier_versions_keep_their_round():
+    assert from_stored({"evaluate": {"metric": "auroc"}}).evaluate.ties == "first"
+    assert Experiment().evaluate.ties == "loss"
 
 
 def test_without_validation_the_last_evaluated_round_is_selected():
@@ -69,7 +94,7 @@ def test_without_validation_the_last_evaluated_round_is_selected():
 
 def test_a_regression_is_selected_by_the_lowest_loss():
     lines = [regression(1, 0.5, 0.3), regression(2, 0.2, 0.4), regression(3, 0.4, 0.3)]
-    assert selected(lines)["round"] == 1
+    assert selected(lines)["round"] == 3
     assert best(lines)["round"] == 2
 
 

@@ -31,10 +31,12 @@ from stratafl.cli.run_command import (
 from stratafl.cli.workers import Crew, share
 from stratafl.config.experiment import names_code, paths_in
 from stratafl.config.trust import NO_TRUST, Trust
+from stratafl.data import DATASETS
 from stratafl.errors import BusyError, RunError, counted
 from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.report import Study
+from stratafl.report.in_short import suggested_method
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.comparison import folder_name
 from stratafl.runs.directory import ROUNDS, TUNING
@@ -127,9 +129,26 @@ def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
             finished = share(crew, interrupt, watches)
     if not finished:
         return print_interrupted(comparison.folder, _names_code(members))
-    study = print_ranking([comparison.folder])
+    study = print_ranking([comparison.folder], details=False)
     write_report_if_possible([comparison.folder], comparison.folder / REPORT, study)
+    print_next(study, comparison.folder)
     return 0
+
+
+def print_next(study: Study, folder: Path) -> None:
+    """What to do now, one line each: with these runs, then with data of one's own."""
+    data, method = study.outcomes[0].config["data"]["name"], suggested_method(study)
+    place = "my.csv" if data in DATASETS else shlex.quote(str(data))
+    compared = ",".join(dict.fromkeys(("local", "fedavg", method)))
+    steps = {f"strata report {shlex.quote(str(folder))}": "who gains, and how sure every difference is"}
+    if data in DATASETS:
+        steps["strata advise my.csv --set data.client=site"] = "which method fits your own data"
+    steps[f"strata tune --data {place} -a {compared}"] = "a learning rate for each method"
+    steps[f"strata run --data {place} -a {method} --guard"] = "a model for every client; few end worse off than alone"
+    width, console = max(map(len, steps)), result_console()
+    console.print("next:")
+    for command, purpose in steps.items():
+        console.print(Text.assemble("  ", command.ljust(width), (f"   {purpose}", "dim")), soft_wrap=True)
 
 
 def _names_code(members: Sequence[Member]) -> bool:

@@ -18,9 +18,12 @@ from stratafl.report.flagged_clients import flag_sentences, where_to_look
 from stratafl.report.formats import size_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
+from stratafl.report.in_short import in_short
+from stratafl.report.notes import one_class
 from stratafl.report.outcome import OF_ANSWERS, measure, what_counts
 from stratafl.report.page import is_report, write_report
-from stratafl.report.paired import pairs_csv, with_first
+from stratafl.report.pair_tables import corrected_for, pairs_csv
+from stratafl.report.paired import with_first
 from stratafl.report.study import not_evaluated, only_verdicts, read_study
 
 REPORT = "report.html"
@@ -42,10 +45,13 @@ def print_report(folders: Sequence[Path], options: ReportOptions) -> None:
             _write_report(whole, out)
 
 
-def print_ranking(folders: Sequence[Path], options: ReportOptions = NO_OPTIONS, by: Metric | None = None) -> Study:
+def print_ranking(
+    folders: Sequence[Path], options: ReportOptions = NO_OPTIONS, by: Metric | None = None, details: bool = True
+) -> Study:
     """Print the ranking of all runs in these folders, by their own metric or by another; write it to files if asked.
 
-    Returns what was read, for the report.
+    With `details` also who gains and which pairs differ, else what they come to in short. Returns what was read, for
+    the report.
     """
     target = options.target
     if target is not None and by is not None:
@@ -64,11 +70,13 @@ def print_ranking(folders: Sequence[Path], options: ReportOptions = NO_OPTIONS, 
     notes = [*study.not_started, *(_no_choice_notes(unranked, folders, outcomes[0].metric) if unranked else [])]
     for text in (*(Text(note, style="yellow") for note in notes), *_footnotes(study)):
         console.print(text)
-    for part in gains_renderables(ranks, study.gains, console.width):
-        console.print(part)
-    for text in pair_lines(study):
-        console.print(text)
-    console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
+    if details:
+        for part in (*gains_renderables(ranks, study.gains, console.width), *pair_lines(study)):
+            console.print(part)
+        console.print(Text(f"runs: {', '.join(map(str, folders))}", style="dim"))
+    short = " ".join(map(str, in_short(study))) if unranked is None else ""
+    if short:
+        console.print(Text(f"\n{short}", style="bold"))
     if target is not None:
         console.print(target_table(outcomes, target))
     files: list[tuple[str, Path | None, Callable[[], str]]] = [
@@ -143,8 +151,7 @@ def _footnotes(study: Study) -> list[Text]:
     folders = [str(outcome.folder) for outcome in outcomes if outcome.diverged]
     why = "the loss, or uploads or models of clients, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
-    nothing = "predicts one class for all samples of each client, so its accuracy is not informative"
-    same = [Text(f"one answer: {rank.label} {nothing}", style="yellow") for rank in ranks if rank.one_answer]
+    same = [Text(f"one answer: {one_class(rank)}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(sentence, style="yellow") for sentence in flag_sentences(outcomes)]
     look = (
         [Text(f"to inspect its data, run: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
@@ -159,7 +166,7 @@ def pair_lines(study: Study) -> list[Text]:
     if not pairs:
         return []
     unit = "points, " if pairs[0].metric.percent else ""
-    many = f"; verdicts are corrected for {len(pairs)} pairs" if len(pairs) > 1 else ""
+    many = f"; verdicts are corrected for {corrected_for(pairs)}" if len(pairs) > 1 else ""
     ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
     over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(pairs)}))
     about = f"in brackets: {unit}95 % intervals over {over}{many}"

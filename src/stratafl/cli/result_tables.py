@@ -150,6 +150,6 @@ def _row(gains: Gains) -> dict[str, str]:
     metric = gains.metric
     row = {"method": gains.label, "clients": str(len(gains.clients))}
     row |= {"mean": signed(gains.mean, metric), "median": signed(gains.median, metric)}
-    row |= {"better": _close(share_text(gains.better, gains.surely_better, gains))}
-    row |= {"worse": _close(share_text(gains.worse, gains.surely_worse, gains))}
+    row |= {"better": _close(share_text(gains.better, "gains", gains))}
+    row |= {"worse": _close(share_text(gains.worse, "loses", gains))}
     return row | {"worst client": f"{gains.client_label(gains.worst)} {signed(gains.worst.difference, metric)}"}

@@ -44,7 +44,8 @@ from stratafl.policies import LocalTraining
 
 T = TypeVar("T")
 MAX_CONFIG_BYTES = 1 << 20
-BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain"}}  # keys that came later, as runs had them before
+# Keys that came later, as runs had them before.
+BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain", "ties": "first"}}
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
 _PATHS = (*_CODE, "evaluate.metric")  # … without options
 _CHOICES = (*_CODE, "data.partition")  # what has options of its own

@@ -228,6 +228,11 @@ class EvaluateTable:
         Literal["validation", "best", "last"],
         "the round that counts: by the metric on validation data, on test data (as many papers do), or the last",
     ] = "validation"
+    ties: Annotated[
+        Literal["loss", "first"],
+        "of rounds that are equally good: the one with the lowest loss, of these the last; `first`: the first of all,",
+        "as runs of earlier versions have it",
+    ] = "loss"
     stage: Annotated[
         Literal["received", "trained", "deployed", "global"],
         "the models that count: as received, right after training, deployed, or the global one",

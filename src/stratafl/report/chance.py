@@ -202,7 +202,7 @@ def no_choice(ranks: Sequence[Rank], limits: Chance | None) -> NoChoice | None:
     if not rivals:
         return None
     first, metric = rivals[0], rivals[0].members[0].metric
-    guessing = [rank for rank in rivals if rank.one_answer or (limits and rank.label in limits.unsure)]
+    guessing = [rank for rank in rivals if rank.says_nothing or (limits and rank.label in limits.unsure)]
     if len(guessing) == len(rivals):
         methods = [rank.label for rank in rivals]
         why = finding(say.ALWAYS_ONE_ANSWER, metric=metric.title, methods=methods)

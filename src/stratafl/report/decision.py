@@ -8,6 +8,7 @@ recommended.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median
 from typing import Any
 
 from stratafl.algorithms.methods import KINDS, METHODS
@@ -15,7 +16,6 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric
 from stratafl.report import sentences as say
-from stratafl.report.bootstrap import ALPHA
 from stratafl.report.chance import NoChoice, common_folder, how_to_rank
 from stratafl.report.charts import COLOURS, Chart, category_axis, plain_text, rounded, scatter, value_axis
 from stratafl.report.formats import apart_by, listed, over_seeds, score_text, size_text
@@ -23,7 +23,7 @@ from stratafl.report.gains import TRAINS_ALONE, ClientGain, Gains
 from stratafl.report.gains.gain_text import mean_text
 from stratafl.report.notes import doubts, doubts_of_learning
 from stratafl.report.outcome import OF_ANSWERS
-from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, pair_of, with_first
+from stratafl.report.paired import MAX_FORECAST_SEEDS, Paired, as_good_as, pair_of, with_first
 from stratafl.report.ranking import Rank, comparable_ranks
 from stratafl.report.sentences import Finding, finding
 from stratafl.report.study import Study
@@ -123,7 +123,7 @@ class _Choice:
 
 def _choose(rivals: Sequence[Rank], study: Study) -> _Choice:
     unsure = study.chance.unsure if study.chance else frozenset[str]()
-    learned = [rank for rank in rivals if not rank.one_answer and rank.label not in unsure]
+    learned = [rank for rank in rivals if not rank.says_nothing and rank.label not in unsure]
     best = learned[0]  # without one, the study has a `no_choice`
     # Where its bytes are unknown, nothing is known to be cheaper.
     cheaper = [rank for rank in learned if _cost(rank) < _cost(best) and _bytes(best) < inf]
@@ -147,7 +147,7 @@ def _is_as_good(rank: Rank, best: Rank, study: Study) -> bool:
     reached, top = rank.numbers["score"].mean, best.numbers["score"].mean
     is_near = abs(reached - top) < EQUAL_SCORES * (1 if study.measured.percent else abs(top))
     pair = pair_of(study.pairs, rank.label, best.label)
-    return is_near and (pair is None or pair.verdict == "unclear")
+    return is_near and (pair is None or pair.verdict in ("unclear", "same"))
 
 
 def _headline(choice: _Choice) -> Findings:
@@ -155,10 +155,7 @@ def _headline(choice: _Choice) -> Findings:
     use, others = choice.use, choice.others
     if not others:
         return [finding(say.ONLY_METHOD, method=use.label)]
-    runner_up = choice.against(others[0])
-    leads = choice.use is choice.best and not choice.skipped
-    may_be_chance = leads and (runner_up is None or runner_up.verdict == "unclear")
-    chance = [finding(say.LEAD_MAY_BE_CHANCE)] if may_be_chance else []
+    chance = _may_be_as_good(choice) if choice.use is choice.best and not choice.skipped else []
     if use.method == TRAINS_ALONE:
         verdicts = [pair.verdict if (pair := choice.against(rank)) else "unclear" for rank in others]
         is_sure = all(verdict == "better" for verdict in verdicts)
@@ -167,6 +164,14 @@ def _headline(choice: _Choice) -> Findings:
     if method is None or method.kind == "controls":
         return [finding(say.USE, method=use.label), *chance]
     return [finding(say.USE_KIND, method=use.label, kind=KINDS[method.kind]), *chance]
+
+
+def _may_be_as_good(choice: _Choice) -> Findings:
+    """Which methods the first does not clearly lead; if it leads none, its whole lead may be chance."""
+    rivals = as_good_as(choice.study.ranks, choice.study.pairs, choice.use)
+    if len(rivals) == len(choice.others) and len(rivals) > 1:
+        return [finding(say.LEAD_MAY_BE_CHANCE)]
+    return [finding(say.MAY_BE_AS_GOOD, methods=[rank.label for rank in rivals])] if rivals else []
 
 
 def _why(choice: _Choice) -> Findings:
@@ -209,7 +214,7 @@ def _who_gains(choice: _Choice) -> Findings:
 
 
 def gain_counts(gains: Gains) -> Findings:
-    """How many clients are better and worse off, which of them surely, and what chance alone gives."""
+    """How many clients are better and worse off, and which of them surely, if those are more than chance gives."""
     by_difference = sorted(gains.clients, key=lambda client: client.difference)
     worse = [client for client in by_difference if client.difference < 0]
     better = sum(client.difference > 0 for client in by_difference)
@@ -220,23 +225,14 @@ def gain_counts(gains: Gains) -> Findings:
     if not gains.sure:
         named = [finding(say.LOWER_SCORES, names=_named(worse, gains))] if worse else []
         return [*overall, finding(say.CHANCE_UNKNOWN), *named]
-    gaining = [client for client in reversed(by_difference) if client.verdict == "gains"]
-    losing = [client for client in by_difference if client.verdict == "loses"]
-    sure = [
-        _surely(gaining, gains, say.SURELY_BETTER, say.NONE_SURELY_BETTER),
-        _surely(losing, gains, say.SURELY_WORSE, say.NONE_SURELY_WORSE),
-    ]
-    return [*overall, *sure, *([_by_chance(gains)] if gaining or losing else [])]
-
-
-def _surely(clients: Sequence[ClientGain], gains: Gains, some: str, none: str) -> Finding:
-    return finding(some, count=len(clients), names=_named(clients, gains)) if clients else finding(none)
-
-
-def _by_chance(gains: Gains) -> Finding:
-    """How many clients would seem to gain, and as many to lose, if none did: each interval covers one client only."""
-    count = round(ALPHA / 2 * sum(client.low is not None for client in gains.clients))
-    return finding(say.BY_CHANCE, count=count) if count else finding(say.RARELY_BY_CHANCE)
+    gaining = sorted(gains.surely("gains"), key=lambda client: -client.difference)
+    losing = sorted(gains.surely("loses"), key=lambda client: client.difference)
+    sides = ((gaining, say.SURELY_BETTER), (losing, say.SURELY_WORSE))
+    sure = [finding(say_who, count=len(side), names=_named(side, gains)) for side, say_who in sides if side]
+    if sure:
+        return [*overall, *sure, *([finding(say.BY_CHANCE, count=gains.by_chance)] if gains.by_chance else [])]
+    samples = median(client.test_samples for client in gains.clients)
+    return [*overall, finding(say.TOO_FEW_TO_NAME, samples=f"{samples:g}")]
 
 
 def _named(clients: Sequence[ClientGain], gains: Gains) -> str:
@@ -253,10 +249,12 @@ def _how_sure(choice: _Choice) -> Findings:
     if not pairs:
         return [finding(say.NO_SEED_IN_COMMON)] if choice.others else []
     sentences = {"better": say.SURELY_BETTER_THAN, "unclear": say.NOT_SIGNIFICANT, "worse": say.SURELY_WORSE_THAN}
+    sentences["same"] = say.SAME_AS
     findings = []
     for verdict, sentence in sentences.items():
         methods = [pair.second for pair in pairs if pair.verdict == verdict]
         findings += [finding(sentence, methods=methods)] if methods else []
+    findings = [finding(say.ONE_SEED_TELLS_NOTHING)] if all(pair.seeds == 1 for pair in pairs) else findings
     seeds, clients = max(pair.seeds for pair in pairs), counted(max(pair.clients for pair in pairs), "client")
     rests_on = say.RESTS_ON_ONE_SEED if seeds == 1 else say.RESTS_ON
     findings.append(finding(rests_on, seeds=counted(seeds, "seed"), clients=clients))
@@ -266,7 +264,7 @@ def _how_sure(choice: _Choice) -> Findings:
 def _what_would_change_it(choice: _Choice) -> Findings:
     """How many more seeds would tell the method from training alone, or else from the next that is unclear."""
     ordered = sorted(choice.others, key=lambda rank: rank.method != TRAINS_ALONE)
-    pairs = [pair for rank in ordered if (pair := choice.against(rank)) is not None and pair.verdict == "unclear"]
+    pairs = [pair for rank in ordered if (pair := choice.against(rank)) is not None and pair.is_open]
     return [what_would_show(pairs[0])] if pairs else []
 
 
@@ -317,11 +315,14 @@ def _against_rivals(compared: Sequence[Paired]) -> Findings:
     sentences = {"better": say.FIRST_BETTER, "worse": say.FIRST_WORSE, "unclear": say.FIRST_UNCLEAR}
     findings = []
     for verdict, sentence in sentences.items():
-        pairs = [f"{pair.second} ({pair.evidence})" for pair in compared if pair.seeds and pair.verdict == verdict]
+        pairs = [f"{pair.second} ({pair.evidence})" for pair in compared if pair.seeds > 1 and pair.verdict == verdict]
         findings += [finding(sentence, pairs=listed(pairs, MAX_RIVALS))] if pairs else []
-    apart = [pair.second for pair in compared if not pair.seeds]
-    findings += [finding(say.FIRST_APART, methods=apart)] if apart else []
-    return findings + ([finding(say.FIRST_ONE_SEED)] if any(pair.seeds == 1 for pair in compared) else [])
+    by_sentence = {
+        say.FIRST_SAME: [pair.second for pair in compared if pair.verdict == "same"],
+        say.FIRST_APART: [pair.second for pair in compared if not pair.seeds],
+        say.FIRST_ONE_SEED: [pair.second for pair in compared if pair.is_open and pair.seeds == 1],
+    }
+    return findings + [finding(sentence, methods=methods) for sentence, methods in by_sentence.items() if methods]
 
 
 # The picture

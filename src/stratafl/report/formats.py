@@ -87,6 +87,8 @@ def difference_text(paired: Interval | None, metric: Metric) -> str:
     """A paired difference with its limits; in percentage points for shares."""
     if paired is None:
         return NO_VALUE
+    if None in paired.ends:
+        return minus(_number(paired.mean, metric, "+", digits=3))
     low, high = (max(paired.low, -1), min(paired.high, 1)) if metric.percent else (paired.low, paired.high)
     mean, *ends = (minus(_number(value, metric, "+", digits=3)) for value in (paired.mean, low, high))
     return f"{mean} ({' to '.join(ends)})"

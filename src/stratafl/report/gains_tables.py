@@ -42,8 +42,8 @@ def gains_table(study: Study) -> ReportTable | None:
         cells = [text(gains.label), text(len(gains.clients))]
         cells += [Cell(signed(gains.mean, gains.metric), gains.mean, "strong")]
         cells += [Cell(signed(gains.median, gains.metric), gains.median)]
-        cells += [Cell(share_text(gains.better, gains.surely_better, gains), gains.better)]
-        cells += [Cell(share_text(gains.worse, gains.surely_worse, gains), gains.worse)]
+        cells += [Cell(share_text(gains.better, "gains", gains), gains.better)]
+        cells += [Cell(share_text(gains.worse, "loses", gains), gains.worse)]
         cells += [Cell(f"{100 * open_:.0f} %", open_) if gains.sure else Cell(NO_VALUE)]
         worst = f"{gains.client_label(gains.worst)}: {signed(gains.worst.difference, gains.metric)}"
         rows.append((*cells, Cell(worst, gains.client_label(gains.worst))))

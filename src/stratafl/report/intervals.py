@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 
 import numpy as np
@@ -37,9 +37,19 @@ class Interval:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def ends(self) -> list[float | None]:
+        """Both limits; None for those that are unknown."""
+        return [end if isfinite(end) else None for end in (self.low, self.high)]
+
     def turned(self) -> "Interval":
         """The same interval of the opposite difference."""
         return Interval(-self.mean, -self.high, -self.low)
+
+
+def unbounded(mean: float) -> Interval:
+    """A mean whose uncertainty is unknown."""
+    return Interval(mean, -inf, inf)
 
 
 def interval(values: Sequence[float]) -> Interval | None:

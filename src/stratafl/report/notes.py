@@ -151,8 +151,14 @@ def _of_methods(study: Study) -> Findings:
         if "score" not in rank.numbers or rank.diverged:
             findings.append(finding(say.BECAME_NAN, method=rank.label))
         if rank.one_answer:
-            findings.append(finding(say.SAME_CLASS, method=rank.label))
+            findings.append(one_class(rank))
     return findings
+
+
+def one_class(rank: Rank) -> Finding:
+    """What it means for a method's score that it gives every client one class."""
+    sentence = say.SAME_CLASS if rank.says_nothing else say.SAME_CLASS_RANKED
+    return finding(sentence, method=rank.label, metric=rank.members[0].metric.title)
 
 
 def _unchecked(study: Study) -> Findings:

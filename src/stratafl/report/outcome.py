@@ -106,13 +106,11 @@ class Outcome:
 
     @cached_property
     def one_answer(self) -> bool:
-        """Whether its model gives every client one class for all its samples: it has learned nothing.
+        """Whether its model gives every client one class for all its samples, whatever the metric.
 
-        Only clients with several classes count. False for runs that left no predictions, and for metrics of
-        probabilities, which may still differ.
+        Only clients with several classes count. False for runs that left no predictions.
         """
-        predictions = self.predictions if self.metric.name in OF_ANSWERS else None
-        by_client = {} if predictions is None else predictions.one_answer()
+        by_client = {} if self.predictions is None else self.predictions.one_answer()
         return bool(by_client) and all(by_client.values())
 
     @cached_property

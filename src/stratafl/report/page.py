@@ -23,10 +23,11 @@ from stratafl.report.flagged_clients import flag_table
 from stratafl.report.gains.gain_text import how_to_see_gains, unpaired
 from stratafl.report.gains_tables import dependence_table, gains_chart, gains_table, losers_table
 from stratafl.report.guards import guard_sentences
+from stratafl.report.in_short import in_short, kinds_chart
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
 from stratafl.report.metric_tables import confusion_chart, metrics_table
 from stratafl.report.notes import cautions, doubts
-from stratafl.report.paired import pairs_table
+from stratafl.report.pair_tables import pairs_table
 from stratafl.report.ranking import winner
 from stratafl.report.ranking_tables import (
     ablation_tables,
@@ -116,12 +117,15 @@ def page(study: Study) -> str:
 
 
 def decision_section(study: Study) -> Section:
-    """At most one screen: what to use, who gains, how sure, with one picture."""
-    decided = decision(study)
+    """What to use, two sentences and a picture of every client; then doubts, why, who gains, how sure."""
+    decided, short = decision(study), _joined(in_short(study))
     headline = f'<p class="headline">{escaped(_joined(decided.headline))}</p>'
+    sentences = f'<p class="lead">{escaped(short)}</p>' if short else None
     answers = _definitions({title: _joined(findings) for title, findings in decided.answers.items()}, "answers")
-    chart = decision_chart(study, decided.use)
-    return Section("decision", "Decision", _warning("Before you act", decided.cautions), headline, answers, chart)
+    chart, warning = kinds_chart(study), _warning("Before you act", decided.cautions)
+    if chart is None:
+        return Section("decision", "Decision", warning, headline, answers, decision_chart(study, decided.use))
+    return Section("decision", "Decision", headline, sentences, chart, warning, answers)
 
 
 def sections(study: Study) -> list[Section]:
@@ -131,10 +135,11 @@ def sections(study: Study) -> list[Section]:
         lead = f'<p class="lead">{escaped(_joined(ranking_lead(study)))}</p>'
         warning = _warning("Please note", [*doubts(study)[MAX_DOUBTS:], *cautions(study)])
         runs = "This run has" if len(study.outcomes) == 1 else "These runs have"
+        ranked_chart = decision_chart(study, decision(study).use) if kinds_chart(study) else None  # or it was shown
         hint = f"<p>{runs} no layer diagnostics. Add <code>--lab 10</code>.</p>"
         layers = (rounds_chart(study) or hint, methods_chart(study), mixing_chart(study), bytes_chart(study))
         after += [
-            Section("ranked", "Ranking", lead, warning, ranking_table(study), numbers_table(study)),
+            Section("ranked", "Ranking", lead, warning, ranked_chart, ranking_table(study), numbers_table(study)),
             Section("paired", "How sure", pairs_table(study.pairs)),
             Section("gaining", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),

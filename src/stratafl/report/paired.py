@@ -5,16 +5,16 @@ batches. Whom the difference is about depends on the data. Simulated clients sta
 clients are part of the noise. Clients that the data names, such as hospitals, ask about themselves: then it is other
 seeds, and other test samples of these clients. `bootstrap` has the statistics.
 
-Many pairs find something by chance: the level of all
-pairs together is 5 % (Holm's correction). It counts all pairs, not only those with the first method, because which
-method is first is itself found in the data.
+Many pairs find something by chance, so p is corrected for their number (Holm). The comparisons that a study is made
+for are planned: each method with training alone and with one shared model. They are corrected for these alone, at 5 %
+for all of them. All other pairs are corrected for each other, and for all of them, because which method is first is
+itself found in the data. One seed says nothing about seeds, so it gives no verdict.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -25,19 +25,21 @@ from stratafl.errors import counted
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report import sentences as say
 from stratafl.report.bootstrap import ALPHA, Array, Uncertainty, of_these, sharing, uncertainty
-from stratafl.report.formats import apart_by, listed
-from stratafl.report.gains.sample_noise import ClientScores, paired_noise, stored_scores
-from stratafl.report.intervals import Interval
-from stratafl.report.outcome import Outcome
+from stratafl.report.formats import apart_by
+from stratafl.report.gains.gain_intervals import with_added_samples
+from stratafl.report.gains.sample_noise import ClientScores, bound_of, paired_noise, stored_scores
+from stratafl.report.intervals import Interval, unbounded
+from stratafl.report.outcome import SCORED, Outcome
 from stratafl.report.ranking import Rank, comparable_ranks
-from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.report.sentences import finding
 
-Judgement = Literal["better", "worse", "unclear"]
+Judgement = Literal["better", "worse", "unclear", "same"]  # the same: equal numbers in every round
+REFERENCES = ("local", "fedavg")  # what every method is planned to be compared with
 MAX_FORECAST_SEEDS = 100  # more seeds than this are "more than 100"
 UNLIMITED_SEEDS = 10**6  # what is still uncertain then is due to the clients
 SENTENCES = {"better": say.PAIR_BETTER, "worse": say.PAIR_WORSE, "unclear": say.PAIR_UNCLEAR}
-TURNED: dict[Judgement, Judgement] = {"better": "worse", "worse": "better", "unclear": "unclear"}
+TURNED: dict[Judgement, Judgement] = {"better": "worse", "worse": "better"}  # the others stay
+WORDS = {"unclear": "not significant", "same": "the same"}
 
 
 @short_repr
@@ -55,6 +57,7 @@ class Paired:
     seeds: int
     clients: int
     pairs: int = 1  # that p is adjusted for
+    planned: bool = False  # whether it is with training alone or with one shared model
     metric: Metric = METRICS["accuracy"]
     limited: bool = False  # not by the seeds: the clients are too few, or for these clients their test samples
     about_these_clients: bool = False  # which the data names, and not about others like them
@@ -62,7 +65,12 @@ class Paired:
     def turned(self) -> "Paired":
         """The same comparison with the other method first."""
         other = replace(self, first=self.second, second=self.first, difference=self.difference.turned())
-        return replace(other, verdict=TURNED[self.verdict])
+        return replace(other, verdict=TURNED.get(self.verdict, self.verdict))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one of the two may still be better."""
+        return self.verdict == "unclear"
 
     @property
     def is_constant(self) -> bool:
@@ -74,20 +82,25 @@ class Paired:
         """Which is better, or what is needed to know; without a full stop."""
         if not self.seeds:
             return str(finding(say.PAIR_APART, first=self.first, second=self.second))
+        if self.verdict == "same":
+            return str(finding(say.PAIR_SAME, first=self.first, second=self.second))
+        if self.seeds == 1:
+            return str(finding(say.PAIR_ONE_SEED, first=self.first, second=self.second, distance=self.distance))
         compared = finding(SENTENCES[self.verdict], first=self.first, second=self.second, evidence=self.evidence)
         return "; ".join(filter(None, (str(compared), self._outlook)))
 
     @property
     def evidence(self) -> str:
         """The difference with its interval, and what the reader must know of them."""
+        if self.seeds == 1:
+            return f"{self.distance}, one seed"
         # The ends of the distance: what is negative favours the other side.
         ends = self.limits if self.difference.mean >= 0 else (-self.limits[1], -self.limits[0])
         low, high = (apart_by(end, self.metric) for end in ends)
         parts = [str(finding(say.PAIR_INTERVAL, distance=self.distance, low=low, high=high))]
         if self.verdict == "unclear" and self.difference.beyond_noise:
             parts.append(f"not significant among {self.pairs} pairs")
-        parts += ["for these clients"] if self.about_these_clients else []
-        return ", ".join([*parts, *(["one seed"] if self.seeds == 1 else [])])
+        return ", ".join([*parts, *(["for these clients"] if self.about_these_clients else [])])
 
     @property
     def distance(self) -> str:
@@ -104,10 +117,8 @@ class Paired:
     @property
     def _outlook(self) -> str:
         """What may show a difference where there is none yet."""
-        if self.verdict != "unclear" or self.is_constant:
+        if not self.is_open or self.is_constant:
             return ""
-        if self.seeds == 1:
-            return say.OUTLOOK_ONE_SEED
         if self.limited:
             return say.OUTLOOK_SAMPLES if self.about_these_clients else say.OUTLOOK_CLIENTS
         if self.more_seeds is None:
@@ -119,23 +130,75 @@ def pairs(ranks: Sequence[Rank]) -> list[Paired]:
     """All pairs of methods that can be compared, in the order of the ranking.
 
     Pairs with a guarded method are corrected apart from the others: it is a second look at the same runs, so whether
-    clients were guarded does not decide what is known of the methods themselves.
+    clients were guarded does not decide what is known of the methods themselves. Methods with the same numbers in every
+    round count once.
     """
     rivals = comparable_ranks(ranks)
     scored = scored_runs(rivals if len(rivals) > 1 else ())
-    couples = list(combinations([_Method(rank, scored) for rank in rivals], 2))
+    methods = [_Method(rank, scored) for rank in rivals]
+    originals = {method: next(other for other in methods if same_runs(other, method)) for method in methods}
+    references = {originals[method] for method in methods if method.rank.method in REFERENCES}
+    couples = list(combinations(dict.fromkeys(originals.values()), 2))
     plain = [couple for couple in couples if not any(method.rank.is_guarded for method in couple)]
-    compared = _corrected(plain) | _corrected([couple for couple in couples if couple not in plain])
-    return [compared[couple] for couple in couples]
+    compared = _corrected(plain, references)
+    compared |= _corrected([couple for couple in couples if couple not in plain], references)
+    return [_renamed(couple, originals, compared) for couple in combinations(methods, 2)]
 
 
-def _corrected(couples: Sequence[tuple["_Method", "_Method"]]) -> dict[tuple["_Method", "_Method"], Paired]:
+def _corrected(couples: Sequence["_Couple"], references: Container["_Method"]) -> dict["_Couple", Paired]:
+    """Planned pairs, corrected for these alone, and the others, corrected for those."""
     alone = {couple: pair_uncertainty(_common(*couple)) for couple in couples}
     certain = {couple: estimate for couple, estimate in alone.items() if estimate is not None}
     shared = dict(zip(certain, sharing(list(certain.values())), strict=True))
-    adjusted, level = holm([shared[couple].p if couple in shared else 1.0 for couple in couples])
-    judged = zip(couples, adjusted, strict=True)
-    return {couple: replace(_paired(*couple, shared.get(couple), p, level), pairs=len(couples)) for couple, p in judged}
+    compared = dict[_Couple, Paired]()
+    for planned in (True, False):
+        family = [couple for couple in couples if any(method in references for method in couple) is planned]
+        adjusted, level = holm([shared[couple].p if _has_seeds(shared.get(couple)) else 1.0 for couple in family])
+        for couple, p in zip(family, adjusted, strict=True):
+            pair = _paired(*couple, shared.get(couple), p, level)
+            compared[couple] = replace(pair, pairs=len(family), planned=planned)
+    return compared
+
+
+def _has_seeds(estimate: Uncertainty | None) -> bool:
+    """Whether noise between seeds is known at all."""
+    return estimate is not None and estimate.seeds > 1
+
+
+def _renamed(
+    couple: "_Couple", originals: Mapping["_Method", "_Method"], compared: Mapping["_Couple", Paired]
+) -> Paired:
+    """The comparison of two methods, which is that of the methods with the same numbers."""
+    first, second = couple
+    original, other = originals[first], originals[second]
+    if original is other:
+        return _paired_same(first, second)
+    in_order = (original, other) in compared
+    pair = compared[(original, other)] if in_order else compared[(other, original)].turned()
+    return replace(pair, first=first.rank.label, second=second.rank.label)
+
+
+def _paired_same(first: "_Method", second: "_Method") -> Paired:
+    clients = max((len(run.clients) for run in first.runs.values()), default=0)
+    no_difference, labels = Interval(0.0, 0.0, 0.0), (first.rank.label, second.rank.label)
+    pair = Paired(*labels, no_difference, 1.0, 1.0, "same", None, len(first.runs), clients)
+    return replace(pair, metric=first.rank.members[0].metric)
+
+
+def same_runs(first: "_Method", second: "_Method") -> bool:
+    """Whether two configurations gave the same numbers in every round, so that only their names differ."""
+    if first is second:
+        return True
+    couples = _common(first, second)
+    return len(couples) == len(first.runs) == len(second.runs) and all(
+        (run.score, run.clients, _course(run.outcome)) == (other.score, other.clients, _course(other.outcome))
+        for run, other in couples
+    )
+
+
+def _course(run: Outcome) -> list[dict[str, object]]:
+    """Scores and losses, round by round."""
+    return [{k: value for k, value in line.items() if k.startswith((*SCORED, "train.loss"))} for line in run.lines]
 
 
 def with_first(compared: Sequence[Paired]) -> list[Paired]:
@@ -151,6 +214,13 @@ def pair_of(compared: Sequence[Paired], first: str, second: str) -> Paired | Non
     return None
 
 
+def as_good_as(ranks: Sequence[Rank], compared: Sequence[Paired], method: Rank) -> list[Rank]:
+    """The methods that may be as good as this one: no comparison tells them apart."""
+    others = [rank for rank in comparable_ranks(ranks) if rank.label != method.label]
+    pairs_of_others = [(rank, pair_of(compared, method.label, rank.label)) for rank in others]
+    return [rank for rank, pair in pairs_of_others if pair is None or pair.is_open]
+
+
 def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]:
     """Each p adjusted for all of them, and the level at which the first that is too large was tested."""
     order, adjusted, largest = sorted(range(len(ps)), key=lambda i: ps[i]), [1.0] * len(ps), 0.0
@@ -159,70 +229,6 @@ def holm(ps: Sequence[float], alpha: float = ALPHA) -> tuple[list[float], float]
         adjusted[i] = largest
     left = sum(p >= alpha for p in adjusted)
     return adjusted, alpha / max(left, 1)
-
-
-def pairs_table(compared: Sequence[Paired]) -> ReportTable | None:
-    """All pairs: difference, interval, adjusted p and the verdict."""
-    if not compared:
-        return None
-    head = ("first", "second", "difference", "95 % interval", "p, corrected", "verdict", "further seeds")
-    looks = {"better": "holds", "worse": "fails", "unclear": "doubtful"}
-    rows = []
-    for pair in compared:
-        words = "not significant" if pair.verdict == "unclear" else f"{pair.first} is {pair.verdict}"
-        verdict = Cell(words, pair.verdict, looks[pair.verdict])
-        cells = [text(pair.first), text(pair.second), *_numbers(pair), verdict]
-        rows.append((*cells, Cell(_further_seeds(pair), pair.more_seeds)))
-    caption = (
-        f"Paired differences, the first minus the second, by seed and client ({_basis(compared)}). "
-        f"{whom_verdicts_are_about(compared)} Intervals are for one pair alone; p is corrected for the number of pairs "
-        "(Holm), and verdicts follow it."
-    )
-    return ReportTable("pairs", caption, head, tuple(rows), left=2, written=pairs_csv(compared), stacked=True)
-
-
-def whom_verdicts_are_about(compared: Sequence[Paired]) -> str:
-    """Other clients like these, or these clients that the data names; the two are mixed if predictions are missing."""
-    with_seeds = [pair for pair in compared if pair.seeds]
-    about_others = [f"{pair.first} and {pair.second}" for pair in with_seeds if not pair.about_these_clients]
-    if len(about_others) == len(with_seeds):
-        return "Verdicts generalise to other seeds and other clients like these."
-    named = "Verdicts generalise to other seeds and other test samples of these clients, because the data names them."
-    return f"{named} Only these generalise to other clients: {listed(about_others, 3)}." if about_others else named
-
-
-def pairs_csv(compared: Sequence[Paired]) -> str:
-    head = ("first", "second", "difference", "low", "high", "p", "p_adjusted", "verdict", "more_seeds")
-    rows = []
-    for pair in compared:
-        ends = [end if abs(end) < inf else None for end in (pair.difference.low, pair.difference.high)]
-        about = (pair.p, pair.adjusted, pair.verdict, pair.more_seeds, pair.seeds, pair.clients, pair.sentence)
-        rows.append([pair.first, pair.second, pair.difference.mean, *ends, *about])
-    return as_csv((*head, "seeds", "clients", "sentence"), rows)
-
-
-def _numbers(pair: Paired) -> tuple[Cell, ...]:
-    low, high = (apart_by(end, pair.metric) for end in pair.limits)
-    p = "< 0.001" if pair.adjusted < 0.001 else f"{pair.adjusted:.3f}"
-    shown = apart_by(pair.difference.mean, pair.metric, "+")
-    return Cell(shown), Cell(f"{low} to {high}" if pair.seeds else "–"), Cell(p)
-
-
-def _further_seeds(pair: Paired) -> str:
-    if pair.verdict != "unclear" or pair.seeds < 2:
-        return "–"
-    if pair.limited:
-        return "may not help"
-    return f"more than {MAX_FORECAST_SEEDS}" if pair.more_seeds is None else f"about {pair.more_seeds}"
-
-
-def _basis(compared: Sequence[Paired]) -> str:
-    """How many seeds and clients the pairs have."""
-    counts = [({pair.seeds for pair in compared}, "seed"), ({pair.clients for pair in compared}, "client")]
-    return ", ".join(
-        counted(max(different), name) if len(different) == 1 else f"up to {counted(max(different), name)}"
-        for different, name in counts
-    )
 
 
 # From runs to pairs
@@ -322,7 +328,12 @@ def _sample_variance(couples: Sequence[Couple], weights: Mapping[int, float]) ->
     lasting = noise.variance if shared else _tested_share(couples[0][0].outcome) * noise.explained
     few = first.size / np.maximum(first.size - 1, 0.5)  # a bootstrap of n samples has too small a variance
     weight = np.array([weights.get(int(client), 0.0) for client in first.ids])
-    return float((weight**2 * few * np.where(weight > 0, lasting, 0.0)).sum()), float(first.samples.sum())
+    variance = float((weight**2 * few * np.where(weight > 0, lasting, 0.0)).sum())
+    if not variance:  # every sample tells the same: a few more might not
+        means = np.nanmean([method.values - other.values for method, other in both], axis=0)
+        with_more = with_added_samples(means, noise, bound_of(first.metric), first.metric.percent)
+        variance = float(np.nansum(weight**2 * with_more))
+    return variance, float(first.samples.sum())
 
 
 def _tested_share(outcome: Outcome) -> float:
@@ -343,6 +354,9 @@ class _Method:
         self.runs = {run.seeds.parts: scored[run.folder] for run in rank.members if run.folder in scored}
 
 
+_Couple = tuple[_Method, _Method]
+
+
 def _common(first: _Method, second: _Method) -> list[Couple]:
     return [(run, second.runs[parts]) for parts, run in first.runs.items() if parts in second.runs]
 
@@ -350,7 +364,7 @@ def _common(first: _Method, second: _Method) -> list[Couple]:
 def _paired(first: _Method, second: _Method, estimate: Uncertainty | None, adjusted: float, level: float) -> Paired:
     rank, other, metric = first.rank, second.rank, first.rank.members[0].metric
     if estimate is None:
-        apart = Interval(rank.numbers["score"].mean - other.numbers["score"].mean, -inf, inf)
+        apart = unbounded(rank.numbers["score"].mean - other.numbers["score"].mean)
         return Paired(rank.label, other.label, apart, 1.0, 1.0, "unclear", None, 0, 0, metric=metric)
     side: Judgement = "better" if metric.sign * estimate.mean > 0 else "worse"
     verdict: Judgement = side if adjusted < ALPHA else "unclear"
@@ -359,8 +373,8 @@ def _paired(first: _Method, second: _Method, estimate: Uncertainty | None, adjus
     return Paired(
         first=rank.label,
         second=other.label,
-        difference=estimate.interval(),
-        p=estimate.p,
+        difference=estimate.interval() if _has_seeds(estimate) else unbounded(estimate.mean),
+        p=estimate.p if _has_seeds(estimate) else 1.0,
         adjusted=adjusted,
         verdict=verdict,
         more_seeds=more,

@@ -10,7 +10,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, counted
 from stratafl.report.formats import MARK
 from stratafl.report.intervals import Interval, Spread, interval
-from stratafl.report.outcome import Outcome
+from stratafl.report.outcome import OF_ANSWERS, Outcome
 from stratafl.report.report_tables import as_csv
 
 log = logging.getLogger("stratafl")
@@ -58,8 +58,13 @@ class Rank:
 
     @property
     def one_answer(self) -> bool:
-        """Whether its model learned nothing, for any seed: it gives every client one class for all its samples."""
+        """Whether its model gives every client one class for all its samples, with every seed."""
         return all(run.one_answer for run in self.members) and bool(self.members)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether its score is that of one answer, so that it shows nothing."""
+        return self.one_answer and self.members[0].metric.name in OF_ANSWERS
 
     @property
     def title(self) -> str:
@@ -156,7 +161,7 @@ def to_csv(ranks: Sequence[Rank], behind: Mapping[str, Interval] | None = None) 
         if behind is not None:
             score_interval, against = interval(rank.scores), behind.get(rank.label)
             row += [score_interval.low, score_interval.high] if score_interval else NONE
-            row += [against.mean, against.low, against.high] if against else [None, *NONE]
+            row += [against.mean, *against.ends] if against else [None, *NONE]
         rows.append([*row, *([INCOMPARABLE if rank.leaks else ""] if leaking else [])])
     return as_csv([*head, *(["leaks"] if leaking else [])], rows)
 

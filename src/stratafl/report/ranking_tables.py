@@ -18,7 +18,7 @@ from stratafl.report.formats import (
 )
 from stratafl.report.intervals import Interval, interval
 from stratafl.report.outcome import is_imported, measure, what_counts
-from stratafl.report.paired import pair_of
+from stratafl.report.paired import WORDS, pair_of
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import Study
@@ -48,7 +48,7 @@ def ranking_table(study: Study) -> ReportTable:
     caption = (
         f"Test {measure(metric)} {what_counts(study.outcomes)}; mean ± standard deviation over seeds. "
         "Interval: Student's t over seeds. Against the first: paired difference by seed and client with its 95 % "
-        "interval; whether it is worse is corrected for the number of pairs. Worst 10 %: mean over the clients with "
+        "interval; whether it is worse is corrected for several pairs. Worst 10 %: mean over the clients with "
         "the worst scores. Communication: up and down, all clients, the whole run."
     )
     rows = [row(rank) for rank in study.ranks]
@@ -68,7 +68,7 @@ def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:
     pair = pair_of(study.pairs, rank.label, first.label)
     if pair is None:
         return Cell(NO_VALUE)
-    verdict = "not significant" if pair.verdict == "unclear" else pair.verdict
+    verdict = "one seed" if pair.is_open and pair.seeds == 1 else WORDS.get(pair.verdict, pair.verdict)
     return Cell(difference_text(pair.difference, study.measured), pair.difference.mean, "", verdict)
 
 

@@ -29,6 +29,15 @@ def finding(sentence: str, **values: object) -> Finding:
     return Finding(sentence, values)
 
 
+# In short, for who meets federated learning
+
+PERSONALISED_LEADS = "{method} reaches {score} against {against}{doubt}."
+ALONE_LEADS = "No method is better than training alone here: it reaches {score}, {others}{doubt}."
+SHARED_LEADS = "One shared model is best here: {method} reaches {score}, {others}{doubt}."
+AS_GOOD_CLAUSE = "; {methods} may be as good"
+ONE_SEED_CLAUSE = "; one seed cannot tell whether that is chance"
+CLIENTS_GAIN = "With {method}, {better} of {clients} score higher than alone, and {worse} lower."
+
 # The decision: its headline
 
 NO_RUNS = "This report has verdicts but no runs."
@@ -39,6 +48,7 @@ TRAIN_ALONE_UNCLEAR = "Train every client alone ({method}): no federated method 
 USE = "Use {method}."
 USE_KIND = "Use {method}: {kind}."
 LEAD_MAY_BE_CHANCE = "Its lead may be due to chance."
+MAY_BE_AS_GOOD = "As good may be: {methods}."
 USE_NONE = "Use none of these models: they are not better than chance."
 USE_NONE_BY = "Use none of these models: their {metric} is not better than chance."
 NOT_BY_ANSWERS = "Do not choose by {metric}: the predicted classes are not better than chance."
@@ -88,11 +98,9 @@ GAINS_UNKNOWN = "Unknown: {reason}."
 AGAINST_ALONE = "{method} against training alone: of {clients}, {better} better and {worse} worse. {mean}."
 IN_PARTITIONS = "The clients of {partitions} partitions are counted separately."
 SURELY_BETTER = "Surely better, {count}: {names}."
-NONE_SURELY_BETTER = "No client is surely better."
 SURELY_WORSE = "Surely worse, {count}: {names}."
-NONE_SURELY_WORSE = "No client is surely worse."
-BY_CHANCE = "By chance alone, about {count} would seem better, and as many worse."
-RARELY_BY_CHANCE = "By chance alone, fewer than one client would seem better, and fewer than one worse."
+BY_CHANCE = "Among them, about {count} better and {count} worse by chance alone."
+TOO_FEW_TO_NAME = "Single clients differ no more than chance allows; half of them have at most {samples} test samples."
 CHANCE_UNKNOWN = "Some of these differences may be due to chance."
 LOWER_SCORES = "Lower scores: {names}."
 NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of training."
@@ -102,6 +110,8 @@ NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of tr
 SURELY_BETTER_THAN = "It is significantly better than {methods}."
 NOT_SIGNIFICANT = "The difference from these methods is not significant: {methods}."
 SURELY_WORSE_THAN = "It is significantly worse than {methods}."
+SAME_AS = "It has the same scores in every round as {methods}."
+ONE_SEED_TELLS_NOTHING = "Unknown: one seed cannot tell a difference from chance. Repeat with --seeds 3 or more."
 RESTS_ON = "This is based on {seeds} and {clients}."
 RESTS_ON_ONE_SEED = "This is based on one seed and {clients}; other seeds may differ."
 ABOUT_THESE_CLIENTS = "It applies to these clients, not to others like them."
@@ -121,9 +131,10 @@ FURTHER_SEEDS = "About {seeds} would show a difference from {method}, if it stay
 PAIR_BETTER = "{first} is better than {second} ({evidence})"
 PAIR_WORSE = "{first} is worse than {second} ({evidence})"
 PAIR_UNCLEAR = "{first} vs {second}: no significant difference ({evidence})"
+PAIR_ONE_SEED = "{first} vs {second}: {distance} with one seed, which cannot tell a difference from chance"
+PAIR_SAME = "{first} and {second} are the same method here: they have the same scores in every round"
 PAIR_APART = "{first} vs {second}: not compared, because they have no seed in common"
 PAIR_INTERVAL = "{distance}, 95 % interval {low} to {high}"
-OUTLOOK_ONE_SEED = "more seeds may show one"
 OUTLOOK_SAMPLES = "more seeds may not help: too few test samples"
 OUTLOOK_CLIENTS = "more seeds may not help: clients differ too much"
 OUTLOOK_MANY = "more than {seeds} further seeds would be needed"
@@ -136,9 +147,10 @@ SHARED_FIRST = "{method} shares the first place with {others}, at a test {metric
 ALONE_REACHES = "{method} reaches a test {metric} of {score} ({basis})."
 FIRST_BETTER = "It is better than {pairs}."
 FIRST_WORSE = "It is worse than {pairs}."
-FIRST_UNCLEAR = "There is no clear winner: no significant difference from {pairs}."
+FIRST_UNCLEAR = "The difference is not significant from {pairs}."
+FIRST_SAME = "It has the same scores in every round as {methods}."
 FIRST_APART = "It has no seed in common with {methods}."
-FIRST_ONE_SEED = "With one seed, these are differences between clients; other seeds may differ."
+FIRST_ONE_SEED = "One seed cannot tell whether it is better than {methods}."
 
 # Doubts
 
@@ -171,6 +183,10 @@ LEAKS = "{method}: {incomparable} ({reason})."
 BEHIND = "{method} is not finished: {done} of {rounds}."
 BECAME_NAN = "{method} diverged: its loss, or uploads or models of clients, became NaN or infinite."
 SAME_CLASS = "{method} predicts one class for all samples of a client, so its score is not informative."
+SAME_CLASS_RANKED = (
+    "{method} predicts one class for all samples of a client. Its {metric} says how well probabilities order samples; "
+    "to predict classes, it needs another threshold or more training."
+)
 NOT_EVALUATED = "'{folder}' has no evaluated round yet and is left out."
 REPEATED = "'{folder}' repeats a configuration and a seed and is left out."
 UNCHECKED = "Without checksums, because an older version wrote them: {runs}. A changed line would go unnoticed."

@@ -19,7 +19,7 @@ CONVERGED_WITHIN = 0.005  # "converged": within half a point of the best
 DEFAULTS = EvaluateTable()  # deployed models, over all samples
 BY_LOSS = EvaluateTable(metric="mse")  # whose key is that of every loss
 VALIDATED = "validation.deployed"
-TYING = ("balanced_accuracy", "macro_f1")  # the same in all rounds in which a model gives one answer
+BROKEN_BEFORE = ("balanced_accuracy", "macro_f1")  # metrics whose ties the loss broke in earlier versions, too
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,20 @@ def evaluated(lines: Sequence[Line]) -> list[Line]:
 
 
 def selected(lines: Sequence[Line], evaluate: EvaluateTable = DEFAULTS) -> Line:
-    """The round whose deployed models are best on validation data, or without validation the last one.
-
-    Of rounds that are equally good it is the first; by a metric that ties, the one with the lowest loss.
-    """
+    """The round whose deployed models are best on validation data, or without validation the last one."""
     places = [line for line in lines if f"{VALIDATED}.loss" in line]
-    good = _validated(places, evaluate)
+    return _best_of(places, _validated(places, evaluate), VALIDATED, evaluate) if places else last(lines)
 
-    def order(line: Line) -> tuple[float, float]:
-        return good(line), quality(line, VALIDATED, "", BY_LOSS) if evaluate.metric in TYING else 0.0
 
-    return max(places, key=order) if places else last(lines)
+def _best_of(lines: Sequence[Line], good: Callable[[Line], float], place: str, evaluate: EvaluateTable) -> Line:
+    """The best line; of equally good ones that with the lowest loss at this place, of these the last."""
+    today = evaluate.ties == "loss"
+    by_loss = today or (place == VALIDATED and evaluate.metric in BROKEN_BEFORE)
+
+    def order(line: Line) -> tuple[float, float, int]:
+        return good(line), quality(line, place, "", BY_LOSS) if by_loss else 0.0, line["round"] if today else 0
+
+    return max(lines, key=order)
 
 
 def validation_score(lines: Sequence[Line], evaluate: EvaluateTable) -> float | None:
@@ -96,7 +99,7 @@ def standing(line: Line, evaluate: EvaluateTable) -> float:
 
 def best(lines: Sequence[Line], evaluate: EvaluateTable = DEFAULTS) -> Line:
     """The round that is best on test data: optimistic, but what many papers report."""
-    return max(evaluated(lines), key=lambda line: standing(line, evaluate))
+    return _best_of(evaluated(lines), lambda line: standing(line, evaluate), f"test.{evaluate.stage}", evaluate)
 
 
 def counting(lines: Sequence[Line], evaluate: EvaluateTable) -> Line:

@@ -46,9 +46,7 @@ def gain_limits(gains: Array, noise: Noise, bound: float | None = None, counted:
     of paired proportions by Bonett and Price (2012), and move its centre towards 0; `_usual` says what others have.
     """
     mean, full = gains.mean(axis=0), noise.size + PSEUDO_SAMPLES
-    squares = noise.size**2 * noise.variance  # of the samples' differences
-    usual = bound**2 if bound and counted else _usual(squares, noise.size, bound)
-    samples = (squares + PSEUDO_SAMPLES * usual + PSEUDO_SAMPLES * noise.size * mean**2 / full) / full**2
+    samples = with_added_samples(mean, noise, bound, counted)
     seeds, freedom = _between_seeds(gains, noise)
     total = samples + seeds
     with np.errstate(divide="ignore", invalid="ignore"):  # Satterthwaite's degrees of freedom
@@ -56,6 +54,13 @@ def gain_limits(gains: Array, noise: Noise, bound: float | None = None, counted:
     half = t_quantile(0.05, np.maximum(np.where(total > 0, combined, 1), 1)) * np.sqrt(total)
     centre, end = mean * noise.size / full if counted else mean, np.inf if bound is None else bound
     return Limits(np.clip(centre - half, -end, end), np.clip(centre + half, -end, end))
+
+
+def with_added_samples(mean: Array, noise: Noise, bound: float | None, counted: bool) -> Array:
+    """The variance of the mean gain of each client that comes from its test samples and the two that are added."""
+    full, squares = noise.size + PSEUDO_SAMPLES, noise.size**2 * noise.variance  # of the samples' differences
+    usual = bound**2 if bound and counted else _usual(squares, noise.size, bound)
+    return np.asarray((squares + PSEUDO_SAMPLES * usual + PSEUDO_SAMPLES * noise.size * mean**2 / full) / full**2)
 
 
 def _usual(squares: Array, size: Array, bound: float | None) -> float:

@@ -12,6 +12,7 @@ from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.evaluation.metrics import Metric
 from stratafl.report.gains.traits import TRAITS, Dependence, dependences
+from stratafl.report.intervals import LEVEL
 
 Outlook = Literal["gains", "loses", "cannot be told"]
 
@@ -120,6 +121,16 @@ class Gains:
     @property
     def surely_worse(self) -> float:
         return fmean(each.verdict == "loses" for each in self.clients)
+
+    @property
+    def by_chance(self) -> int:
+        """How many clients would seem to gain, and as many to lose, if none did: each interval covers one client."""
+        return round((1 - LEVEL) / 2 * sum(each.low is not None for each in self.clients))
+
+    def surely(self, outlook: Outlook) -> list[ClientGain]:
+        """The clients with this verdict; none unless they are twice as many as chance alone would give."""
+        clients = [each for each in self.clients if each.verdict == outlook]
+        return clients if len(clients) >= 2 * self.by_chance else []
 
     @property
     def sure(self) -> bool:

@@ -32,9 +32,10 @@ def gain_unit(metric: Metric) -> str:
     return f"{metric.title}, {'percentage points' if metric.percent else 'difference'}{turned}"
 
 
-def share_text(everyone: float, sure: float, gains: Gains) -> str:
-    """The share of clients, and of those that are sure."""
-    return f"{100 * everyone:.0f} % ({100 * sure:.0f} % sure)" if gains.sure else f"{100 * everyone:.0f} %"
+def share_text(everyone: float, outlook: Outlook, gains: Gains) -> str:
+    """The share of clients, and of those that are sure, if they are more than chance gives."""
+    sure = len(gains.surely(outlook)) / len(gains.clients)
+    return f"{100 * everyone:.0f} % ({100 * sure:.0f} % sure)" if sure else f"{100 * everyone:.0f} %"
 
 
 def mean_text(gains: Gains) -> str:
@@ -57,7 +58,7 @@ def reading(all_gains: Sequence[Gains]) -> list[Finding]:
     if not shown:
         return []
     is_once = all(len(client.seeds) == 1 for gains in shown for client in gains.clients)
-    is_sure = any(gains.sure for gains in shown)
+    is_sure = any(gains.surely("gains") or gains.surely("loses") for gains in shown)
     partitions, undefined = max(gains.partitions for gains in shown), max(gains.undefined for gains in shown)
     noise = "its test samples" if is_once else "its test samples and the seeds"
     notes = [

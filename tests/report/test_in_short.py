@@ -1,0 +1,103 @@
+"""A study in two sentences and one picture: alone, shared, personalised."""
+
+import pytest
+from seen import options, series
+from written_runs import rewrite, write_run
+
+from stratafl.cli.compare_command import print_next
+from stratafl.cli.report_command import print_ranking
+from stratafl.report import gather
+from stratafl.report import sentences as say
+from stratafl.report.in_short import in_short, kinds_chart, kinds_of
+from stratafl.report.page import sections
+from stratafl.report.sentences import finding
+
+
+def write(place, seeds=3, **scores):
+    for name, score in scores.items():
+        for seed in range(seeds):
+            write_run(place / f"{name}{seed}", [score + seed / 100], name=name, seed=seed)
+    return gather([place])
+
+
+def test_a_personalised_method_that_leads_is_compared_with_alone_and_shared(tmp_path):
+    study = write(tmp_path, flayer=0.9, fedper=0.8, fedavg=0.7, fedprox=0.65, local=0.6)
+    first, second = in_short(study)
+    assert first == finding(
+        say.PERSONALISED_LEADS,
+        method="flayer",
+        score="91.0 %",
+        against="61.0 % alone and 71.0 % for one shared model",
+        doubt="",
+    )
+    assert second.values == {"method": "flayer", "better": "about 4", "clients": "4 clients", "worse": 0}
+    assert [rank.label for rank in kinds_of(study)] == ["local", "fedavg", "flayer"]
+
+
+def test_methods_that_may_be_as_good_are_named(tmp_path):
+    study = write(tmp_path, flayer=0.9, fedavg=0.6, local=0.5)
+    for seed, score in enumerate((0.99, 0.80, 0.91)):
+        write_run(tmp_path / f"fedalp{seed}", [score], name="fedalp", seed=seed)
+    first, _ = in_short(study := gather([tmp_path]))
+    assert first.values["doubt"] == say.AS_GOOD_CLAUSE.format(methods="fedalp")
+    assert study.ranks[0].label == "flayer"
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence", "others"),
+    [
+        ({"local": 0.9, "fedper": 0.8, "fedavg": 0.7}, say.ALONE_LEADS, "fedper 81.0 % and one shared model 71.0 %"),
+        ({"fedavg": 0.9, "fedper": 0.8, "local": 0.7}, say.SHARED_LEADS, "fedper 81.0 % and training alone 71.0 %"),
+        ({"fedavg": 0.9, "local": 0.7}, say.SHARED_LEADS, "training alone 71.0 %"),
+    ],
+)
+def test_alone_or_shared_may_be_best(tmp_path, scores, sentence, others):
+    first, *_ = in_short(write(tmp_path, **scores))
+    assert (first.sentence, first.values["others"], first.values["score"]) == (sentence, others, "91.0 %")
+
+
+def test_one_seed_cannot_tell_and_one_kind_has_nothing_to_compare(tmp_path):
+    first, second = in_short(write(tmp_path / "one", seeds=1, fedper=0.9, local=0.5))
+    assert first.values["doubt"] == say.ONE_SEED_CLAUSE
+    assert second.values["better"] == "4"
+    assert in_short(write(tmp_path / "kind", fedper=0.9, fedrep=0.5)) == []
+    assert in_short(write(tmp_path / "alone", fedper=0.9)) == []
+
+
+def test_the_report_leads_with_every_client_alone_shared_and_personalised(tmp_path):
+    study = write(tmp_path, flayer=0.9, fedavg=0.7, local=0.6)
+    chart = kinds_chart(study)
+    assert options(chart) == ["0", "1", "2"]  # each seed has clients of its own
+    drawn = series(chart, "1")
+    assert list(drawn) == ["alone (local)", "shared (fedavg)", "personalised (flayer)"]
+    # Client i is i hundredths below the score of its seed; the worst alone comes first.
+    assert drawn["personalised (flayer)"] == [("3", 0.88), ("2", 0.89), ("1", 0.9), ("0", 0.91)]
+    decision, ranked = sections(study)[:2]
+    assert chart in decision.parts
+    assert [part.name for part in ranked.parts if hasattr(part, "controls")] == ["decision"]
+    assert kinds_chart(write(tmp_path / "kind", fedper=0.9, fedrep=0.5)) is None
+
+
+def test_clients_that_are_the_same_with_every_seed_are_drawn_once(tmp_path):
+    for name, score in (("fedper", 0.8), ("local", 0.6)):
+        for seed in range(2):
+            write_run(tmp_path / f"{name}{seed}", [score + seed / 10], name=name, seed=seed, data={"seed": 0})
+    rewrite(tmp_path / "local0" / "clients.jsonl", lambda line: line | {"test.deployed.accuracy": 0.5})
+    drawn = series(kinds_chart(gather([tmp_path])))
+    assert drawn["alone (local)"][-1] == ("0", 0.6)  # (0.5 + 0.7) / 2
+    assert drawn["personalised (fedper)"][-1] == ("0", pytest.approx(0.85))
+
+
+@pytest.mark.parametrize(("data", "named"), [("digits", "my.csv"), ("my own.csv", "'my own.csv'")])
+def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, capsys, data, named):
+    for name, score in (("fedper", 0.8), ("fedavg", 0.7), ("local", 0.85)):
+        write_run(tmp_path / name, [score], name=name, data={"name": data})
+    study = print_ranking([tmp_path], details=False)
+    print_next(study, tmp_path)
+    printed = capsys.readouterr().out
+    assert " ".join(map(str, in_short(study))) in " ".join(printed.split())
+    assert "clients against local" not in printed  # `strata report` has that table
+    *_, tune, run = printed.strip().splitlines()
+    assert f"strata tune --data {named} -a local,fedavg,fedper " in tune
+    assert f"strata run --data {named} -a fedper --guard " in run
+    assert ("strata advise" in printed) == (data == "digits")
