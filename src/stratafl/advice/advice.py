@@ -263,6 +263,8 @@ def _expectations(
     """
     federation, metric = problem.federation, problem.metric
     gained = metric.sign * (sample_values(metric, best.predictions) - sample_values(metric, alone.predictions))
+    # A client whose model is not finite would shift what all others are to expect: it takes their mean.
+    gained = gained.masked_fill(best.predictions.guesses | alone.predictions.guesses, torch.nan)
     clients = federation.clients - problem.experiment.data.new_clients
     left = min(1.0, max(0.0, expected.value / so_far.value)) if so_far.value > 0 else 1.0
     later, noise = expected.value - left * so_far.value, max(0.0, expected.error**2 - (left * so_far.error) ** 2)

@@ -1,5 +1,6 @@
 """Reading options: which columns, which image size, which owners, and which scaling."""
 
+import logging
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,13 @@ from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples, arrays
 from stratafl.errors import DataError
 
+log = logging.getLogger("stratafl")
 HALF = Scaling((0.5,), (0.5,))
 _MAX_PIXEL = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _NOT_OPTIONS = ("seed", "limit")
 NORMALISED = ("auto", "half", "unit", "channel", "columns", "pooled", "images", "none")
 _TABLES = {"columns": "client", "pooled": "x"}  # how columns are standardised: see `Federation.standardised`
+FLAT = 0.1  # deviation of pixels, of their range: photographs and digits have 0.2 to 0.3
 _CHUNK_IMAGES = 4096  # images; all of them as numbers would take eight times their bytes
 
 
@@ -99,6 +102,7 @@ class Reading:
             others = tuple(what for what in samples.standardise if what not in _TABLES.values())
             samples = replace(samples, standardise=(*others, *([way] if way else [])))
         if way is not None or self.normalise in ("auto", "images"):
+            _say_if_flat(samples)
             return samples
         if self.normalise != "none" and samples.x.dtype not in _MAX_PIXEL:
             or_columns = " or set it to 'columns'" if samples.x.ndim == 2 else ""
@@ -133,6 +137,21 @@ def _scaling(normalise: str, samples: Samples) -> Scaling | None:
         deep = samples.x.dtype == np.uint16 and samples.x.ndim > 2
         return Scaling((0.0,), (1 / 65535,), 65535) if deep else None
     return replace(HALF if normalise == "half" else Scaling(), maximum=_MAX_PIXEL[samples.x.dtype])
+
+
+def _say_if_flat(samples: Samples) -> None:
+    """Log that pixels of 16 bits use so little of their range that training may not see them."""
+    if samples.x.dtype != np.uint16 or samples.scaling is None:
+        return
+    some = samples.x[:: max(1, len(samples.x) // _CHUNK_IMAGES)][:_CHUNK_IMAGES]
+    used = float(some.std()) / _MAX_PIXEL[samples.x.dtype]
+    if used < FLAT:
+        log.warning(
+            "the pixels of '%s' vary by %.1f %% of the range of 16 bits, so training may learn next to nothing: set "
+            "data.normalise=channel, or store them with the contrast of 8 bits",
+            samples.name,
+            100 * used,
+        )
 
 
 def channel_scaling(samples: Samples) -> Scaling:

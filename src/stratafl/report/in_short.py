@@ -170,7 +170,9 @@ def _figure(runs: dict[str, list[Outcome]], labels: dict[str, str], study: Study
         colour, symbol = LOOKS[name]
         y = [charts.rounded(by_client[client]) for client in clients]
         hover = f"%{{x}}: %{{y:{'.1%' if study.measured.percent else '.4g'}}}<extra>{labels[name]}</extra>"
-        marker = {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 2, "color": colour}}
+        # Larger than the others, so that a ring shows where they are as good.
+        size = 13 if name == "alone" else 9
+        marker = {"color": colour, "symbol": symbol, "size": size, "line": {"width": 2, "color": colour}}
         traces.append(charts.scatter("markers", names, y, name=labels[name], marker=marker, hovertemplate=hover))
     values = [by_client[client] for by_client in scores.values() for client in clients]
     x = charts.category_axis("client") | {"categoryorder": "array", "categoryarray": names}

@@ -1,13 +1,18 @@
 """Bytes as numbers: worked out by hand, and the same training as with numbers made beforehand."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
 
+from hospitals import write_xrays
 from stratafl import fit
 from stratafl.algorithms import fedper
 from stratafl.data import Scaling, federate
+from stratafl.data.loading import load_samples
 from stratafl.data.preprocessing import numbers
+from stratafl.data.reading import Reading
 from stratafl.errors import DataError
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
@@ -92,3 +97,23 @@ def test_pixels_of_another_type_are_not_predicted_from():
     torch.testing.assert_close(fitted.outputs(0, wide), fitted.model(0)(ready), atol=1e-5, rtol=1e-5)
     with pytest.raises(DataError, match=r"uint8.*uint16"):
         fitted.predict(0, x)
+
+
+def flat_notes(caplog, place, **options):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "stratafl"):
+        load_samples(str(place), Reading(**options))
+    return [record.args for record in caplog.records if "data.normalise=channel" in record.getMessage()]
+
+
+def test_pixels_that_use_little_of_16_bits_are_said_to(tmp_path, caplog):
+    """X-rays with a deviation of 6 % of their range learn next to nothing unless each channel is scaled by it."""
+    place = write_xrays(tmp_path / "xrays", sites=2, normal=3, opacity=3, side=8)
+    ((name, used),) = flat_notes(caplog, place)
+    assert name == "xrays"
+    assert 3 < used < 9
+    assert flat_notes(caplog, place, normalise="channel") == []
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "full.npz", x=rng.integers(0, 65536, (9, 1, 4, 4)).astype(np.uint16), y=np.arange(9) % 2)
+    np.savez(tmp_path / "bytes.npz", x=rng.integers(90, 99, (9, 1, 4, 4)).astype(np.uint8), y=np.arange(9) % 2)
+    assert flat_notes(caplog, tmp_path / "full.npz") == flat_notes(caplog, tmp_path / "bytes.npz") == []
