@@ -25,6 +25,7 @@ from stratafl.config.migrations import migrate
 from stratafl.config.setting_tables import DataTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
+from stratafl.core.phased import Phased
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -38,6 +39,7 @@ from stratafl.execute.site import Site
 from stratafl.execute.uploads import DEPLOYED
 from stratafl.runtime.speed import Speed
 
+MAX_ROUNDS = 1_000_000
 ALL_PHASES_ROUNDS = 1000  # in so long a run, every phase of a method begins
 DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
 _Seconds = Range(above=0, most=31_536_000)
@@ -100,6 +102,8 @@ class FederationFile:
 
     def __post_init__(self) -> None:
         _refuse_files(_without_place(self.experiment))
+        if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first
+            raise RecordError(f"run.rounds = {self.experiment.run.rounds:,}: a federation has at most {MAX_ROUNDS:,}")
 
     def tables(self) -> dict[str, dict[str, Any]]:
         return {**to_tables(self.experiment), DEPLOY: to_settings(self.deploy)}
@@ -117,7 +121,12 @@ class FederationFile:
 
 
 def _without_place(experiment: Experiment) -> Experiment:
-    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, name=DataTable().name, path=None))
+    return _with_data(experiment, name=DataTable().name, path=None)
+
+
+def _with_data(experiment: Experiment, **settings: Any) -> Experiment:
+    """With these settings of the data, and without the defaults of other data."""
+    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **settings))
 
 
 def _refuse_files(experiment: Experiment) -> None:
@@ -132,11 +141,21 @@ def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
     return read_as(path, federation_from, plain=plain)
 
 
-def federation_from(tables: Mapping[str, Any]) -> FederationFile:
+def federation_from(tables: Mapping[str, Any], *, divides: bool = False) -> FederationFile:
+    """The federation of tables; `divides` if it divides the data that they name, which is the digits if they name none.
+
+    Otherwise the samples are those of the sites, and defaults that belong to the digits do not hold.
+    """
     if DEPLOY not in tables:
         raise RecordError('it has no table [deploy]: add one with sites = ["…", "…"]')
-    rest = {name: table for name, table in tables.items() if name != DEPLOY}
-    return FederationFile(from_tables(migrate(rest)), from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
+    rest = migrate({name: table for name, table in tables.items() if name != DEPLOY})
+    data = rest.get("data", {})
+    if divides or not isinstance(data, Mapping) or "name" in data:
+        experiment = from_tables(rest)
+    else:
+        experiment = from_tables({**rest, "data": {"name": "sites/", **data}})
+        experiment = _with_data(experiment, name=DataTable().name)
+    return FederationFile(experiment, from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
 
 
 def invited_from(tables: Mapping[str, Any]) -> FederationFile:
@@ -203,7 +222,9 @@ def site_of(
 
 def sent_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Sent:
     """What a run of the experiment would send, for `strata list` and for the documents; nothing is run."""
-    rounds = max(experiment.run.rounds, ALL_PHASES_ROUNDS)
+    algorithm, rounds = algorithm_of(experiment, trust), experiment.run.rounds
+    if isinstance(algorithm, Phased) and algorithm.before(rounds) >= rounds:
+        rounds = ALL_PHASES_ROUNDS
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=rounds, device="cpu"))
     federation = federation_to_run(experiment)
     blueprint = blueprint_of(experiment, SampleFormat.of(federation), federation.clients, trust)
