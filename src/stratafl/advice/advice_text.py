@@ -27,7 +27,10 @@ FEDERATE_PERHAPS = (
 )
 NOT_CLEARLY_BETTER = "Train alone, or collect more data: no method is clearly better. The best is {method}: {forecast}."
 TRAIN_ALONE = "Train alone. The best method is {method}: {forecast}."
-FORECAST = "after {rounds} it should be {expected} than training alone; after {tried} of {rounds} it was {so_far}"
+FORECAST = (
+    "after {rounds} it should be {expected} than training alone (90 % interval {low} to {high}); after {tried} of "
+    "{rounds} it was {so_far}"
+)
 NOTHING_LEARNED = (
     "No advice yet: after {tried} of {rounds} no model, local or shared, is clearly better than a constant "
     "prediction. The best {metric} is {best}; chance is {chance}."
@@ -90,7 +93,9 @@ def advice_answer(advice: Advice) -> str:
         "expected": _against_alone(advice.expected, advice),
         "so_far": _against_alone(advice.over_local, advice),
     }
-    forecast = finding(FORECAST, rounds=_all_rounds(advice), tried=_tried_rounds(advice), **differences)
+    low, high = (gain_bound(bound, advice) for bound in advice.interval)
+    rounds = {"rounds": _all_rounds(advice), "tried": _tried_rounds(advice)}
+    forecast = finding(FORECAST, **rounds, low=low, high=high, **differences)
     if advice.federate:
         sentence = FEDERATE_PERHAPS if advice.doubt else FEDERATE
     else:
@@ -277,6 +282,12 @@ def gain_number(value: float, error: float, advice: Advice, plus: str = "") -> s
     digits = 1 if advice.metric.percent else max(0, 1 - floor(log10(error))) if error else 3
     rounded = round(factor * value, digits) + 0.0  # which has no −0
     return minus(f"{rounded:{plus}.{digits}f} ± {factor * error:.{digits}f}")
+
+
+def gain_bound(value: float, advice: Advice) -> str:
+    """An end of the interval, with the digits of the gain."""
+    text = gain_number(value, advice.expected.error, advice, plus="+")
+    return text.partition(" ±")[0]
 
 
 def _unit(advice: Advice) -> str:
