@@ -31,6 +31,7 @@ from stratafl.report.jackknife import Difference, sample_values
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
 EQUAL_SCORES = 0.005  # methods that differ by less, and by less than a standard error, are equally good
+SAME_SCORE = 1e-9  # a difference that is only rounding
 SAME_BYTES = 1.05  # a factor within which methods send as much as each other
 
 
@@ -207,7 +208,7 @@ def _decided(
     problem, among, alone = tryout.problem, tryout.finalists, tryout.of(TRAINS_ALONE)
     best = simplest(problem, among, tried)
     so_far, expected = (score_difference(problem, best, alone, among, late=late) for late in (False, True))
-    federate = expected.value > caution * expected.error
+    federate = expected.value > max(caution * expected.error, SAME_SCORE)
     chosen = best if federate else alone
     return Advice(
         configured(problem.experiment, chosen.candidate),
