@@ -29,12 +29,12 @@ from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, in_columns, plain_tensor
 from stratafl.data.builders import with_standardised
 from stratafl.data.reading import is_table
-from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, unknown
+from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.guard import SAFE, Choice
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
@@ -42,7 +42,7 @@ from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
-from stratafl.export import Predictor, export_model
+from stratafl.export import Predictor, export_model, finite_outputs
 from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of, read_run, selected_line
 from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
@@ -84,7 +84,17 @@ class Fitted:
         value = line.get("test.deployed.accuracy")
         if value is None:
             raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
+        if line.get(f"test.deployed.{NOT_FINITE}") or line.get("test.deployed.loss", 0.0) is None:
+            broken = predictions(self.sim, self.progress, torch.arange(self.clients), "test").not_finite
+            raise ModelError(
+                f"there is no accuracy, because some models are not finite: {', '.join(map(self._title, broken[:8]))}; "
+                "train again with a lower learning rate, or take metric('accuracy'), where they count as guessing"
+            )
         return float(value)
+
+    def _title(self, client: int) -> str:
+        names = self.sim.runtime.federation.client_names
+        return f"client '{shown(names[client])}'" if names else f"client {client}"
 
     def metric(
         self, metric: str | Callable[..., object], split: str = "test", average: str = "auto", client: int | None = None
@@ -219,8 +229,8 @@ class Fitted:
         if self.sim.template is not None:
             check_given(self.sim.template, samples)
         with torch.no_grad():
-            outputs: Tensor = self.predictor(client)(samples)
-        return outputs
+            outputs: Tensor = (model := self.predictor(client))(samples)
+        return finite_outputs(outputs, model, self._title(client))
 
     def predict(self, client: int, x: Array) -> Tensor:
         """The class of each raw sample by a client's own model, or for a regression its output."""
@@ -234,7 +244,7 @@ class Fitted:
         describes the preprocessing of samples and outputs as JSON (`preprocessing`).
         """
         target = Path(path)
-        export_model(self.predictor(client), target)
+        export_model(self.predictor(client), target, self._title(client))
         return target
 
 

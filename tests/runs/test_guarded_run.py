@@ -31,6 +31,7 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
+from stratafl.execute.client_states import InMemory
 from stratafl.models import MLP
 from stratafl.policies import LocalTraining
 from stratafl.report import gather, ranking, read_outcome, run_folders
@@ -45,6 +46,7 @@ from stratafl.runs.json_files import read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import Selection
 
+NO_CLIENTS = InMemory(torch.device("cpu"), {})
 SMALL = {"run": {"rounds": 2, "seed": 1}, "data": {"clients": 4, "validation": 0.2}, "evaluate": {"guard": True}}
 SMALL |= {"train": {"batch": 400}, "model": {"name": "mlp", "hidden": [8]}}  # few steps: what is tested is the files
 
@@ -323,12 +325,12 @@ class Course:
     """Local training that is best after its second round."""
 
     accuracies = (0.2, 0.9, 0.5)
-    sim = SimpleNamespace(start=lambda: SimpleNamespace(t=0))
+    sim = SimpleNamespace(start=lambda: Progress(0, {}, NO_CLIENTS))
 
     def round(self, progress: Any) -> tuple[Any, Any]:
         t = progress.t + 1
         scores = {"validation.deployed.accuracy": self.accuracies[t - 1], "validation.deployed.loss": 1.0}
-        return SimpleNamespace(t=t), SimpleNamespace(round={"round": t, **scores})
+        return Progress(t, {}, NO_CLIENTS), SimpleNamespace(round={"round": t, **scores})
 
 
 def test_local_training_gives_the_state_after_its_best_round() -> None:

@@ -201,7 +201,7 @@ def test_trials_that_fail_or_diverge_count_as_the_worst_and_are_said(tmp_path):
     assert len([text for text in said if "nosuch" in text]) == 2
     (found,) = results(tuning)
     assert found.settings == {"train.lr": 0.1, "algorithm.personal": "head"}
-    assert sorted(trial.failed[:8] for trial in found.failed) == ["diverged", "unknown ", "unknown "]
+    assert sorted(trial.failed[:8] for trial in found.failed) == ["4 of 4 c", "unknown ", "unknown "]
     assert "3 of 4 trials" in found.remark()
 
 

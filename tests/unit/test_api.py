@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import nn
 import stratafl
 from stratafl.algorithms import fedavg, fedper
 from stratafl.config.experiment import Experiment, with_settings
+from stratafl.core.records import record
+from stratafl.core.steps import Train
 from stratafl.data import from_clients
 from stratafl.errors import DataError, ModelError, RunError, StrataError, UnknownNameError
 from stratafl.evaluation.evaluate import deployed
@@ -37,6 +40,21 @@ class Own(nn.Module):
 def arrays(clients=3, shape=(5,), count=20, seed=0):
     rng = np.random.default_rng(seed)
     return [(rng.standard_normal((count, *shape)), rng.integers(0, 3, count)) for _ in range(clients)]
+
+
+@record
+class BreaksFirst(Train):
+    """Before use, the model of client 0 diverges."""
+
+    reads = writes = ("theta",)
+
+    def __call__(self, rnd, client, task):
+        rows = client["theta"]
+        return {
+            "theta": {
+                n: torch.where((task.ids == 0).view(-1, *[1] * (x.ndim - 1)), torch.nan, x) for n, x in rows.items()
+            }
+        }
 
 
 def one_sentence(error):
@@ -128,6 +146,32 @@ def test_a_prediction_is_what_the_clients_own_model_says(fitted):
         assert torch.equal(fitted.predict(client, X), outputs.argmax(1))
         assert torch.equal(fitted.predict(client, samples), outputs.argmax(1))
         assert not outputs.requires_grad
+
+
+def test_a_model_that_is_not_finite_is_refused_by_name(tmp_path):
+    """Its most probable class would be class 0 for every sample."""
+    named = from_clients(arrays(), validation=0.2, test=0.25)
+    named = replace(named, client_names=("north", "south", "east"))
+    broken = stratafl.fit(replace(fedavg(), tune=(BreaksFirst(),)), named, nn.Linear(5, 3), rounds=1)
+    x = arrays()[0][0]
+    for call in (broken.predict, broken.outputs):
+        with pytest.raises(ModelError, match="'north'") as error:
+            call(0, x)
+        assert one_sentence(error.value)
+    with pytest.raises(ModelError, match="'north'"):
+        broken.export(0, tmp_path / "north.safetensors")
+    with pytest.raises(ModelError, match="'north'") as error:
+        assert broken.accuracy
+    assert one_sentence(error.value)
+    assert "south" not in str(error.value)
+    assert len(broken.predict(1, x)) == len(x)
+    scores = [broken.metric("accuracy", client=client) for client in range(3)]
+    assert scores[0] == pytest.approx(1 / 3)  # of three classes
+    assert broken.metric("accuracy") == pytest.approx(sum(scores) / 3)  # of 5 test samples each
+    huge = x.copy()
+    huge[4] = 1e39
+    with pytest.raises(DataError, match=r"'south'.*sample 4"):
+        broken.predict(1, huge)
 
 
 def test_a_model_is_the_deployed_one(fitted):

@@ -177,6 +177,41 @@ def test_every_client_takes_what_is_best_for_it() -> None:
     assert found[0].gain.convincing
 
 
+def with_client(predictions: Predictions, client: int, scores: list[list[float]], y: list[int]) -> Predictions:
+    more = torch.tensor(scores, dtype=torch.float32)
+    clients = torch.cat([predictions.client, torch.full((len(y),), client)])
+    return Predictions(clients, torch.cat([predictions.y, torch.tensor(y)]), torch.cat([predictions.scores, more]))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "log_loss", "auroc"])
+def test_a_client_whose_models_are_not_finite_changes_nothing_for_the_others(metric: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    client, y = torch.arange(5).repeat_interleave(12), torch.arange(60) % 2
+    noise = torch.rand(2, 60, generator=random)
+    right = torch.nn.functional.one_hot(y, 2)[:, 1]
+    first, second = (share * right + (1 - share) * noise[at] for at, share in enumerate((0.1, 0.6)))
+    alone, better = (Predictions(client, y, torch.stack([1 - each, each], 1)) for each in (first, second))
+    nan, sound = [[torch.nan] * 2] * 8, [[0.5, 0.5]] * 8
+    labels = [0] * 7 + [1]
+    expected = choose({"local": alone, "received": better}, METRICS[metric])
+    for scores in ((nan, nan), (nan, sound), (sound, nan)):
+        both = {
+            "local": with_client(alone, 9, scores[0], labels),
+            "received": with_client(better, 9, scores[1], labels),
+        }
+        choices = choose(both, METRICS[metric])
+        assert {each: choices[each] for each in expected} == expected
+        assert choices[9].candidate == ("received" if scores == (nan, sound) else "local")
+
+
+def test_a_client_takes_no_model_that_is_not_finite_though_all_others_gain_by_it() -> None:
+    client = [0] * 9 + [1] * 9
+    alone, better = sure(client, ([True] * 2 + [False]) * 6), sure(client, [True] * 17 + [False])
+    nan, sound = [[torch.nan] * 2] * 3, [[1.0, 0.0]] * 3
+    candidates = {"local": with_client(alone, 2, sound, [0] * 3), "received": with_client(better, 2, nan, [0] * 3)}
+    assert [each.candidate for each in choose(candidates).values()] == ["received", "received", "local"]
+
+
 def test_a_small_common_gain_convinces_a_client_that_could_not_tell_alone() -> None:
     """Each of 40 clients has five samples, one better in every other client: 0.1 in the mean, and τ² = 0."""
     client = [i for i in range(40) for _ in range(5)]

@@ -185,12 +185,65 @@ def test_values_worked_by_hand():
     assert of_one(METRICS["sensitivity"], [1] * 3 + [0] * 10, scores) == pytest.approx(2 / 3)
 
 
+# What a model that is not finite counts as, for 3 samples of class 0, 1 and 1 of two classes, worked by hand.
+GUESSED = {
+    "accuracy": 1 / 2,
+    "balanced_accuracy": 1 / 2,
+    "macro_f1": (2 * 0.5 / (1.5 + 1) + 2 * 1 / (1.5 + 2)) / 2,  # half of each row of the confusion in each column
+    "auroc": 0.5,
+    "auprc": 2 / 3,  # the share of positives
+    "sensitivity": 0.0,  # as every score that is the same for all samples
+    "log_loss": np.log(2),
+    "brier": 0.25,
+    "ece": 0.5,  # sure, and right half of the time
+}
+
+
 @pytest.mark.parametrize("wrong", [NAN, float("inf")])
-def test_a_client_whose_model_has_diverged_has_no_value(wrong):
-    y, weight = torch.tensor([[0, 1], [0, 1]]), torch.ones(2, 2)
-    scores = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[wrong, 0.1], [0.2, 0.8]]])
-    for name in OF_LABELS:
-        assert named_metric(name)(y, scores, weight).isnan().tolist() == [False, True]
+@pytest.mark.parametrize("name", sorted({name.partition("@")[0] for name in OF_LABELS}))
+def test_a_model_that_is_not_finite_counts_as_a_guess_and_not_as_absent(name, wrong):
+    y, weight = torch.tensor([[0, 1, 1], [0, 1, 1]]), torch.ones(2, 3)
+    scores = torch.tensor([[[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]], [[wrong, 0.1]] * 3])
+    sound, guessed = named_metric(name)(y, scores, weight).tolist()
+    assert guessed == pytest.approx(GUESSED[name])
+    assert sound == named_metric(name)(y[:1], scores[:1], weight[:1]).item()
+
+
+def test_numbers_that_are_not_finite_count_as_the_mean_of_all_targets():
+    """The mean of 0, 2, 5 and 5 is 3: errors 9 and 1 of the guesses, and 4 and 4 of the others; the variance is 4.5.
+
+    The client's own mean would make a model that is not finite perfect for a client with one sample.
+    """
+    client, y = torch.tensor([0, 0, 1, 1]), torch.tensor([0.0, 2.0, 5.0, 5.0])
+    found = Predictions(client, y, torch.tensor([[NAN], [NAN], [3.0], [7.0]]))
+    by_hand = {"mse": (5.0, 4.5), "mae": (2.0, 2.0), "rmse": (5**0.5, 4.5**0.5), "r2": (-4.0, 0.0)}
+    for name, (of_client, pooled) in by_hand.items():
+        assert found.by_client(METRICS[name])[0] == pytest.approx(of_client)
+        assert found.value(METRICS[name]) == pytest.approx(pooled)
+    assert found.losses().tolist() == [9.0, 1.0, 4.0, 4.0]
+
+
+def test_over_all_samples_a_guess_is_right_with_the_chance_of_a_class():
+    """Four samples of three classes: two right ones, and two guesses, which are right with probability 1/3."""
+    scores = torch.tensor([[1.0, 0, 0], [0, 1, 0], [NAN] * 3, [NAN] * 3])
+    found = Predictions(torch.tensor([0, 0, 4, 4]), torch.tensor([0, 1, 0, 0]), scores)
+    assert found.value(METRICS["accuracy"]) == pytest.approx((2 + 2 / 3) / 4)
+    assert found.hits().tolist() == pytest.approx([1, 1, 1 / 3, 1 / 3])
+    assert found.losses()[2:].tolist() == pytest.approx([np.log(3)] * 2)
+    assert found.not_finite == [4]
+    sums = found.summed(torch.tensor([4, 0]))
+    assert (sums.hits.tolist(), sums.finite.tolist()) == ([pytest.approx(2 / 3), 2], [False, True])
+
+
+def test_your_own_metric_is_given_guesses_and_asked_again_where_it_has_no_value():
+    """A client without a value with one model would be absent from its mean, and not from those of others."""
+
+    def confident(y, scores):
+        return float("nan") if scores.max() > 0.9 else scores[:, 1].mean()
+
+    y, weight = torch.tensor([[0, 1]] * 3), torch.ones(3, 2)
+    scores = torch.tensor([[[0.4, 0.6], [0.4, 0.6]], [[NAN, NAN]] * 2, [[0.0, 1.0]] * 2])
+    assert own_metric(confident)(y, scores, weight).tolist() == pytest.approx([0.6, 0.5, 0.5])
 
 
 def test_clients_in_several_portions_have_the_same_values(monkeypatch):

@@ -13,8 +13,9 @@ from stratafl.data import from_splits
 from stratafl.evaluation import evaluate
 from stratafl.evaluation.evaluate import score_new_clients, score_stages
 from stratafl.evaluation.measure import score_line
+from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.trial import RoundLines, Trial
-from stratafl.execute import Debug, Matrix, Messages, simulation
+from stratafl.execute import Debug, Matrix, Messages, Progress, simulation
 from stratafl.policies import LocalTraining
 from stratafl.runtime import Runtime
 from stratafl.testing import SIZES, tiny_federation, tiny_model
@@ -143,17 +144,78 @@ def test_a_line_holds_the_scores_of_the_models_after_the_round():
     }
 
 
-def test_clients_have_what_they_trained_only_if_they_took_part():
-    trial = Trial(made(participation=0.5), sample=4)
-    progress, entry = trial.round(trial.sim.start())
-    cohort = set(trial.sim.cohort(trial.sim.at(0)).tolist())
-    assert [line["client"] for line in entry.clients] == trial.ids.tolist()
-    trained = {line["client"] for line in entry.clients if "test.trained.accuracy" in line}
-    assert trained == cohort & set(trial.ids.tolist())
-    assert 0 < len(trained) < 4
-    for line in entry.clients:
-        assert (line["round"], line["test.samples"], line["validation.samples"]) == (1, 4, 3)
-    assert progress.t == 1
+def test_every_client_counts_with_what_it_last_trained_and_before_as_received():
+    trial = Trial(made(participation=0.5, rounds=4), sample=4)
+    progress, entries = run(trial)
+    last = dict[int, dict]()
+    for t, entry in enumerate(entries):
+        assert [line["client"] for line in entry.clients] == trial.ids.tolist()
+        cohort = set(trial.sim.cohort(trial.sim.at(t)).tolist())
+        for line in entry.clients:
+            trained = {key: line[key] for key in ("test.trained.accuracy", "validation.trained.loss")}
+            if line["client"] in cohort:
+                last[line["client"]] = trained
+            received = {key.replace("received", "trained"): value for key, value in line.items() if "received" in key}
+            assert trained.items() <= last.get(line["client"], received).items()
+            assert (line["test.samples"], line["validation.samples"]) == (4, 3)
+        assert entry.round.get("trained.clients", 4) == len(last)
+    assert progress.t == 4
+    assert entries[0].round["trained.clients"] < 4
+
+
+def test_a_client_that_trains_before_the_evaluated_round_counts_as_if_all_were_evaluated():
+    """Its model is scored when it last trains, so that looking less often shows the same."""
+    (_, often), (_, seldom) = (run(Trial(made(participation=0.4, rounds=4), every)) for every in (1, 4))
+    assert [entry.clients for entry in often[-1:]] == [entry.clients for entry in seldom[-1:]]
+    trained = {key: value for key, value in often[-1].round.items() if "trained" in key}
+    assert trained
+    assert trained.items() <= seldom[-1].round.items()
+    assert not any(entry.clients for entry in seldom[:-1])
+
+
+@pytest.mark.parametrize("metric", [None, "auroc", "balanced_accuracy"])
+def test_a_trial_goes_on_from_its_tensors_with_the_same_lines(metric):
+    trial = Trial(made(participation=0.4, rounds=3), metric=None if metric is None else METRICS[metric])
+    progress, (_, _, expected) = run(trial)
+    again = trial.sim.start()
+    for _ in range(2):
+        again, _ = trial.round(Progress.of(again.tensors()))
+    again, entry = trial.round(Progress.of(again.tensors()))
+    assert entry.clients == expected.clients
+    assert {k: v for k, v in entry.round.items() if "trained" in k} == {
+        k: v for k, v in expected.round.items() if "trained" in k
+    }
+    assert all(torch.equal(x, again.tensors()[name]) for name, x in progress.tensors().items())
+
+
+@record
+class BreaksSome(Train):
+    """Local training after which the models of clients 0 and 2 are not finite from the second round on."""
+
+    train: LocalTraining = LocalTraining()
+    reads = writes = ("theta",)
+    batching = LocalTraining().batching
+
+    def __call__(self, rnd, client, task):
+        state = self.train(rnd, client, task)
+        broken = torch.isin(task.ids, torch.tensor([0, 2])) & (rnd.t > 0)
+        return {"theta": {name: torch.where(_like(broken, x), torch.nan, x) for name, x in state["theta"].items()}}
+
+
+def _like(rows, x):
+    return rows.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def test_a_client_that_diverges_counts_with_its_last_sound_model():
+    trial = Trial(made(replace(fedper(), train=(BreaksSome(),)), rounds=2))
+    _, (first, second) = run(trial)
+    assert {each["client"] for each in second.round["left_out"]} == {0, 2}
+    before, after = ({line["client"]: line["test.trained.loss"] for line in e.clients} for e in (first, second))
+    assert before.keys() == after.keys() == set(range(len(SIZES)))
+    assert {client for client in before if before[client] == after[client]} == {0, 2}
+    weights = [line["test.samples"] for line in second.clients]
+    mean = sum(w * line["test.trained.loss"] for w, line in zip(weights, second.clients, strict=True)) / sum(weights)
+    assert second.round["test.trained.loss"] == pytest.approx(mean)
 
 
 def test_the_mean_over_the_trained_is_over_those_of_the_sample():
@@ -175,15 +237,14 @@ def test_what_a_client_scores_does_not_depend_on_who_else_is_looked_at(chunk):
     assert all(line == by_client[line["client"]] for line in some.clients)
 
 
-def test_nobody_of_the_sample_took_part():
+def test_nobody_of_the_sample_took_part_yet():
     sim = made(participation=0.2, rounds=9)
     trial = Trial(sim, sample=1)
-    t = next(t for t in range(9) if int(sim.cohort(sim.at(t))[0]) != int(trial.ids[0]))
-    progress = sim.start()
-    for _ in range(t + 1):
-        progress, entry = trial.round(progress)
-    assert "test.received.accuracy" in entry.round
-    assert "test.trained.accuracy" not in entry.round
+    absent = next(i for i in range(len(SIZES)) if i not in sim.cohort(sim.at(0)).tolist())
+    trial.__dict__["ids"] = torch.tensor([absent])
+    _, entry = trial.round(sim.start())
+    assert entry.round["test.trained.accuracy"] == entry.round["test.received.accuracy"]
+    assert entry.round["trained.clients"] == 0
 
 
 def test_new_clients_have_lines_of_their_own():
@@ -241,7 +302,7 @@ def test_a_trial_ends_with_the_bits_of_a_simulation_that_nobody_looks_at(alg):
 
     looked, _ = run(Trial(sim()))
     alone = sim().run(Matrix())
-    a, b = looked.tensors(), alone.tensors()
+    a, b = replace(looked, trained={}).tensors(), alone.tensors()
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any("theta" in name for name in a)

@@ -23,7 +23,7 @@ from stratafl.tuning.grid import beyond, counts, levels_of, points
 from stratafl.tuning.search import side
 from stratafl.tuning.space import Dimension, own_settings, parse_grids
 from stratafl.tuning.tpe import TPESearch
-from stratafl.tuning.trials import has_diverged
+from stratafl.tuning.trials import why_diverged
 from stratafl.tuning.tuning import Tuning
 
 LR = "train.lr"
@@ -175,10 +175,10 @@ def test_the_score_is_that_of_the_selected_round_by_the_rule_that_selects_it():
 
 
 def test_a_loss_that_is_not_finite_has_diverged():
-    assert not has_diverged([line(1, 0.5)])
-    assert has_diverged([line(1, 0.5), {**line(2, 0.6), "train.loss": None}])
-    assert has_diverged([line(1, 0.5), {**line(2, 0.1), "validation.deployed.loss": None}])
-    assert not has_diverged([{**line(1, 0.5), "train.loss": None}, line(2, 0.6)])  # it has recovered
+    assert not why_diverged([line(1, 0.5)])
+    assert why_diverged([line(1, 0.5), {**line(2, 0.6), "train.loss": None}])
+    assert why_diverged([line(1, 0.5), {**line(2, 0.1), "validation.deployed.loss": None}])
+    assert not why_diverged([{**line(1, 0.5), "train.loss": None}, line(2, 0.6)])  # it has recovered
 
 
 class Synthetic:
@@ -224,7 +224,7 @@ def test_promotions_follow_the_journals(tmp_path):
     assert [(int(work.folder.name), work.rounds) for work in first] == [(n, 2) for n in range(6)]
     chosen = made.run()
     assert {t.number: t.rounds for t in chosen.trials} == {0: 2, 1: 4, 2: 8, 3: 8, 4: 2, 5: 2}
-    assert [t.failed for t in chosen.trials] == [None] * 4 + ["diverged", None]
+    assert [bool(t.failed) for t in chosen.trials] == [False] * 4 + [True, False]
     assert chosen.settings == {LR: 0.04}
     assert chosen.validation == pytest.approx(0.88)
     assert (chosen.trials[2].first, chosen.trials[2].score) == pytest.approx((0.52, 0.88))

@@ -257,6 +257,8 @@ def _expectations(
     """
     federation, metric = problem.federation, problem.metric
     gained = metric.sign * (sample_values(metric, best.predictions) - sample_values(metric, alone.predictions))
+    # A client whose model is not finite would shift what all others are to expect: it takes their mean.
+    gained = gained.masked_fill(best.predictions.guesses | alone.predictions.guesses, torch.nan)
     clients = federation.clients - problem.experiment.data.new_clients
     later, noise = expected.value - so_far.value, max(0.0, expected.error**2 - so_far.error**2)
     shrunk, error = shrink(*_means(gained, alone.predictions.client, clients))

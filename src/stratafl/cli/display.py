@@ -9,11 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from stratafl.cli.console import print_note
 from stratafl.evaluation.flags import Notices
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report.formats import minus
 
-BASE_SCORES = ("accuracy", "loss", "std", "worst10")
+BASE_SCORES = ("accuracy", "loss", "std", "worst10", NOT_FINITE)
 Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10

@@ -149,7 +149,7 @@ def _footnotes(study: Study) -> list[Text]:
     ranks, outcomes = study.ranks, study.scored
     leaks = [Text(f"{MARK} {INCOMPARABLE}", style="bold red")] if any(outcome.leaks for outcome in outcomes) else []
     folders = [str(outcome.folder) for outcome in outcomes if outcome.diverged]
-    why = "the loss, or the upload of every client, became NaN or infinite"
+    why = "the loss, or uploads or models of clients, became NaN or infinite"
     lost = [Text(f"diverged ({why}): {', '.join(folders)}", style="bold red")] if folders else []
     same = [Text(f"one answer: {one_class(rank)}", style="yellow") for rank in ranks if rank.one_answer]
     flagged = [Text(sentence, style="yellow") for sentence in flag_sentences(outcomes)]

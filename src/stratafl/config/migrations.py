@@ -6,7 +6,8 @@
     counts are in `class_counts.json`, and a checkpoint says its format
 4   a run has a metric (`evaluate.metric`) and seeds of its own for weights and batches, and leaves its predictions
 5   tables are standardised by default, and each client by its own samples: what `data.normalise` called `auto` and
-    `columns` before are `images` and `pooled`
+    `columns` before are `images` and `pooled`; a checkpoint holds the scores of models right after clients last
+    trained, and `trained` is over all clients
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under

@@ -55,6 +55,7 @@ class Scores:
     hits: Tensor
     loss: Tensor
     count: Tensor
+    finite: Tensor | None = None  # whether the model is finite, or else counts as guessing; None: not looked at
 
     @property
     def accuracy(self) -> Tensor:

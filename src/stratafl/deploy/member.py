@@ -59,6 +59,8 @@ class Working:
             return None
         scores = self.site.scores(round, self.site.received(round, state, download), "test")
         classes = self.site.runtime.federation.classes
+        if classes is not None and not bool(scores.loss.isfinite().all()):
+            return 1 / classes  # a model that is not finite counts as guessing, not as its first class
         score = float((scores.loss if classes is None else scores.hits).sum() / scores.count.sum())
         return score if isfinite(score) else None
 

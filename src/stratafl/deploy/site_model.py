@@ -22,7 +22,7 @@ from stratafl.errors import DeployError, RunError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
 from stratafl.execute.tokens import check_given
-from stratafl.export import Predictor
+from stratafl.export import Predictor, finite_outputs
 from stratafl.files import atomically, check_new, explained, read_plain, write_atomically
 
 NODE = "node.toml"  # the name of the site, and where its samples are, as `strata join` was told
@@ -119,7 +119,7 @@ def predicted(member: SiteMember, place: Path) -> Predicted:
     model = final_model(member)
     agreed = member.agreed_format()
     samples = new_samples_of(member.file.experiment, agreed, place)
-    outputs = _outputs(model, samples.x)
+    outputs = finite_outputs(_outputs(model, samples.x), model, f"site '{member.name}'")
     if agreed.classes is None:
         return Predicted(samples.names, outputs, ())
     names = agreed.preprocessing.classes or tuple(map(str, range(agreed.classes)))

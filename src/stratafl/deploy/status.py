@@ -176,6 +176,8 @@ class RoundJournal:
         line: Line = {"round": number, **counts, "bytes.down": traffic.down, "bytes.up": traffic.up}
         line |= {"seconds.train": round_to(closed - begin), "seconds.server": round_to(self._clock() - closed)}
         line |= site_score_line(traffic.scores, self._classes)
+        if 0 < len(traffic.scores) < counts.get("cohort", 0):
+            line[f"{PLACE}.clients"] = len(traffic.scores)  # the mean is over these alone
         self._journal.append([line])
         self._loggers.log(line)
 

@@ -6,6 +6,8 @@ server's model for all clients, in methods that have one besides what they send,
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from math import log
 from typing import TypeVar
 
 import torch
@@ -89,7 +91,11 @@ def deployed(sim: Simulation, progress: Progress, ids: Tensor) -> Rows:
 
 
 def score(sim: Simulation, progress: Progress, rows: Rows, ids: Tensor, split: str) -> Scores:
-    """What these rows score on the clients' own samples; here, and only here, the split may be `test`."""
+    """What these rows score on the clients' own samples; here, and only here, the split may be `test`.
+
+    A model that is not finite counts as guessing: 1/K of its client's samples are hits, with a loss of log K each, and
+    numbers have the error of the mean of all targets.
+    """
     return _score(sim, sim.at(progress.t), rows, ids, split)
 
 
@@ -142,16 +148,20 @@ def accuracy(sim: Simulation, progress: Progress, split: str = "test") -> float:
 def join_scores(parts: Sequence[StageScores]) -> StageScores:
     if len(parts) == 1:
         return parts[0]
-    names = ("hits", "loss", "count")
-    return {k: Scores(*(torch.cat([getattr(each[k], n) for each in parts]) for n in names)) for k in parts[0]}
+    return {k: Scores(*map(torch.cat, zip(*(_columns(each[k]) for each in parts), strict=True))) for k in parts[0]}
 
 
 def ordered_scores(stage_scores: StageScores, order: Tensor) -> StageScores:
     """The scores of clients in another order, on the CPU; stages that share theirs go on sharing them."""
-    distinct = list({id(scores): scores for scores in stage_scores.values()}.values())
-    flat = [x[order] for x in on_host([x for scores in distinct for x in (scores.hits, scores.loss, scores.count)])]
-    moved = {id(scores): Scores(*flat[3 * i : 3 * i + 3]) for i, scores in enumerate(distinct)}
+    columns = {id(scores): _columns(scores) for scores in stage_scores.values()}
+    flat = iter([x[order] for x in on_host([x for some in columns.values() for x in some])])
+    moved = {key: Scores(*islice(flat, len(some))) for key, some in columns.items()}
     return {place: moved[id(scores)] for place, scores in stage_scores.items()}
+
+
+def _columns(scores: Scores) -> list[Tensor]:
+    columns = [scores.hits, scores.loss, scores.count]
+    return columns if scores.finite is None else [*columns, scores.finite]
 
 
 def score_in_shares(
@@ -189,7 +199,21 @@ def client_models(sim: Simulation, progress: Progress, ids: Tensor, new: bool = 
 
 def _score(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split: str) -> Scores:
     with sim.arithmetic():
-        return sim.task(ids, rnd, splits=(split,)).scores(rows, split)
+        scores = sim.task(ids, rnd, splits=(split,)).scores(rows, split)
+    finite, count, classes = scores.loss.isfinite(), scores.count.double(), sim.setup.classes
+    if classes is None:
+        errors = scores.loss if bool(finite.all()) else _errors_of_mean(sim, ids, split)
+        return Scores(scores.hits, torch.where(finite, scores.loss, errors), scores.count, finite)
+    hits = torch.where(finite, scores.hits, count / classes)
+    return Scores(hits, torch.where(finite, scores.loss, count * log(classes)), scores.count, finite)
+
+
+def _errors_of_mean(sim: Simulation, ids: Tensor, split: str) -> Tensor:
+    """The squared errors of the mean of all targets for each client's samples `[C]`."""
+    federation, samples = sim.runtime.federation, sim.runtime.federation.split(split)
+    y = federation.y.cpu().double().reshape(len(federation.y), -1)
+    errors = (y - y[samples.indices].mean(0)).square().mean(1)
+    return torch.stack([errors[samples.of(client)].sum() for client in ids.tolist()]).to(sim.runtime.device)
 
 
 def same_tensors(a: Rows, b: Rows) -> bool:

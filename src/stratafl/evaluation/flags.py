@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratafl.core.schema import NOT_FINITE
 from stratafl.errors import counted, shown
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.divergence import broken_models, divergence, diverging_clients
+from stratafl.evaluation.measure import LEFT_OUT, NOT_FINITE, OUTLIERS, Line
 from stratafl.execute.uploads import FAR
 
 MAX_NAMED_CLIENTS = 3  # clients that are named one by one
-LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
-ALL_LEFT_OUT = "all left out"  # a message that is given once
+ALL_LEFT_OUT, DIVERGED = "all left out", "diverged"  # messages that are given once
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,6 @@ def all_left_out(line: Line) -> bool:
     return len(line.get(LEFT_OUT, ())) > 0 and len(line[LEFT_OUT]) == line.get("cohort")
 
 
-def diverged(line: Line) -> bool:
-    """Whether every client of the round was left out because uploads are not finite."""
-    return all_left_out(line) and any(each["reason"].startswith(NOT_FINITE) for each in line[LEFT_OUT])
-
-
 def well_formed(line: Line) -> bool:
     """Whether what a line says about flagged clients can be read."""
     return all(
@@ -76,7 +70,10 @@ def client_title(entry: Line) -> str:
 
 
 class Notices:
-    """Messages during a run: for each client one when it is left out first, and one for its first outlying update."""
+    """Messages during a run: for each client one when it is left out first, and one for its first outlying update.
+
+    If the run diverges, one message says that, and those clients are not named.
+    """
 
     def __init__(self, begun: int = 0) -> None:
         self._seen = begun  # lines from before
@@ -84,9 +81,24 @@ class Notices:
 
     def of(self, lines: Sequence[Line]) -> Iterator[str]:
         """The messages on lines that were not seen yet."""
-        for line in lines[self._seen :]:
-            yield from self._round(line)
+        for end in range(self._seen, len(lines)):
+            yield from self._divergence(lines[: end + 1])
+            yield from self._round(lines[end])
         self._seen = max(self._seen, len(lines))
+
+    def _divergence(self, lines: Sequence[Line]) -> Iterator[str]:
+        clients = diverging_clients(lines[-1])
+        diverged = divergence(lines) if (DIVERGED, -1) not in self._said else None
+        if diverged is not None:
+            self._said.add((DIVERGED, -1))
+            yield str(diverged)
+        if (DIVERGED, -1) in self._said:
+            self._said |= {(LEFT_OUT, client) for client in clients}
+            self._said |= {(ALL_LEFT_OUT, -1)} if len(clients) == lines[-1].get("cohort") else set()
+        elif (broken := broken_models(lines[-1])) and (NOT_FINITE, -1) not in self._said:
+            self._said.add((NOT_FINITE, -1))
+            of = f"the models of {counted(broken, 'client')}"
+            yield f"round {lines[-1].get('round')}: {of} are not finite and count as guessing"
 
     def _round(self, line: Line) -> Iterator[str]:
         where = f"round {line.get('round')}"

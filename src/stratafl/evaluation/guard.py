@@ -19,6 +19,10 @@ small gain and a small deviation, and would otherwise pull the gains of all clie
 Client i takes the candidate with the largest γ_i among those with γ_i > ε_i, and the safe choice if there is none. A
 client without validation samples has b_i = 0 and ε_i² = s²·(τ² + 1 / Σ v_i): it takes what the federation's mean says,
 if clients differ little. `docs/guard.md` has the experiments behind `utility` and z.
+
+A client where the candidate or the safe model is not finite is none of the N clients, nor are its samples part of s²,
+of class weights or of calibration: one broken client would decide for all. It takes no model that is not finite, as
+long as it has another.
 """
 
 from collections import Counter
@@ -93,15 +97,20 @@ def choose(
     base = validation[SAFE]
     ids = sorted(set(base.clients if clients is None else clients))
     others = {name: predictions for name, predictions in validation.items() if name != SAFE}
-    gains, without = {}, utility(base, metric)
+    gains = {}
     for name, predictions in others.items():
         if not (torch.equal(predictions.client, base.client) and torch.equal(predictions.y, base.y)):
             raise DataError(f"predictions of '{name}' and of '{SAFE}' are for different samples: give both the same")
-        gains[name] = shrunk_gains(utility(predictions, metric) - without, base.client, ids)
+        sound = (~predictions.guesses & ~base.guesses).nonzero()[:, 0]
+        both = [each if len(sound) == len(base) else each.at(sound) for each in (predictions, base)]
+        difference = utility(both[0], metric) - utility(both[1], metric)
+        gains[name] = shrunk_gains(difference, both[1].client, ids)
+    broken = {name: set(predictions.not_finite) for name, predictions in validation.items()}
     samples, choices = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
         client_gains = {name: predictions[place] for name, predictions in gains.items()}
-        choices[client] = Choice(client, _best(client_gains), samples[client], client_gains)
+        sound_names = [name for name in validation if client not in broken[name]]
+        choices[client] = Choice(client, _best(client_gains, sound_names), samples[client], client_gains)
     return choices
 
 
@@ -237,7 +246,12 @@ def _sums(values: Tensor, at: Tensor, clients: int) -> Tensor:
     return torch.zeros(clients, dtype=torch.float64).index_add(0, at, values)
 
 
-def _best(gains: Mapping[str, Gain]) -> str:
-    """The candidate with the largest convincing gain, the first of equal ones; the safe one if there is none."""
-    convincing = {name: gain.shrunk for name, gain in gains.items() if gain.shrunk is not None and gain.convincing}
-    return max(convincing, key=lambda name: convincing[name], default=SAFE)
+def _best(gains: Mapping[str, Gain], sound: Sequence[str]) -> str:
+    """The sound candidate with the largest convincing gain, the first of equal ones; the safe one if there is none.
+
+    If the safe one is not finite, it is the sound candidate with the largest gain, convincing or not.
+    """
+    safe_is_sound = SAFE in sound or not sound
+    shrunk = {name: gains[name].shrunk or 0.0 for name in gains if name in sound}
+    eligible = [name for name in shrunk if gains[name].convincing or not safe_is_sound]
+    return max(eligible, key=lambda name: shrunk[name], default=SAFE)

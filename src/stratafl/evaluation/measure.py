@@ -20,13 +20,19 @@ from stratafl.execute.round_run import Report
 from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
+LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
+TOTAL = "clients"  # key of a line that has flagged clients or models: how many clients take part in the run
+NOT_FINITE = "not_finite"  # key: how many clients have a model that is not finite
 WORST_SHARE = 0.1  # share of clients that counts as the worst
 
 
 @short_repr
 @dataclass(frozen=True)
 class MetricValues:
-    """A metric over all samples (NaN where it is not defined), and of each client for whom it is defined."""
+    """A metric over all samples (NaN where it is not defined), and of each client for whom it is defined.
+
+    These are the same clients for every model, because the metric is defined by the targets alone.
+    """
 
     metric: Metric
     pooled: float
@@ -76,7 +82,8 @@ def score_line(
 ) -> Line:
     """The statistics of each split and stage, flat: `test.deployed.accuracy` and so on.
 
-    Deviation and worst clients are those of the run's metric, where `values` holds one.
+    Deviation and worst clients are those of the run's metric, where `values` holds one. Clients whose model is not
+    finite count as guessing; `not_finite` says how many they are, if there are any.
     """
     line: Line = {}
     # Stages may share scores.
@@ -85,6 +92,8 @@ def score_line(
         numbers = dict(statistics[id(scores)])
         if numbers and place in values:
             numbers |= {key: _finite(value) for key, value in values[place].statistics().items()}
+        if scores.finite is not None and not bool(scores.finite.all()):
+            numbers[NOT_FINITE] = int((~scores.finite).sum())
         line |= {f"{prefix}{place}.{key}": value for key, value in numbers.items()}
     return line
 
@@ -125,7 +134,7 @@ def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     def entries(flagged: Sequence[LeftOut | OutlyingUpdate]) -> list[Line]:
         return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in flagged]
 
-    lines = {"left_out": entries(report.left_out), "outliers": entries(report.outliers)}
+    lines = {LEFT_OUT: entries(report.left_out), OUTLIERS: entries(report.outliers)}
     return {key: clients for key, clients in lines.items() if clients}
 
 
@@ -141,6 +150,8 @@ def client_lines(
             if count:
                 line |= {} if classes is None else {f"{place}.accuracy": hits / count}
                 line[f"{place}.loss"] = _finite(loss / count)
+        for line, finite in zip(lines, [] if scores.finite is None else scores.finite.tolist(), strict=False):
+            line |= {} if finite else {f"{place}.{NOT_FINITE}": 1}
         for line in lines if place in values else []:
             if line["client"] in values[place].clients:
                 line[f"{place}.{values[place].metric.key}"] = values[place].clients[line["client"]]

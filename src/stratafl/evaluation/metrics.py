@@ -3,11 +3,16 @@
 A metric takes targets `[C, n]`, scores `[C, n, K]` and weights `[C, n]` (1 for a sample, 0 for padding), and gives one
 number per client, NaN where it is not defined. Scores are probabilities of K classes, or for numbers the outputs
 `[C, n, 1]`. Over all samples, it is the same function with C = 1. `predictions.py` says where scores come from.
+
+Whether a metric is defined depends on the targets alone, so that every model is scored on the same clients. A sample
+whose scores are not finite counts as a guess: as an answer that is any class with probability 1/K, by a metric of
+probabilities or of order as the probabilities 1/K, and among numbers as the mean of all targets.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 
 import numpy as np
 import torch
@@ -37,6 +42,7 @@ class Metric:
     pooled: bool = True  # whether it is by default taken over all samples, or else its mean over clients
     percent: bool = True  # whether it is a share, written in per cent
     summed: bool = False  # whether each client's hits and loss are enough to know it
+    of_answers: bool = False  # whether it sees which class is given, and counts guesses itself: their scores are NaN
 
     @property
     def key(self) -> str:
@@ -55,29 +61,50 @@ class Metric:
             shapes = ", ".join(str(list(x.shape)) for x in (y, scores, weight))
             raise RecordError(f"{self.name} needs targets [C, n], scores [C, n, K] and weights [C, n], not {shapes}")
         scores = scores.double().masked_fill(~real.unsqueeze(-1), 0)
-        y = y.double() if y.is_floating_point() else y
-        sound = real.any(1) & scores.isfinite().flatten(1).all(1)
-        values = self.compute(y.masked_fill(~real, 0), scores.nan_to_num(0, 0, 0), real)
-        return values.double().masked_fill(~sound, float("nan"))
+        y = (y.double() if y.is_floating_point() else y).masked_fill(~real, 0)
+        scores = scores.masked_fill(is_guess(scores).unsqueeze(-1), float("nan"))
+        values = self.compute(y, scores if self.of_answers else with_guesses(y, scores, real), real)
+        return values.double().masked_fill(~real.any(1), float("nan"))
 
     def better(self, value: float, than: float) -> bool:
         return self.sign * value > self.sign * than
 
 
+def is_guess(scores: Tensor) -> Tensor:
+    """Which samples count as guesses, `[…]` of scores `[…, K]`: those of a model that is not finite."""
+    return ~scores.isfinite().all(-1)
+
+
+def with_guesses(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
+    """The scores `[C, n, K]`, with those of guesses: 1/K for classes, for numbers the mean of these targets."""
+    guess = _mean(y, real)[:, None, None] if y.is_floating_point() else 1 / scores.shape[-1]
+    return torch.where(is_guess(scores).unsqueeze(-1), guess, scores)
+
+
+def hits(y: Tensor, scores: Tensor) -> Tensor:
+    """1 where the most probable class is the label, and else 0, `[…]` in float64; 1/K of a guess."""
+    return (scores.argmax(-1) == y).double().masked_fill(is_guess(scores), 1 / scores.shape[-1])
+
+
 def confusion(y: Tensor, scores: Tensor, weight: Tensor) -> Tensor:
-    """How many samples of each class (rows) are given each class (columns), int64 `[C, K, K]`."""
+    """How many samples of each class (rows) are given each class (columns), int64 `[C, K, K]`.
+
+    With guesses it is the expected number, in float64.
+    """
     clients, classes = len(y), scores.shape[-1]
     client = torch.arange(clients, device=y.device).unsqueeze(1).expand_as(y)
-    cell = (client * classes + y) * classes + scores.argmax(-1)
-    counts = torch.bincount(cell[weight > 0], minlength=clients * classes * classes)
-    return counts.view(clients, classes, classes)
+    row, real, guess = client * classes + y, weight > 0, is_guess(scores)
+    cell = row * classes + scores.argmax(-1)
+    counts = torch.bincount(cell[real & ~guess], minlength=clients * classes * classes).view(clients, classes, classes)
+    guessed = torch.bincount(row[real & guess], minlength=clients * classes).view(clients, classes, 1)
+    return counts + guessed / classes if guessed.any() else counts
 
 
 # Labels
 
 
 def _accuracy(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
-    return ((scores.argmax(-1) == y) & real).sum(1) / real.sum(1).double()
+    return _mean(hits(y, scores), real)
 
 
 def _balanced_accuracy(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
@@ -106,11 +133,14 @@ def _brier(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
 
 
 def _ece(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
-    """Bins (0, 1/15], (1/15, 2/15] … of the probability of the answer: mean distance to the share of right ones."""
-    top, answer = scores.max(-1)
+    """Bins (0, 1/15], (1/15, 2/15] … of the probability of the answer: mean distance to the share of right ones.
+
+    A guess is sure of an answer that is right with probability 1/K: probabilities 1/K would be calibrated perfectly.
+    """
+    top = scores.amax(-1).masked_fill(is_guess(scores), 1.0)
     ends = torch.tensor([(bin + 1) / BINS for bin in range(BINS - 1)], dtype=top.dtype, device=top.device)
     place = torch.bucketize(top, ends)
-    excess = torch.where(real, top - (answer == y).double(), 0.0)
+    excess = torch.where(real, top - hits(y, scores), 0.0)
     return excess.new_zeros(len(excess), BINS).scatter_add(1, place, excess).abs().sum(1) / real.sum(1)
 
 
@@ -202,9 +232,17 @@ def _r2(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
     return value.masked_fill(count < 2, float("nan"))
 
 
-def _error(name: str, title: str, compute: Compute, says: str, classes: bool = True, summed: bool = False) -> Metric:
+def _error(
+    name: str,
+    title: str,
+    compute: Compute,
+    says: str,
+    classes: bool = True,
+    summed: bool = False,
+    of_answers: bool = False,
+) -> Metric:
     """A metric of which smaller values are better."""
-    return Metric(name, title, compute, says, False, classes, percent=False, summed=summed)
+    return Metric(name, title, compute, says, False, classes, percent=False, summed=summed, of_answers=of_answers)
 
 
 def _sensitivity(name: str, specificity: float) -> Metric:
@@ -214,11 +252,12 @@ def _sensitivity(name: str, specificity: float) -> Metric:
 
 
 _ALL = (
-    Metric("accuracy", "accuracy", _accuracy, "the share of samples that are classified correctly", summed=True),
+    Metric("accuracy", "accuracy", _accuracy, "the share of samples that are classified correctly", summed=True,
+        of_answers=True),
     Metric("balanced_accuracy", "balanced accuracy", _balanced_accuracy,
-        "the mean recall over classes; classes without samples do not count"),
+        "the mean recall over classes; classes without samples do not count", of_answers=True),
     Metric("macro_f1", "macro-F1", _macro_f1,
-        "the mean F1 over classes; classes that are neither present nor predicted do not count"),
+        "the mean F1 over classes; classes that are neither present nor predicted do not count", of_answers=True),
     Metric("auroc", "AUROC", one_against_rest(_auroc),
         "how often a sample of a class scores above one of another class; 0.5 is chance", pooled=False, percent=False),
     Metric("auprc", "AUPRC", one_against_rest(_auprc),
@@ -229,7 +268,8 @@ _ALL = (
     _error("brier", "Brier score", _brier,
         "the mean squared error of the probabilities: of class 1, or summed over more than two classes"),
     _error("ece", "calibration error", _ece,
-        f"the mean difference between confidence and accuracy in {BINS} bins of confidence (ECE)"),
+        f"the mean difference between confidence and accuracy in {BINS} bins of confidence (ECE)",
+        of_answers=True),
     _error("mse", "mean squared error", _mse, "the mean of the squared error", classes=False, summed=True),
     _error("rmse", "root mean squared error", _rmse, "the root of the MSE, in the unit of the targets", classes=False),
     _error("mae", "mean absolute error", _mae, "the mean of |error|, in the unit of the targets", classes=False),
@@ -264,7 +304,12 @@ def own_metric(function: Callable[..., object], name: str | None = None) -> Metr
 
     def compute(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:
         y, scores, real = y.cpu(), scores.cpu(), real.cpu()
-        values = [_called(function, called, y[c, real[c]], scores[c, real[c]]) for c in range(len(y))]
+        guesses = with_guesses(y, torch.full_like(scores, torch.nan), real)
+        values = []
+        for c in range(len(y)):
+            value = _called(function, called, y[c, real[c]], scores[c, real[c]])
+            # A client without a value would be absent from the mean of this model, and not from those of others.
+            values.append(value if isfinite(value) else _called(function, called, y[c, real[c]], guesses[c, real[c]]))
         return torch.tensor(values, dtype=torch.float64)
 
     larger = bool(getattr(function, "larger_is_better", True))

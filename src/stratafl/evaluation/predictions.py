@@ -5,7 +5,7 @@ They are computed only where a metric needs more than hits and loss, and once at
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from math import isfinite
+from math import isfinite, log
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from stratafl.core.round import Round
 from stratafl.core.task import Scores
 from stratafl.errors import DataError
 from stratafl.evaluation.evaluate import after_training, client_models
-from stratafl.evaluation.metrics import Metric, confusion, label_losses
+from stratafl.evaluation.metrics import Metric, confusion, hits, is_guess, label_losses
 from stratafl.execute.packing import sendable
 from stratafl.execute.process_group import ProcessGroup
 from stratafl.execute.simulation import Progress, Simulation
@@ -39,7 +39,8 @@ class _Block(NamedTuple):
 class Predictions:
     """One row per sample: its client, its target, and the scores of that client's model.
 
-    Scores are probabilities of the classes, or for numbers the outputs `[n, 1]`.
+    Scores are probabilities of the classes, or for numbers the outputs `[n, 1]`. Where a client's model is not finite,
+    all its scores are NaN, and its samples count as guesses (`metrics.py`).
     """
 
     client: Tensor  # int64 [n]
@@ -89,8 +90,9 @@ class Predictions:
         """The metric of each client; those for whom it is not defined are left out."""
         self._check(metric)
         by_place: dict[int, float] = {}
+        scores = self.scores if self.labelled else self._with_means()
         for places, samples, counts in self._blocks:
-            values = metric(self.y[samples], self.scores[samples], torch.arange(samples.shape[1]) < counts)
+            values = metric(self.y[samples], scores[samples], torch.arange(samples.shape[1]) < counts)
             by_place |= dict(zip(places.tolist(), values.tolist(), strict=True))
         return {client: by_place[place] for place, client in enumerate(self.clients) if isfinite(by_place[place])}
 
@@ -108,15 +110,37 @@ class Predictions:
         return confusion(self.y[None], self.scores[None], torch.ones(1, len(self)))[0]
 
     def hits(self) -> Tensor:
-        """Whether each sample is predicted correctly; for numbers always False."""
-        return self.scores.argmax(-1) == self.y if self.labelled else torch.zeros_like(self.y, dtype=torch.bool)
+        """1 where a sample is predicted correctly, and else 0; 1/K of a guess, and for numbers always 0."""
+        return hits(self.y, self.scores) if self.labelled else torch.zeros(len(self), dtype=torch.float64)
 
     def losses(self) -> Tensor:
-        """−log of the label's probability of each sample, or its squared error, in float64."""
-        if self.loss is not None:
-            return self.loss.double()
-        scores = self.scores.double()
-        return label_losses(self.y, scores) if self.labelled else (scores[:, 0] - self.y.double()).square()
+        """−log of the label's probability of each sample, or its squared error, in float64; log K of a guess."""
+        if self.labelled:
+            losses = self._loss(label_losses(self.y, self.scores.double()))
+            return losses.masked_fill(self.guesses, log(self.scores.shape[1]))
+        errors = (self._with_means().double()[:, 0] - self.y.double()).square()
+        return torch.where(self.guesses, errors, self._loss(errors))
+
+    def _loss(self, otherwise: Tensor) -> Tensor:
+        return otherwise if self.loss is None else self.loss.double()
+
+    @cached_property
+    def guesses(self) -> Tensor:
+        """`[n]` booleans: the samples of clients whose model is not finite."""
+        return is_guess(self.scores)
+
+    @property
+    def not_finite(self) -> list[int]:
+        """The clients whose model is not finite."""
+        ids: list[int] = self.client[self.guesses].unique().tolist()
+        return ids
+
+    def _with_means(self) -> Tensor:
+        """Outputs for numbers, with the mean of all targets in place of guesses.
+
+        The mean of a client's own targets would be perfect for a client with one sample.
+        """
+        return torch.where(self.guesses[:, None], self.y.double().mean().float(), self.scores)
 
     def one_answer(self) -> dict[int, bool]:
         """For each client with several classes, whether its model predicts the same class for all its samples."""
@@ -138,7 +162,8 @@ class Predictions:
         places = torch.full((max([-1, *ids.tolist(), *self.clients]) + 1,), -1).scatter(0, ids, torch.arange(len(ids)))
         at, zeros = places[self.client], torch.zeros(len(ids), dtype=torch.float64)
         count = torch.bincount(at, minlength=len(ids))
-        return Scores(zeros.index_add(0, at, self.hits().double()), zeros.index_add(0, at, self.losses()), count)
+        finite = ~torch.isin(ids, torch.tensor(self.not_finite, dtype=torch.int64))
+        return Scores(zeros.index_add(0, at, self.hits()), zeros.index_add(0, at, self.losses()), count, finite)
 
     def _check(self, metric: Metric) -> None:
         if metric.classes is not None and metric.classes != self.labelled:
@@ -178,7 +203,11 @@ def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split:
     loss = sample_losses(outputs, y, classes).double()
     scores = (outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)).double()
     scores = scores if classes is None else torch.softmax(scores, -1)
-    return Predictions(ids[place.cpu()], y.cpu(), scores.float().cpu(), loss.cpu())
+    clients, scores, loss = ids[place.cpu()], scores.float().cpu(), loss.cpu()
+    wrong = is_guess(scores) | ~loss.isfinite()
+    if wrong.any():  # a model that fails for some of its client's samples counts as guessing all of them
+        scores[torch.isin(clients, clients[wrong])] = torch.nan
+    return Predictions(clients, y.cpu(), scores, loss)
 
 
 def stage_predictions(

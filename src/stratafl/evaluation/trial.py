@@ -1,6 +1,6 @@
 """A trial: a simulation that runs and is evaluated round by round; each round gives the lines to record."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -13,6 +13,7 @@ from stratafl.core.round import Round
 from stratafl.evaluation import evaluate, measure
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
 from stratafl.evaluation.evaluate import StageScores
+from stratafl.evaluation.last_trained import LastTrained
 from stratafl.evaluation.measure import Line, MetricValues, StageValues
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import (
@@ -80,38 +81,60 @@ class Trial:
 
     def round(self, progress: Progress) -> tuple[Progress, RoundLines]:
         """One round, evaluated if it is due."""
-        rnd = self.sim.at(progress.t)
-        evaluated = rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
-        looked = self.lab.due(rnd.t)
+        rnd, trained = self.sim.at(progress.t), LastTrained.of(progress.trained, self.splits)
+        evaluated, looked, due = self._evaluates(rnd), self.lab.due(rnd.t), self._due(rnd)
         collector = DiagnosticsCollector(self.lab, self.sim, rnd, self.executor.process_group) if looked else None
-        examiner = _Examiner(self, rnd, evaluated, collector)
-        examine = examiner if evaluated or looked else None
+        examiner = _Examiner(self, rnd, due, collector)
+        examine = examiner if len(due) or looked else None
         progress, report = self.sim.round(progress, self.executor, examine=examine, watched=looked)
+        if len(due):
+            present = report.present[torch.isin(report.present, due)]
+            trained = trained.after(present, *examiner.gathered(present))
+        progress = replace(progress, trained=trained.tensors())
         between_servers = self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **measure.round_line(report), **between_servers}
         line |= self.sim.algorithm.spent(self.sim.at(progress.t))
         line |= measure.upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = self.sim.runtime.now()
-        scores, clients = self._evaluation(progress, examiner, report.present) if evaluated else ({}, [])
+        scores, clients = self._evaluation(progress, trained, report.present) if evaluated else ({}, [])
         seen = [{} for _ in rnd.layout.layers] if collector is None else collector.lines(progress, report)
+        if measure.LEFT_OUT in line or any(key.endswith(f".{measure.NOT_FINITE}") for key in scores):
+            line[measure.TOTAL] = self.sim.setup.clients
         line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
         plain = measure.layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
         return progress, RoundLines(line, [{"round": progress.t, **each} for each in clients], layers)
 
-    def _evaluation(self, progress: Progress, examiner: "_Examiner", present: Tensor) -> tuple[Line, list[Line]]:
+    def _evaluates(self, rnd: Round) -> bool:
+        return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
+
+    def _due(self, rnd: Round) -> Tensor:
+        """The clients whose models are scored right after this round's training: they train no more until it counts."""
+        ids = self.ids
+        for t in range(rnd.t, self.rounds) if rnd.plan.evaluated else ():
+            later = self.sim.at(t)
+            ids = ids if t == rnd.t else ids[~torch.isin(ids, self.sim.cohort(later))]
+            if self._evaluates(later) or not len(ids):
+                return ids
+        return ids[:0]
+
+    def _evaluation(self, progress: Progress, trained: LastTrained, present: Tensor) -> tuple[Line, list[Line]]:
         classes, new_clients = self.sim.setup.classes, self.sim.new_clients
-        scores, values = self._scored(progress, self.ids, self._stages(progress))
+        scored = self._scored(progress, self.ids, self._stages(progress))
+        scores, values = self._measured(self.ids, *scored)
         line = measure.score_line(scores, classes, values=values)
         lines = measure.client_lines(self.ids, scores, classes, values)
-        ids = present[torch.isin(present, self.ids)]
-        scores, values = examiner.gathered(ids)
+        ids = torch.cat([present[torch.isin(present, self.ids)], self.ids[~torch.isin(self.ids, present)]])
+        scores, values = self._measured(ids, *trained.with_others(ids, *scored))
         line |= measure.score_line(scores, classes, values=values)
+        if len(trained.clients) < len(ids):
+            line["trained.clients"] = len(trained.clients)
         by_client = {each["client"]: each for each in measure.client_lines(ids, scores, classes, values)}
-        lines = [{**each, **by_client.get(each["client"], {})} for each in lines]
+        lines = [{**each, **by_client[each["client"]]} for each in lines]
         if len(new_clients):
-            scores, values = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
+            scored = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
+            scores, values = self._measured(new_clients, *scored)
             line |= measure.score_line(scores, classes, "new.", values)
             lines += [{"new": True, **each} for each in measure.client_lines(new_clients, scores, classes, values)]
         return line, lines
@@ -123,8 +146,8 @@ class Trial:
 
     def _scored(
         self, progress: Progress, ids: Tensor, stages: tuple[str, ...], new: bool = False
-    ) -> tuple[StageScores, StageValues]:
-        """Hits and loss of these clients at these stages, and the metric if it needs more than that."""
+    ) -> tuple[StageScores, StagePredictions]:
+        """Hits and loss of these clients at these stages, or predictions if the metric needs more than that."""
         sim, group, splits = self.sim, self.executor.process_group, self.splits
 
         def scored(share: Tensor) -> StageScores:
@@ -134,9 +157,15 @@ class Trial:
 
         if not self.predicts:
             return evaluate.score_in_shares(group, sim, ids, scored), {}
-        return self.summed(
-            ids, predict_in_shares(group, sim, ids, lambda m: stage_predictions(sim, progress, m, splits, stages, new))
+        return {}, predict_in_shares(
+            group, sim, ids, lambda m: stage_predictions(sim, progress, m, splits, stages, new)
         )
+
+    def _measured(
+        self, ids: Tensor, scores: StageScores, predictions: StagePredictions
+    ) -> tuple[StageScores, StageValues]:
+        """Hits and loss of these clients, and the metric if it needs more than that."""
+        return self.summed(ids, predictions) if self.predicts else (scores, {})
 
     def summed(self, ids: Tensor, predictions: StagePredictions) -> tuple[StageScores, StageValues]:
         """Hits, loss and the metric of these clients' predictions; stages with the same ones are computed once."""
@@ -149,10 +178,10 @@ class Trial:
 
 
 class _Examiner(Examiner):
-    """Scores models right after training, while they exist; only those of clients that are evaluated."""
+    """Scores models right after training, while they exist; only those of clients that are due."""
 
-    def __init__(self, trial: Trial, rnd: Round, evaluated: bool, collector: DiagnosticsCollector | None) -> None:
-        self._trial, self._rnd, self._evaluated, self._collector = trial, rnd, evaluated, collector
+    def __init__(self, trial: Trial, rnd: Round, due: Tensor, collector: DiagnosticsCollector | None) -> None:
+        self._trial, self._rnd, self._due, self._collector = trial, rnd, due, collector
         self.seconds = 0.0
         self.restart()
 
@@ -168,12 +197,11 @@ class _Examiner(Examiner):
         begin = now()
         if self._collector is not None:
             self._collector.collect(received, trained)
-        if self._evaluated:
-            self._score(clients, trained)
+        self._score(clients, trained)
         self.seconds += now() - begin
 
     def _score(self, group: Tensor, rows: Rows) -> None:
-        chosen, trial = torch.isin(group, self._trial.ids).nonzero()[:, 0], self._trial
+        chosen, trial = torch.isin(group, self._due).nonzero()[:, 0], self._trial
         if not len(chosen):
             return
         rows = rows if len(chosen) == len(group) else {name: x[chosen.to(x.device)] for name, x in rows.items()}
@@ -184,12 +212,11 @@ class _Examiner(Examiner):
             self._ids.append(group[chosen])
             self._scores.append(evaluate.score_trained(*arguments))
 
-    def gathered(self, ids: Tensor) -> tuple[StageScores, StageValues]:
-        """What the models of these clients score, from all processes."""
+    def gathered(self, ids: Tensor) -> tuple[StageScores, StagePredictions]:
+        """What the models of these clients score or predict, from all processes."""
         process_group = self._trial.executor.process_group
         if self._trial.predicts:
-            predictions = gather_predictions(process_group, join_stages(self._predictions))
-            return self._trial.summed(ids, predictions)
+            return {}, gather_predictions(process_group, join_stages(self._predictions))
         scored_ids = torch.cat(self._ids) if self._ids else torch.empty(0, dtype=torch.int64)
         scores = evaluate.join_scores(self._scores) if self._scores else {}
         return evaluate.gather_scores(process_group, scored_ids, scores, ids), {}

@@ -1,7 +1,7 @@
 """A simulation: it runs the rounds of an algorithm in order, keeps their state, and defines its saved form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,24 +15,40 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
 from stratafl.execute.round_run import Examine, Examiner, Executor, Report, RoundRun
 
+TRAINED = "trained/"  # how the names of `Progress.trained` begin in a file
+TRAINED_PARTS: dict[str, torch.dtype | None] = {"hits": torch.float64, "loss": torch.float64, "count": torch.int64}
+TRAINED_PARTS |= {"finite": torch.bool, "client": torch.int64, "y": None, "scores": torch.float32}
+
+
+def is_trained(name: str) -> bool:
+    """Whether a tensor of a file is one of `Progress.trained`."""
+    return name.startswith(TRAINED)
+
 
 @holder
 class Progress:
-    """Where a simulation stands: the next round, the server's state, and the state of each client that has one."""
+    """Where a simulation stands: the next round, the server's state, and the state of each client that has one.
+
+    `trained` are scores of clients' models right after they last trained, which no round reads: an evaluation keeps
+    them here (`evaluation/last_trained.py`), so that a resumed run has them.
+    """
 
     t: int
     server: State
     clients: ClientStates
+    trained: Rows = field(default_factory=dict)
 
     def tensors(self) -> Rows:
         """Everything as flat names and tensors, for a file."""
-        return {"t": torch.tensor(self.t), **flatten(self.server, "server/"), **self.clients.tensors()}
+        trained = {f"{TRAINED}{name}": x for name, x in self.trained.items()}
+        return {"t": torch.tensor(self.t), **flatten(self.server, "server/"), **self.clients.tensors(), **trained}
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], clients: ClientStates | None = None) -> "Progress":
         """The progress that `tensors` wrote; without `clients`, theirs are among the tensors."""
         clients = InMemory.of(tensors["t"].device, tensors) if clients is None else clients
-        return Progress(int(tensors["t"]), unflatten(tensors, "server/"), clients)
+        trained = {name.removeprefix(TRAINED): x for name, x in tensors.items() if is_trained(name)}
+        return Progress(int(tensors["t"]), unflatten(tensors, "server/"), clients, trained)
 
 
 @holder
@@ -64,7 +80,7 @@ class Simulation(SimulationContext):
         with self.arithmetic():
             run = RoundRun(self, executor, rnd, progress.server, progress.clients, cohort, examine, watched)
             server, clients, report = run.run()
-        return Progress(progress.t + 1, server, clients), report
+        return Progress(progress.t + 1, server, clients, progress.trained), report
 
     def run(self, executor: Executor) -> Progress:
         progress = self.start()
@@ -76,7 +92,8 @@ class Simulation(SimulationContext):
         """The progress in a checkpoint; client states that it does not hold itself are in the file."""
         # Copied, so that products see memory aligned as in a run that was never interrupted.
         server = {name: x.clone().to(self.runtime.device) for name, x in tensors.items() if name.startswith("server/")}
-        return Progress.of({"t": tensors["t"], **server}, self.restored_clients(tensors, file))
+        trained = {name: x.clone() for name, x in tensors.items() if is_trained(name)}
+        return Progress.of({"t": tensors["t"], **server, **trained}, self.restored_clients(tensors, file))
 
     def restored_clients(self, tensors: Mapping[str, Tensor], file: StateFile) -> ClientStates:
         index = Index.of(tensors)
@@ -120,10 +137,27 @@ class SavedForm:
             raise RunError(f"the state cannot be saved, because its shapes have changed: {wrong}")
 
     def _wrong(self, tensors: Mapping[str, Tensor]) -> str | None:
-        others = {name: x for name, x in tensors.items() if not name.startswith("client/")}
+        others = {name: x for name, x in tensors.items() if not name.startswith("client/") and not is_trained(name)}
         index = {SLOTS: (torch.int64, (self.clients,)), SUMS: (torch.int64, (self.clients,))}
         expected = {"t": (torch.int64, ()), **self.server, **(index if SLOTS in others or SUMS in others else {})}
-        return form_difference(expected, others) or self._wrong_clients(tensors, SLOTS in others)
+        wrong = form_difference(expected, others) or self._wrong_clients(tensors, SLOTS in others)
+        return wrong or self._wrong_scores({n.removeprefix(TRAINED): x for n, x in tensors.items() if is_trained(n)})
+
+    def _wrong_scores(self, trained: Rows) -> str | None:
+        """What is wrong with the scores of trained models: one of each part per client, or per sample."""
+        clients = trained.get("clients", torch.empty(0, dtype=torch.int64))
+        if not bool(((clients >= 0) & (clients < self.clients)).all()):
+            return "its scores of trained models are of other clients"
+        expected: dict[str, Kind] = {"clients": (torch.int64, (clients.numel(),))} if trained else {}
+        for name, tensor in trained.items():
+            split, _, part = name.rpartition(".")
+            if part in TRAINED_PARTS:
+                rows, columns = (
+                    trained.get(f"{split}.client", clients).numel(),
+                    tensor.shape[1:] if part == "scores" else (),
+                )
+                expected[name] = (TRAINED_PARTS[part] or tensor.dtype, (rows, *columns))
+        return form_difference(expected, trained)
 
     def _wrong_clients(self, tensors: Mapping[str, Tensor], indexed: bool) -> str | None:
         states: dict[str, dict[str, Tensor]] = {}

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.data.preprocessing import Preprocessing
-from stratafl.errors import ModelError, RunError, first_line
+from stratafl.errors import DataError, ModelError, RunError, first_line
 from stratafl.files import atomically
 from stratafl.models import save_weights
 
-__all__ = ["Predictor", "export_model", "to_onnx", "to_safetensors"]
+__all__ = ["Predictor", "check_model", "export_model", "finite_outputs", "to_onnx", "to_safetensors"]
 
 
 class Predictor(nn.Module):
@@ -72,8 +72,32 @@ class Predictor(nn.Module):
         return x
 
 
-def export_model(model: Predictor, path: Path) -> None:
+def check_model(model: nn.Module, whose: str) -> None:
+    """Refuse a model that is not finite: its most probable class would be class 0 for every sample."""
+    tensors = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()]
+    if not all(bool(x.isfinite().all()) for x in tensors):
+        raise ModelError(
+            f"the model of {whose} is not finite, so it can predict nothing: train again with a lower learning rate, "
+            "or look at the data of this client"
+        )
+
+
+def finite_outputs(outputs: Tensor, model: nn.Module, whose: str) -> Tensor:
+    """The outputs of a model; refused if one is not finite, because of the model or of a sample."""
+    wrong = (~outputs.isfinite()).flatten(1).any(1) if outputs.ndim > 1 else ~outputs.isfinite()
+    if bool(wrong.any()):
+        check_model(model, whose)
+        first = int(wrong.nonzero()[0])
+        raise DataError(
+            f"the model of {whose} gives a number that is not finite for sample {first}: check the values of this "
+            "sample, such as their unit"
+        )
+    return outputs
+
+
+def export_model(model: Predictor, path: Path, whose: str = "this client") -> None:
     """Write a model to `NAME.onnx`, with its preprocessing, or to `NAME.safetensors`; no file is overwritten."""
+    check_model(model, whose)
     if path.exists():
         raise RunError(f"'{path}' exists: choose another name, or remove it")
     raw = model.preprocessing

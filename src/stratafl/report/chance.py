@@ -78,6 +78,7 @@ def majority_predictions(run: Outcome, tested: Predictions | None = None) -> Pre
     train, test = (torch.tensor(class_counts["counts"][split])[: run.clients or None] for split in ("train", "test"))
     if int(test.sum()) > MAX_MAJORITY_SAMPLES:
         return None
+    test[[client for client in range(len(test)) if client not in run.test_samples()]] = 0  # those are not evaluated
     clients, classes = test.shape
     y = torch.arange(classes).repeat(clients).repeat_interleave(test.flatten())
     client = torch.arange(clients).repeat_interleave(test.sum(1))

@@ -15,8 +15,9 @@ from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, RunError
-from stratafl.evaluation.flags import diverged, well_formed
-from stratafl.evaluation.measure import Line, MetricValues
+from stratafl.evaluation.divergence import Divergence, divergence
+from stratafl.evaluation.flags import well_formed
+from stratafl.evaluation.measure import NOT_FINITE, Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import is_plain
@@ -171,10 +172,21 @@ class Outcome:
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss in training or testing, or the upload of every client, became NaN or infinite."""
+        """Whether its loss in training or testing, or the uploads or models of many clients, became NaN or infinite."""
         line = last(self.lines)
         lost = any(key in line and line[key] is None for key in ("train.loss", "test.deployed.loss"))
-        return lost or diverged(line)
+        return lost or self.divergence is not None
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """How many of its clients diverged and since when, if many did, or some that trained well before."""
+        return divergence(self.lines, self.clients)
+
+    @property
+    def not_finite(self) -> int:
+        """How many clients have a model that is not finite in the round and at the stage that count."""
+        chosen = counting(self.lines, self.selection)
+        return int(chosen.get(f"test.{self.evaluate.stage}.{NOT_FINITE}") or 0)
 
     @property
     def rounds(self) -> int:
@@ -285,7 +297,7 @@ def measure(metric: Metric) -> str:
     return f"loss ({SQUARED})" if metric.name == "mse" else metric.title
 
 
-_MODELS = {"received": "models as received", "trained": "models right after training"}
+_MODELS = {"received": "models as received", "trained": "models right after each client last trained"}
 _UNITS = {"mse": "their variance", "rmse": "their standard deviation", "mae": "their standard deviation"}
 _MODELS |= {"deployed": "deployed models", "global": "the global model"}
 

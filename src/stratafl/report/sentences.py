@@ -181,7 +181,7 @@ MORE_NOTES = "See the section Ranking for {notes}."
 
 LEAKS = "{method}: {incomparable} ({reason})."
 BEHIND = "{method} is not finished: {done} of {rounds}."
-BECAME_NAN = "{method} diverged: its loss, or the upload of every client, became NaN or infinite."
+BECAME_NAN = "{method} diverged: its loss, or uploads or models of clients, became NaN or infinite."
 SAME_CLASS = "{method} predicts one class for all samples of a client, so its score is not informative."
 SAME_CLASS_RANKED = (
     "{method} predicts one class for all samples of a client. Its {metric} says how well probabilities order samples; "

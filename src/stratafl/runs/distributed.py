@@ -103,8 +103,8 @@ def _both_dealt(
 def _dealt(process_group: ProcessGroup, sim: Simulation, progress: Progress | None) -> Progress:
     """A rank's share of what rank 0 has; the others have nothing before."""
     progress = Progress(0, {}, InMemory(sim.state_device, {})) if progress is None else progress
-    t, server = process_group.told((progress.t, progress.server))
-    return Progress(t, server, InMemory(sim.state_device, dict(process_group.deal(sim, progress.clients))))
+    t, server, trained = process_group.told((progress.t, progress.server, progress.trained))
+    return Progress(t, server, InMemory(sim.state_device, dict(process_group.deal(sim, progress.clients))), trained)
 
 
 def collected(process_group: ProcessGroup, sim: Simulation, progress: Progress) -> Progress:

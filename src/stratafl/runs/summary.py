@@ -4,14 +4,14 @@ The selected round is the one that tables score and whose models are delivered. 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from stratafl.config.metric_choice import AUTO, PLAIN, stored_metric
 from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.core.reprs import holder
 from stratafl.errors import counted
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import NOT_FINITE, TOTAL, Line
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.execute import Progress
 
@@ -42,9 +42,14 @@ def measured_at(line: Line, place: str, prefix: str, evaluate: EvaluateTable) ->
 
 
 def quality(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = DEFAULTS) -> float:
-    """How good `test.deployed` or another place is in a line (higher is better): the metric, or minus the metric."""
+    """How good `test.deployed` or another place is in a line (higher is better): the metric, or minus the metric.
+
+    It is −∞ if most models there are not finite: their score is that of guessing, which some rounds are worse than,
+    but a round with sound models is selected before one without.
+    """
     measurement = measured_at(line, place, prefix, evaluate)
-    return float("-inf") if measurement is None else measurement[0].sign * measurement[1]
+    broken = 2 * (line.get(f"{place}.{NOT_FINITE}") or 0) > (line.get(TOTAL) or 0)
+    return float("-inf") if measurement is None or broken else measurement[0].sign * measurement[1]
 
 
 def evaluated(lines: Sequence[Line]) -> list[Line]:
@@ -190,10 +195,11 @@ class Selection:
         """The selection after these rounds; `progress` is the state that was kept, if any."""
         line = counting(history, evaluate) if evaluated(history) else None
         is_kept = line is not None and progress is not None and progress.t == line["round"]
-        return Selection(line, progress if is_kept else None)
+        return Selection(line, replace(progress, trained={}) if progress is not None and is_kept else None)
 
     def after(self, line: Line, progress: Progress, evaluate: EvaluateTable = DEFAULTS) -> "Selection":
         if not evaluated([line]):
             return self
         better = self.line is None or counting([self.line, line], evaluate) is line
-        return Selection(line, progress) if better else self
+        # Only the run that goes on needs scores of earlier rounds.
+        return Selection(line, replace(progress, trained={})) if better else self

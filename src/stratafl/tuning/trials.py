@@ -12,7 +12,7 @@ from pathlib import Path
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.evaluation.flags import diverged
+from stratafl.evaluation.divergence import divergence
 from stratafl.evaluation.measure import Line, local_steps
 from stratafl.files import is_plain
 from stratafl.runs import checkpoint, is_run
@@ -86,7 +86,7 @@ class TrialJournals:
         if self.failure(number).exists():
             return self.failure(number).read_text(errors="replace").strip()
         lines = self.lines(number, rounds)
-        return "diverged" if lines and has_diverged(lines) else None
+        return why_diverged(lines) if lines else None
 
     def score(self, number: int, rounds: int) -> float | None:
         """How good a trial is on validation data after a round: −∞ if it failed, None if no round was evaluated."""
@@ -125,9 +125,12 @@ def committed_lines(folder: Path) -> list[Line]:
     return [] if mark is None else read_lines(folder / ROUNDS, until=mark)
 
 
-def has_diverged(lines: Sequence[Line]) -> bool:
-    """Whether the loss, or the upload of every client, became NaN or infinite in the last of these rounds."""
+def why_diverged(lines: Sequence[Line]) -> str | None:
+    """That the uploads or models of clients, or the loss, became NaN or infinite in the last rounds, if they did."""
+    ended = divergence(lines)
+    if ended is not None:
+        return str(ended)
     last, scored = lines[-1], evaluated(lines)
     # A journal stores NaN and infinity as null.
     losses = [last.get("train.loss", 0), *(v for k, v in (scored[-1] if scored else {}).items() if k.endswith(".loss"))]
-    return any(loss is None for loss in losses) or diverged(last)
+    return "its loss is not finite; lower the learning rate" if None in losses else None
