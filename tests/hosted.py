@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from stratafl.api import Fitted
 from stratafl.config.assemble import simulation_of
 from stratafl.config.deployment import FederationFile, blueprint_of, federation_from, server_of
-from stratafl.config.experiment import with_values
+from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import flatten
 from stratafl.data import digits
 from stratafl.deploy.agreement import Agreement
@@ -86,9 +87,15 @@ def write_file(folder: Path, file: FederationFile) -> None:
     (folder / FILE).write_text(tomli_w.dumps(file.tables()))
 
 
+def with_all_samples(folder: Path, file: FederationFile) -> Experiment:
+    """The experiment on all sites' samples; its other settings are those of the federation, whatever the data."""
+    experiment = with_values(file.experiment, {"run.device": "cpu"})
+    return replace(experiment, data=replace(experiment.data, name=str(folder / "all.csv")))
+
+
 def simulation(folder: Path, file: FederationFile) -> Simulation:
     """All sites' samples in one simulation."""
-    sim = simulation_of(with_values(file.experiment, {"data.name": str(folder / "all.csv"), "run.device": "cpu"}))
+    sim = simulation_of(with_all_samples(folder, file))
     assert sim.runtime.federation.client_names == tuple(sorted(file.deploy.sites))
     return sim
 

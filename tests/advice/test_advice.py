@@ -95,22 +95,23 @@ def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
     said = words.advice_answer(sure)
     assert said.startswith(words.FEDERATE.partition("{method}")[0] + best.label)
     assert all(number in said for number in ("5.0 ± 1.0", "10.0 ± 2.0", "12 rounds"))
-    maybe = replace(sure, expected=Difference(0.019, 0.01))
+    assert "+3.4 to +6.6" in said  # 5 ± 1.645
+    maybe = replace(sure, expected=Difference(0.016, 0.01))
     assert maybe.doubt == "chance"
     assert "--guard" in words.advice_answer(maybe)
     assert words.commands(maybe, Path("a.toml"))[0] == "strata run --config a.toml --guard"
     alone = replace(maybe, federate=False, candidate=local)
     assert words.advice_answer(alone).startswith(words.NOT_CLEARLY_BETTER.partition("{method}")[0] + best.label)
     assert words.SENDS_NOTHING in words.cost_text(alone)
-    assert replace(alone, expected=Difference(-0.019, 0.01)).doubt == "chance"
+    assert replace(alone, expected=Difference(-0.016, 0.01)).doubt == "chance"
     worse = replace(alone, expected=Difference(-0.05, 0.01))
     assert words.advice_answer(worse).startswith(words.TRAIN_ALONE.partition("{method}")[0] + best.label)
 
 
 def test_the_decision_follows_the_expectation_and_caution(advice: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
     def federates(so_far: float, expected: float, caution: float) -> bool:
-        values = {False: so_far, True: expected}
-        monkeypatch.setattr("stratafl.advice.advice.score_difference", lambda *_, late: Difference(values[late], 0.01))
+        monkeypatch.setattr("stratafl.advice.advice.score_difference", lambda *_, late: Difference(so_far, 0.01))
+        monkeypatch.setattr("stratafl.advice.advice.forecast_gain", lambda *_: Difference(expected, 0.01))
         seen = advice.tryout, advice.facts, advice.comparable, advice.tried, advice.federation
         return _decided(*seen, caution, 0.1).federate
 
@@ -128,7 +129,7 @@ def test_if_training_alone_is_perfect_nothing_more_is_asked_for(advice: Advice) 
 
 
 def test_rounding_alone_is_no_reason_to_federate(advice: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratafl.advice.advice.score_difference", lambda *_, late: Difference(1e-14, 4e-13))
+    monkeypatch.setattr("stratafl.advice.advice.forecast_gain", lambda *_: Difference(1e-14, 4e-13))
     seen = advice.tryout, advice.facts, advice.comparable, advice.tried, advice.federation
     assert not _decided(*seen, 0.0, 0.1).federate
 

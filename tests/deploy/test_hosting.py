@@ -409,6 +409,9 @@ def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
         lambda told: told["preprocessing"].update(dtype="float16"),
         lambda told: told.update(dtype="float16"),
         lambda told: told.update(own_columns=False),
+        lambda told: told.update(columns=[]),  # columns in the order of each site's file
+        lambda told: told.update(columns=["x", *told["columns"][1:]]),
+        lambda told: (told.update(classes=None), told["preprocessing"].update(classes=[])),  # labels as numbers
     ],
 )
 def test_a_site_reads_its_samples_in_no_way_that_others_chose(tmp_path, change):

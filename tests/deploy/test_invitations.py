@@ -18,14 +18,15 @@ from hosted import TABLES as FEDERATION
 from hosted import with_tables, write_samples
 from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import main as strata
-from stratafl.config.deployment import DeployTable
-from stratafl.config.experiment import named_files
+from stratafl.config.deployment import DeployTable, federation_from
+from stratafl.config.experiment import from_tables, named_files
 from stratafl.config.setting_tables import TABLES
 from stratafl.core.annotations import TEXTUAL, FilePath, Named, origin, parts, union
 from stratafl.core.records import keys_of
 from stratafl.data import PARTITIONS
 from stratafl.deploy.folders import Invitation, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.local_federation import rehearsed
 from stratafl.errors import DeployError, RecordError
 from stratafl.models import MODELS
 
@@ -176,3 +177,15 @@ def test_a_host_cannot_carry_off_a_file(tmp_path, join) -> None:
     with pytest.raises(RecordError, match=r"model\.weights"):  # nor can a site's own copy of the file ask for it
         with_tables(**tables)
     assert not named_files(with_tables().experiment)
+
+
+def test_defaults_of_the_digits_are_not_those_of_other_samples(tmp_path) -> None:
+    """A federation that names no data has the samples of its sites; a rehearsal without data divides the digits."""
+    deploy = {"sites": ["a", "b"]}
+    digits, table = (from_tables({"data": {"name": name}}) for name in ("digits", "t.csv"))
+    assert digits.train != table.train
+    assert federation_from({"deploy": deploy}).experiment.train == table.train
+    assert federation_from({"deploy": deploy, "data": {"name": "digits"}}).experiment.train == digits.train
+    assert rehearsed({}, 2).experiment.train == digits.train
+    file = federation_from({"deploy": deploy})
+    assert federation_from(file.invited().tables()) == file.invited()

@@ -10,11 +10,10 @@ import pytest
 import tomli_w
 import torch
 
-from hosted import SITES, Local, with_tables, write_file, write_samples
+from hosted import SITES, Local, with_all_samples, with_tables, write_file, write_samples
 from stratafl.api import Fitted
 from stratafl.cli import main as strata
 from stratafl.config.assemble import simulation_of
-from stratafl.config.experiment import with_values
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import STATE, SiteMember
@@ -58,7 +57,7 @@ def write_node(place: Path) -> None:
 
 
 def fitted(folder: Path, file) -> Fitted:
-    sim = simulation_of(with_values(file.experiment, {"data.name": str(folder / "all.csv"), "run.device": "cpu"}))
+    sim = simulation_of(with_all_samples(folder, file))
     return Fitted(sim, sim.run(Matrix()), [])
 
 

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate, comparable, short_list
-from stratafl.advice.forecast import BY_ANSWERS, SURE_ERRORS, above_chance, score_difference
+from stratafl.advice.forecast import (
+    BY_ANSWERS,
+    INTERVAL_ERRORS,
+    SAME_SCORE,
+    above_chance,
+    forecast_gain,
+    is_perfect,
+    score_difference,
+)
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, Result, Tryout, configured, held_out
 from stratafl.advice.tryout import Training, Watch, least_budget, try_out
@@ -31,7 +39,6 @@ from stratafl.report.jackknife import Difference, sample_values
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
 EQUAL_SCORES = 0.005  # methods that differ by less, and by less than a standard error, are equally good
-SAME_SCORE = 1e-9  # a difference that is only rounding
 SAME_BYTES = 1.05  # a factor within which methods send as much as each other
 
 
@@ -70,7 +77,7 @@ class Advice:
     tried: tuple[Candidate, ...]
     tryout: Tryout
     over_local: Difference  # of the best federated candidate, so far
-    expected: Difference  # the same, as expected after all rounds: what decides
+    expected: Difference  # of the best, whichever it is, as expected after all rounds: what decides
     best_federated: Candidate
     clients: tuple[Expectation, ...]
     federation: Federation
@@ -88,7 +95,14 @@ class Advice:
             return "nothing learned"
         if not self.tryout.forecast:
             return "no forecast"
-        return "" if abs(self.expected.value) > SURE_ERRORS * self.expected.error else "chance"
+        low, high = self.interval
+        return "" if low > 0 or high < 0 else "chance"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In which the expected gain is with 90 %."""
+        margin = INTERVAL_ERRORS * self.expected.error
+        return self.expected.value - margin, self.expected.value + margin
 
     @property
     def is_conclusive(self) -> bool:
@@ -207,8 +221,8 @@ def _decided(
 ) -> Advice:
     problem, among, alone = tryout.problem, tryout.finalists, tryout.of(TRAINS_ALONE)
     best = simplest(problem, among, tried)
-    so_far, expected = (score_difference(problem, best, alone, among, late=late) for late in (False, True))
-    federate = expected.value > max(caution * expected.error, SAME_SCORE)
+    so_far, expected = score_difference(problem, best, alone, among, late=False), forecast_gain(problem, among, alone)
+    federate = expected.value > max(caution * expected.error, SAME_SCORE) and not is_perfect(problem, alone)
     chosen = best if federate else alone
     return Advice(
         configured(problem.experiment, chosen.candidate),
@@ -251,18 +265,19 @@ def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidat
 def _expectations(
     problem: Problem, best: Result, alone: Result, so_far: Difference, expected: Difference
 ) -> tuple[Expectation, ...]:
-    """Each client's gain so far, shrunk towards the federation's mean, plus what all are to gain yet.
+    """Each client's gain so far, shrunk towards the federation's mean, as much smaller as the mean gain will be.
 
-    The rounds to come add the same to every client, and the same variance: nothing tells more about one of them.
+    If that will be larger, it is larger by the same for every client; nothing tells more about one of them.
     """
     federation, metric = problem.federation, problem.metric
     gained = metric.sign * (sample_values(metric, best.predictions) - sample_values(metric, alone.predictions))
     # A client whose model is not finite would shift what all others are to expect: it takes their mean.
     gained = gained.masked_fill(best.predictions.guesses | alone.predictions.guesses, torch.nan)
     clients = federation.clients - problem.experiment.data.new_clients
-    later, noise = expected.value - so_far.value, max(0.0, expected.error**2 - so_far.error**2)
+    left = min(1.0, max(0.0, expected.value / so_far.value)) if so_far.value > 0 else 1.0
+    later, noise = expected.value - left * so_far.value, max(0.0, expected.error**2 - (left * so_far.error) ** 2)
     shrunk, error = shrink(*_means(gained, alone.predictions.client, clients))
-    gains, errors = (shrunk + later).tolist(), (error.square() + noise).sqrt().tolist()
+    gains, errors = (left * shrunk + later).tolist(), ((left * error).square() + noise).sqrt().tolist()
     sizes = [federation.counts(split).tolist()[:clients] for split in ("train", "validation")]
     return tuple(
         Expectation(i, federation.client_name(i), *samples, *(estimate if isfinite(sum(estimate)) else (None, None)))

@@ -44,7 +44,10 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "metric": advice.metric.name,
         "best_federated": advice.best_federated.name,
         "gain_over_local": _difference(advice.over_local),
-        "expected_gain_over_local": _difference(advice.expected),
+        "expected_gain_over_local": {
+            **_difference(advice.expected),
+            "interval": [_number(end) for end in advice.interval],
+        },
         "bytes": advice.bytes,
         "command": advice_text.commands(advice, config)[0],
         "facts": {

@@ -8,9 +8,9 @@ from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from statistics import median
 
-from stratafl.advice.advice import SAME_SCORE, Advice, Expectation
+from stratafl.advice.advice import Advice, Expectation
 from stratafl.advice.candidate_methods import TRAINS_ALONE
-from stratafl.advice.forecast import BY_ANSWERS, best_value, constant
+from stratafl.advice.forecast import BY_ANSWERS, best_value, constant, is_perfect
 from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.methods import METHODS
 from stratafl.errors import counted
@@ -32,7 +32,10 @@ PERFECT_ALONE = (
     "Train alone: after {tried} of {rounds} its validation {metric} is {score}, and nothing can be better. If that "
     "surprises you, look for a column that gives the label away (strata data show)."
 )
-FORECAST = "after {rounds} it should be {expected} than training alone; after {tried} of {rounds} it was {so_far}"
+FORECAST = (
+    "after {rounds} it should be {expected} than training alone (90 % interval {low} to {high}); after {tried} of "
+    "{rounds} it was {so_far}"
+)
 NOTHING_LEARNED = (
     "No advice yet: after {tried} of {rounds} no model, local or shared, is clearly better than a constant "
     "prediction. The best {metric} is {best}; chance is {chance}."
@@ -95,15 +98,12 @@ def advice_answer(advice: Advice) -> str:
         "expected": _against_alone(advice.expected, advice),
         "so_far": _against_alone(advice.over_local, advice),
     }
-    forecast = finding(FORECAST, rounds=_all_rounds(advice), tried=_tried_rounds(advice), **differences)
-    perfect, alone = best_value(advice.tryout.problem), advice.tryout.of(TRAINS_ALONE)
-    if perfect is not None and perfect - alone.score < SAME_SCORE:
-        score = _score_text(alone.score, advice)
-        return str(
-            finding(
-                PERFECT_ALONE, tried=alone.rounds, rounds=_all_rounds(advice), metric=advice.metric.title, score=score
-            )
-        )
+    if is_perfect(advice.tryout.problem, alone := advice.tryout.of(TRAINS_ALONE)):
+        score = {"metric": advice.metric.title, "score": _score_text(alone.score, advice)}
+        return str(finding(PERFECT_ALONE, tried=alone.rounds, rounds=_all_rounds(advice), **score))
+    low, high = (gain_bound(bound, advice) for bound in advice.interval)
+    rounds = {"rounds": _all_rounds(advice), "tried": _tried_rounds(advice)}
+    forecast = finding(FORECAST, **rounds, low=low, high=high, **differences)
     if advice.federate:
         sentence = FEDERATE_PERHAPS if advice.doubt else FEDERATE
     else:
@@ -292,6 +292,12 @@ def gain_number(value: float, error: float, advice: Advice, plus: str = "") -> s
     digits = 1 if advice.metric.percent else max(0, shown)
     rounded = round(factor * value, digits) + 0.0  # which has no −0
     return minus(f"{rounded:{plus}.{digits}f} ± {factor * error:.{digits}f}")
+
+
+def gain_bound(value: float, advice: Advice) -> str:
+    """An end of the interval, with the digits of the gain."""
+    text = gain_number(value, advice.expected.error, advice, plus="+")
+    return text.partition(" ±")[0]
 
 
 def _unit(advice: Advice) -> str:

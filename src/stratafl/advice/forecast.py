@@ -6,15 +6,16 @@ scores of two rounds give a learning curve, and the jackknife says how sure the 
 """
 
 from collections.abc import Sequence
-from math import isfinite, log
+from math import isfinite, log, sqrt
 
-from torch import Tensor
+from torch import Tensor, isin
 
 from stratafl.advice.problem import Problem, Result
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
-from stratafl.report.jackknife import Difference, with_error
+from stratafl.report.jackknife import Difference, jackknife_parts, with_error
 
+SAME_SCORE = 1e-9  # a difference that is only rounding
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
 OWN_WEIGHT = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
 FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured, see docs/results/advice.md
@@ -59,6 +60,12 @@ def best_value(problem: Problem) -> float | None:
     return 1.0 if problem.metric.larger_is_better else 0.0
 
 
+def is_perfect(problem: Problem, result: Result) -> bool:
+    """Whether no score can be better."""
+    perfect = best_value(problem)
+    return perfect is not None and perfect - result.score < SAME_SCORE
+
+
 def score_difference(
     problem: Problem, first: Result, second: Result, among: Sequence[Result], *, late: bool
 ) -> Difference:
@@ -72,6 +79,64 @@ def score_difference(
         return problem.score(first.predictions, samples) - problem.score(second.predictions, samples)
 
     return with_error(of, first.predictions.client)
+
+
+# The gain to be expected, on samples that did not choose
+
+TYPICAL, VARIES = 0.075, 0.15  # gains over training alone, as shares of its error: their mean and deviation …
+MISSED = 0.14  # … and by how much a trial misses them besides the noise of its samples; measured, see docs/advise.md
+INTERVAL_ERRORS = 1.645  # standard errors on either side of a forecast that cover 90 %
+
+
+def halves(client: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of every other sample of each client, and of the rest."""
+    part = jackknife_parts(client, 2)
+    return (part == 0).nonzero()[:, 0], (part == 1).nonzero()[:, 0]
+
+
+def forecast_gain(problem: Problem, among: Sequence[Result], alone: Result) -> Difference:
+    """The gain of the best federated candidate over training alone after all rounds, with its standard error."""
+    return shrunk_gain(problem, crossed_gain(problem, among, alone), alone)
+
+
+def crossed_gain(problem: Problem, among: Sequence[Result], alone: Result) -> Difference:
+    """The expected gain of what one half of the samples chooses, measured on the other half; the mean of both ways.
+
+    On the samples that chose it, the best of several candidates looks better than it is.
+    """
+    local, client = among.index(alone), alone.predictions.client
+    others = [place for place in range(len(among)) if place != local]
+    parts = halves(client)
+    chosen = [_best_of(others, expected(problem, among, part)) for part in parts]
+
+    def of(samples: Tensor | None) -> float:
+        gains = []
+        for place, part in zip(chosen, reversed(parts), strict=True):
+            scores = expected(problem, among, part if samples is None else part[isin(part, samples)])
+            gains.append(scores[place] - scores[local])
+        finite = [gain for gain in gains if isfinite(gain)]
+        return sum(finite) / len(finite) if finite else float("nan")
+
+    return with_error(of, client)
+
+
+def _best_of(places: Sequence[int], scores: Sequence[float]) -> int:
+    return max(places, key=lambda place: scores[place] if isfinite(scores[place]) else -float("inf"))
+
+
+def shrunk_gain(problem: Problem, gain: Difference, alone: Result) -> Difference:
+    """The gain drawn towards a typical one, the more the less sure it is: w·g + (1 − w)·m, with the error √(w·s²).
+
+    w = v/(v + s²), where s² = error² + (`MISSED`·e)², m = `TYPICAL`·e, v = (`VARIES`·e)², and e is what training alone
+    lacks of the best score. Of a metric without a best value, the gain is as it is.
+    """
+    perfect = best_value(problem)
+    if perfect is None or not isfinite(gain.value) or not isfinite(gain.error):
+        return gain
+    lacks = max(0.0, perfect - alone.score)
+    noise, varies = gain.error**2 + (MISSED * lacks) ** 2, (VARIES * lacks) ** 2
+    weight = varies / (varies + noise) if varies + noise > 0 else 0.0
+    return Difference(weight * gain.value + (1 - weight) * TYPICAL * lacks, sqrt(weight * noise))
 
 
 # Chance

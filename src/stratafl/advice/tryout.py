@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
-from stratafl.advice.forecast import above_chance, expected
+from stratafl.advice.forecast import above_chance, expected, halves
 from stratafl.advice.problem import Problem, Result, Tryout, configured
 from stratafl.config.assemble import algorithm_of
 from stratafl.core.state import State
@@ -161,15 +161,21 @@ def _results(training: Training, before: Mapping[str, Result]) -> list[Result]:
 
 
 def _survivors(problem: Problem, alive: Sequence[Training], results: Mapping[str, Result]) -> list[Training]:
-    """Training alone, and the best of the others as expected after all rounds."""
-    guessed = dict(zip(results, expected(problem, list(results.values())), strict=True))
+    """Training alone, and of the others the best as expected after all rounds: by either half of the samples, by all.
 
-    def best(training: Training) -> float:
-        return max(_rank(guessed[each.name]) for each in training.candidates)
-
+    So what one half chooses in the end was not there because of the other half, on which it is measured.
+    """
     alone = [each for each in alive if each.first.method == TRAINS_ALONE]
-    others = sorted((each for each in alive if each.first.method != TRAINS_ALONE), key=lambda each: -best(each))
-    return [*alone, *others[:FINALISTS]]
+    others = [each for each in alive if each.first.method != TRAINS_ALONE]
+    client = next(iter(results.values())).predictions.client
+
+    def by(samples: Tensor | None) -> list[Training]:
+        guessed = dict(zip(results, expected(problem, list(results.values()), samples), strict=True))
+        return sorted(others, key=lambda each: -max(_rank(guessed[candidate.name]) for candidate in each.candidates))
+
+    ranked = [*(by(half)[0] for half in halves(client) if len(half) and others), *by(None)]
+    distinct = {training.first.name: training for training in ranked}
+    return [*alone, *list(distinct.values())[:FINALISTS]]
 
 
 def _ordered(problem: Problem, results: Sequence[Result]) -> list[Result]:

@@ -38,6 +38,7 @@ from stratafl.execute.site import Site
 from stratafl.execute.uploads import DEPLOYED
 from stratafl.runtime.speed import Speed
 
+MAX_ROUNDS = 1_000_000
 ALL_PHASES_ROUNDS = 1000  # in so long a run, every phase of a method begins
 DEPLOY = "deploy"  # the table of a file that has the others of an experiment too
 _Seconds = Range(above=0, most=31_536_000)
@@ -100,6 +101,8 @@ class FederationFile:
 
     def __post_init__(self) -> None:
         _refuse_files(_without_place(self.experiment))
+        if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first
+            raise RecordError(f"run.rounds = {self.experiment.run.rounds:,}: a federation has at most {MAX_ROUNDS:,}")
 
     def tables(self) -> dict[str, dict[str, Any]]:
         return {**to_tables(self.experiment), DEPLOY: to_settings(self.deploy)}
@@ -117,7 +120,12 @@ class FederationFile:
 
 
 def _without_place(experiment: Experiment) -> Experiment:
-    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, name=DataTable().name, path=None))
+    return _with_data(experiment, name=DataTable().name, path=None)
+
+
+def _with_data(experiment: Experiment, **settings: Any) -> Experiment:
+    """With these settings of the data, and without the defaults of other data."""
+    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, **settings))
 
 
 def _refuse_files(experiment: Experiment) -> None:
@@ -132,11 +140,21 @@ def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
     return read_as(path, federation_from, plain=plain)
 
 
-def federation_from(tables: Mapping[str, Any]) -> FederationFile:
+def federation_from(tables: Mapping[str, Any], *, divides: bool = False) -> FederationFile:
+    """The federation of tables; `divides` if it divides the data that they name, which is the digits if they name none.
+
+    Otherwise the samples are those of the sites, and defaults that belong to the digits do not hold.
+    """
     if DEPLOY not in tables:
         raise RecordError('it has no table [deploy]: add one with sites = ["…", "…"]')
-    rest = {name: table for name, table in tables.items() if name != DEPLOY}
-    return FederationFile(from_tables(migrate(rest)), from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
+    rest = migrate({name: table for name, table in tables.items() if name != DEPLOY})
+    data = rest.get("data", {})
+    if divides or not isinstance(data, Mapping) or "name" in data:
+        experiment = from_tables(rest)
+    else:
+        experiment = from_tables({**rest, "data": {"name": "sites/", **data}})
+        experiment = _with_data(experiment, name=DataTable().name)
+    return FederationFile(experiment, from_settings(DEPLOY, DeployTable, tables[DEPLOY]))
 
 
 def invited_from(tables: Mapping[str, Any]) -> FederationFile:

@@ -119,7 +119,7 @@ def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
     """The format that all sites can read: of classes with names all that any of them has, in alphabetical order."""
     (first, common), *rest = formats.items()
     for site, other in rest:
-        for what, a, b in _compared(common, other):
+        for what, a, b in compared_facts(common, other):
             if a != b:
                 raise DataError(f"'{site}' has {what} {shown(b)}, but '{first}' has {shown(a)}: prepare both alike")
     named = {site: bool(each.preprocessing.classes) for site, each in formats.items()}
@@ -132,7 +132,8 @@ def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
     return replace(common, classes=classes, preprocessing=replace(common.preprocessing, classes=names))
 
 
-def _compared(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, object]]:
+def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, object]]:
+    """What the samples of all sites must have alike: what it is, and how both have it."""
     return [
         ("samples of shape", a.shape, b.shape),
         ("samples of type", a.preprocessing.dtype, b.preprocessing.dtype),

@@ -26,7 +26,7 @@ def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
     deploy = tables.get(DEPLOY, {})
     if not isinstance(deploy, dict):
         return federation_from(tables)  # which raises the error
-    file = federation_from({**tables, DEPLOY: {"sites": names, **deploy}})
+    file = federation_from({**tables, DEPLOY: {"sites": names, **deploy}}, divides=True)
     if len(file.deploy.sites) != count:
         raise DeployError(f"the federation has {len(file.deploy.sites)} sites: use --local {len(file.deploy.sites)}")
     if file.experiment.data.targets == "scaled":

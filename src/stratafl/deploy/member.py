@@ -27,6 +27,7 @@ from stratafl.deploy.agreement import (
     Offer,
     check_digests,
     check_names,
+    compared_facts,
     shareable_format,
 )
 from stratafl.errors import DamagedError, DataError, WireError, shown
@@ -126,12 +127,13 @@ class SiteMember:
         except DataError as error:
             raise WireError(str(error)) from error
         ours = self._own_format
-        reading, theirs = ours.preprocessing, agreed.preprocessing
-        alike = theirs.scaling == reading.scaling  # means and deviations are refused by `Agreement.from_table`
+        alike = (
+            agreed.preprocessing.scaling == ours.preprocessing.scaling
+        )  # means and deviations are refused by `Agreement.from_table`
         if self.trains:
-            alike &= (theirs.dtype, agreed.own_columns, agreed.dtype) == (reading.dtype, ours.own_columns, ours.dtype)
+            alike &= all(here == common for _, here, common in compared_facts(ours, agreed))
         if not alike:
-            wrong = "the host asks this site to scale its samples differently, or to compute in another type"
+            wrong = "the host asks this site to read its samples differently than its own file says"
             raise WireError(f"{wrong}: ask the host which site introduced that")
 
     def site(self) -> Site:
