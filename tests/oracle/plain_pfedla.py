@@ -14,8 +14,11 @@ LAYERS = ("conv1", "bn1", "conv2", "bn2", "fc")
 class PlainPFedLA:
     """Both algorithms with a stock module, a dictionary and an autograd graph for each client."""
 
-    def __init__(self, sim, *, lr, depth=2, normalise="softmax", unit="layer", k=0, retained=(), buffers="follow"):
+    def __init__(
+        self, sim, *, lr, depth=2, normalise="softmax", unit="layer", k=0, retained=(), buffers="follow", cosines=False
+    ):
         self.sim, self.lr, self.depth, self.normalise, self.unit = sim, lr, depth, normalise, unit
+        self.cosines = cosines
         self.k, self.retained, self.buffers = k, retained, buffers
         server = sim.algorithm.init(sim.setup)
         self.hyper = [{n: x[i].clone() for n, x in server.items() if n != "rows"} for i in range(4)]
@@ -64,8 +67,25 @@ class PlainPFedLA:
         net = self.trained(i)
         taught = [n for n, _ in net.named_parameters() if n.split(".")[0] not in kept]
         delta = [net.get_parameter(n).detach() - state[n].detach() for n in taught]
-        steps = torch.autograd.grad([state[n] for n in taught], list(hyper.values()), delta)  # Eq. 10 and 11
+        if self.cosines:
+            agreement = self.agreement(i, hyper, dict(zip(taught, delta, strict=True)))
+            steps = torch.autograd.grad(agreement, list(hyper.values()))
+        else:
+            steps = torch.autograd.grad([state[n] for n in taught], list(hyper.values()), delta)  # Eq. 10 and 11
         return net, {n: (x + self.lr * s).detach() for (n, x), s in zip(hyper.items(), steps, strict=True)}
+
+    def agreement(self, i, hyper, delta):
+        """Σ_l Σ_j α^{l,j}·cos(θ_j^l − m^l, Δθ_i^l)/max α^l, which the hypernetwork climbs."""
+        alpha, total = self.alpha(i, hyper), 0.0
+        layers = dict.fromkeys(n.split(".")[0] for n in delta) if self.unit == "layer" else ("",)
+        for layer in layers:
+            names = [n for n in delta if n.startswith(layer)]
+            flat = [torch.cat([net.get_parameter(n).detach().flatten() for n in names]) for net in self.models]
+            update, mean = torch.cat([delta[n].flatten() for n in names]), torch.stack(flat).mean(0)
+            cosines = torch.stack([torch.cosine_similarity(x - mean, update, 0, eps=1e-300) for x in flat])
+            weights = alpha[layer or LAYERS[0]]
+            total = total + (weights * cosines).sum() / weights.detach().max()
+        return total
 
     def trained(self, i):
         net, data = self.received(i), self.sim.runtime.federation

@@ -275,7 +275,7 @@ def test_the_catalogue_shows_a_composition(capsys):
     print_catalogue("scaffold+lag", as_json=True, settings={})
     (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
     assert entry["name"] == "scaffold+lag"
-    assert [each["name"] for each in entry["hyperparameters"]][:5] == ["server_lr", "k", "xi", "warmup", "bn"]
+    assert [each["name"] for each in entry["hyperparameters"]][:5] == ["server_lr", "k", "xi", "warmup", "warmup_share"]
     print_catalogue("fedper+flayer", as_json=False, settings={})
     assert "FedPer + FLAYER" in capsys.readouterr().out
     with pytest.raises(RecordError, match=r"local\+lag: "):

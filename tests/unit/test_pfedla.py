@@ -1,5 +1,6 @@
 """pFedLA, HeurpFedLA and mixing by similarity: each equation by hand, whole runs against a plain loop in float64."""
 
+from hashlib import sha256
 from math import exp
 
 import numpy as np
@@ -10,11 +11,12 @@ from torch import nn
 
 from stratafl.algorithms import fedavg, heurpfedla, pfedla, simmix
 from stratafl.algorithms.hypernetwork import Drawn, Hypernetwork
-from stratafl.algorithms.pfedla import Retain, mixed
+from stratafl.algorithms.pfedla import LearnFromCosines, Retain, mixed
 from stratafl.algorithms.simmix import Similarity
 from stratafl.core.describe import describe
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.records import stored_repr
 from stratafl.data import from_splits
 from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import received_models, score_new_clients
@@ -26,8 +28,11 @@ from stratafl.testing import CLASSES, SHAPE, difference, tiny_federation
 from tiers import slow_except
 
 SIZES = (14, 11, 7, 20)
-QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": TRAIN}
+SMALL = {"embedding": 6, "width": 5, "depth": 2, "train": TRAIN}
+QUICK = {**SMALL, "hyper_lr": 0.5, "initial": "drawn"}
 EAGER = {**QUICK, "hyper_lr": 5.0}
+COSINE = {**SMALL, "hyper_step": 0.5, "initial": "drawn"}
+EQUAL = {"initial": "uniform"}
 IDS = torch.arange(4)
 
 
@@ -129,6 +134,47 @@ def test_eq_10_and_11_by_hand(linear):
     assert abs(dh) > 0.1
 
 
+def three_models(linear, scale=1.0, repeats=1):
+    """Models of three clients around a mean, of fc1's bias (3, 4), (−3, 4), (0, −8); an update (6, 8) of client 0.
+
+    `scale` multiplies all of these; with `repeats` the layer has as many copies of each column.
+    """
+    apart = scale * torch.tensor([[3.0, 4.0], [-3.0, 4.0], [0.0, -8.0]], dtype=torch.float64).repeat(1, repeats)
+    rows = {"fc1.bias": torch.full_like(apart, 10.0) + apart}
+    delta_theta = {"fc1.bias": scale * torch.tensor([[6.0, 8.0]], dtype=torch.float64).repeat(1, repeats)}
+    return rows, delta_theta
+
+
+def test_the_cosine_form_of_eq_10_and_11_by_hand(linear):
+    """Cosines 50/(5·10), (−18 + 32)/(5·10) and −64/(8·10), divided by the largest weight, 0.5."""
+    learn = LearnFromCosines(HAND)
+    layout = Layout([linear.layout.specs["fc1.bias"]], linear.layout.layers)
+    alpha = torch.tensor([[[0.5, 0.3, 0.2]] * 2], dtype=torch.float64)
+    expected = torch.tensor([[1.0, 0.28, -0.8], [0.0, 0.0, 0.0]], dtype=torch.float64) / 0.5  # fc: nothing was learned
+    for scale, repeats in ((1.0, 1), (1e-3, 1), (1e3, 50)):  # neither learning rates nor sizes of layers count
+        rows, delta_theta = three_models(linear, scale, repeats)
+        toward = learn.toward(delta_theta, rows, alpha, layout)
+        torch.testing.assert_close(toward[0], expected, rtol=0, atol=1e-10)
+    weighed_alike = LearnFromCosines(Hypernetwork(unit="model")).toward(delta_theta, rows, alpha, layout)
+    torch.testing.assert_close(weighed_alike, expected[None, :1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", [pfedla, heurpfedla])
+def test_the_default_moves_the_weights_of_every_layer(method):
+    """At a rate of 0.005, as public code has it, no weight leaves the range from 0.24 to 0.26 in these rounds."""
+    built = method(train=TRAIN)
+    sim, progress = run_of(built, rounds=6, participation=1.0)
+    alpha = built.tell(sim.at(6), progress.server)["alpha"]
+    assert float(alpha.diagonal(dim1=1, dim2=2).mean(1).min()) > 0.3
+
+
+def test_runs_of_the_plain_rate_are_what_they_were():
+    """What an older run stored of its method, whose configuration has `hyper_lr` and `initial`."""
+    stored = {"hyper_lr": 0.005, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "drawn"}
+    for method, digest in ((pfedla, "20326a2556b66332"), (heurpfedla, "f73cc189b95503e5")):
+        assert sha256(stored_repr(method(**stored)).encode()).hexdigest().startswith(digest)
+
+
 def test_eq_12_retains_the_largest_self_weights(linear):
     layout = run_of(fedavg(), rounds=0)[0].setup.layout
     own = [[0.1, 0.9, 0.3, 0.8, 0.2], [0.3, 0.9, 0.2, 0.8, 0.2], [0.25, 0.25, 0.25, 0.25, 0.25]]
@@ -165,15 +211,20 @@ CASES = {
     "local statistics": (pfedla(**QUICK), {"buffers": "local"}),
     "model-wise": (pfedla(**QUICK, unit="model"), {"unit": "model"}),
     "relu": (pfedla(**{**QUICK, "hyper_lr": 0.05}, normalise="relu"), {"normalise": "relu", "lr": 0.05}),
-    "uniform": (pfedla(**QUICK, initial="uniform"), {}),
+    "uniform": (pfedla(**{**QUICK, **EQUAL}), {}),
     "public sign": (pfedla(**QUICK, sign="public"), {"lr": -0.5}),
     "top 2": (heurpfedla(k=2, **QUICK), {"k": 2}),
     "named": (heurpfedla(retained="conv2+fc", **QUICK), {"retained": ("conv2", "fc")}),
+    "cosines": (pfedla(**COSINE), {"cosines": True}),
+    "cosines, uniform": (pfedla(**{**COSINE, **EQUAL}), {"cosines": True}),
+    "cosines, model-wise": (pfedla(**COSINE, unit="model"), {"cosines": True, "unit": "model"}),
+    "cosines, relu": (pfedla(**COSINE, normalise="relu"), {"cosines": True, "normalise": "relu"}),
+    "cosines, top 2": (heurpfedla(k=2, **COSINE), {"cosines": True, "k": 2}),
 }
 
 
 @pytest.mark.budget(0.7, "three rounds against a plain loop")
-@pytest.mark.parametrize("name", slow_except(["pfedla", "public sign", "top 2"], CASES))
+@pytest.mark.parametrize("name", slow_except(["pfedla", "public sign", "cosines", "cosines, top 2"], CASES))
 def test_three_rounds_are_those_of_a_plain_loop(name):
     method, options = CASES[name]
     buffers = options.get("buffers", "follow")
@@ -210,10 +261,12 @@ def stored(server, sim, seed=0):
         ("public", {"unit": "model"}),
         ("descent", {"normalise": "relu"}),
         ("public", {"initial": "uniform"}),
+        ("descent", {"hyper_lr": None}),
+        ("public", {"hyper_lr": None, "initial": "uniform"}),
     ],
 )
 def test_a_small_step_moves_the_mixture_towards_the_trained_model(sign, options):
-    method = pfedla(**{**QUICK, "hyper_lr": 1e-4}, sign=sign, **options)
+    method = pfedla(**{**QUICK, "hyper_lr": 1e-4, "hyper_step": 1e-4, **options}, sign=sign)
     sim, progress = run_of(method, rounds=0)
     server, ids, start, trained = stored(progress.server, sim)
     rnd = sim.at(1)
@@ -227,8 +280,9 @@ def test_a_small_step_moves_the_mixture_towards_the_trained_model(sign, options)
         assert (closer > 0) == (sign == "descent")
 
 
-def test_in_the_first_round_all_models_are_equal_and_weights_learn_nothing():
-    method = pfedla(**QUICK)
+@pytest.mark.parametrize("options", [QUICK, COSINE], ids=["products", "cosines"])
+def test_in_the_first_round_all_models_are_equal_and_weights_learn_nothing(options):
+    method = pfedla(**options)
     sim, _ = run_of(method, rounds=0)
     progress, _ = sim.round(sim.start(), Matrix(), IDS)
     before = method.init(sim.setup)
@@ -240,7 +294,7 @@ def test_in_the_first_round_all_models_are_equal_and_weights_learn_nothing():
     "options", slow_except([{"unit": "model"}, {"normalise": "relu"}], [{}, {"initial": "uniform"}]), ids=str
 )
 def test_weights_sum_to_1_for_every_client_and_layer(options):
-    method = pfedla(**QUICK, **options)
+    method = pfedla(**{**QUICK, **options})
     sim, progress = run_of(method, rounds=2)
     alpha = method.tell(sim.at(2), progress.server)["alpha"]
     assert alpha.shape == (5, 4, 4)
@@ -252,7 +306,7 @@ def test_weights_sum_to_1_for_every_client_and_layer(options):
 
 @pytest.mark.parametrize("normalise", slow_except(["relu"], ["softmax"]))
 def test_an_equal_start_is_equal_under_both_normalisations_and_can_learn(normalise):
-    method = pfedla(**QUICK, normalise=normalise, initial="uniform")
+    method = pfedla(**{**QUICK, **EQUAL}, normalise=normalise)
     sim, _ = run_of(method, rounds=0)
     alpha = method.tell(sim.at(0), method.init(sim.setup))["alpha"]
     torch.testing.assert_close(alpha, torch.full_like(alpha, 0.25), rtol=0, atol=1e-15)

@@ -1,12 +1,13 @@
 """Phases: which record a round belongs to, and that all work on the union of their fields."""
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import pytest
 import torch
 from torch import nn
 
-from stratafl.algorithms import fedavg, fedper, fedprox, local
+from stratafl.algorithms import algorithm, fedavg, fedper, fedprox, local
 from stratafl.algorithms.local import alone
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
@@ -15,8 +16,8 @@ from stratafl.core.describe import describe
 from stratafl.core.fields import Number, Start, Together
 from stratafl.core.layers import select
 from stratafl.core.parcel import Field, Parcel
-from stratafl.core.phased import Phase, Phased
-from stratafl.core.records import record
+from stratafl.core.phased import Phase, Phased, ShareOfRounds, warm_up
+from stratafl.core.records import record, stored_repr
 from stratafl.core.round import Plan, Round, Setup
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Send, Serve, Train
@@ -49,6 +50,36 @@ def test_the_last_phase_goes_on_even_if_it_has_a_number_of_rounds():
 
 def test_a_phase_of_no_rounds_is_passed_over():
     assert phases(Phased((Phase(fedavg(), rounds=0), Phase(fedper()))), 2) == [1, 1]
+
+
+@pytest.mark.parametrize(("rounds", "before"), [(1, 0), (3, 0), (4, 1), (20, 5), (31, 7), (100, 25)])
+def test_a_share_of_the_rounds_is_rounded_down_and_leaves_the_last_phase_a_round(rounds, before):
+    alg = Phased((Phase(fedavg(), rounds=ShareOfRounds(0.25)), Phase(fedper())))
+    assert alg.before(rounds) == before
+    assert phases(alg, rounds) == [0] * before + [1] * (rounds - before)
+
+
+def test_a_share_leaves_room_for_the_rounds_that_follow_it():
+    assert [ShareOfRounds(0.29, less=1).of(rounds) for rounds in (1, 10, 100)] == [0, 1, 28]
+    assert [warm_up(rounds, 0.25, less=1) for rounds in (None, 5, 0)] == [ShareOfRounds(0.25, 1), 4, 0]
+    for share in (1.0, -0.1):
+        with pytest.raises(RecordError):
+            ShareOfRounds(share)
+
+
+@pytest.mark.parametrize(("name", "warm"), [("fedlag", 5), ("fedavg30local", 5), ("fedalp", 10), ("fedavg+lag", 5)])
+def test_a_warm_up_is_a_share_of_the_default_rounds(name, warm):
+    assert algorithm(name).before(20) == warm
+    assert algorithm(name, warmup=3).before(20) == 3
+
+
+def test_runs_with_a_warm_up_in_rounds_are_what_they_were():
+    """What an older run stored of its method, whose configuration has a number of rounds."""
+    digests = {"fedlag": (30, "510c9760dffe8299"), "fedavg30local": (30, "206a7f82fe0cc182")}
+    digests["fedalp"] = (10, "da08ba7891b68790")
+    for name, (rounds, digest) in digests.items():
+        text = stored_repr(algorithm(name, warmup=rounds))
+        assert sha256(text.encode()).hexdigest().startswith(digest)
 
 
 def test_a_plan_says_who_takes_part_and_whether_it_is_evaluated():
@@ -249,14 +280,14 @@ def test_a_run_that_has_begun_goes_on_although_its_last_phase_never_begins(caplo
     ("settings", "values"),
     [
         (
-            ["algorithm.name=fedlag"],
+            ["algorithm.name=fedlag", "algorithm.warmup=30"],
             ("fedlag", "30 rounds", "20", "31 rounds", "--set fedlag.warmup=5"),
         ),
         (
             ["algorithm.name=fedalp", "run.rounds=1", "algorithm.warmup=1"],
             ("fedalp", "1 round", "1", "2 rounds"),
         ),
-        (["algorithm.name=fedavg30local", "run.rounds=30"], ("fedavg30local", "30 rounds", "30")),
+        (["algorithm.name=fedavg30local", "run.rounds=30", "algorithm.warmup=30"], ("fedavg30local", "30 rounds")),
     ],
 )
 def test_a_method_of_the_catalogue_that_would_never_act_is_refused_by_its_name(settings, values):

@@ -67,11 +67,18 @@ def test_an_algorithm_made_twice_is_equal_and_another_is_not(name):
     assert ("pace=2.46" if name == "pfedme" else "lr=0.123") in repr(ALGORITHMS[name](train=LocalTraining(lr=0.123)))
 
 
-HYPER = {"hyper_lr": 0.005, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "drawn"}
+HYPER = {"hyper_step": 0.1, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "uniform"}
 DEFAULTS = {  # as docs/algorithms/ has them
-    "fedalp": {"beta": 0.6, "groups": 4, "warmup": 10, "base": "received", "gamma": "group", "features": "cosine"},
-    "fedavg30local": {"warmup": 30},
-    "fedlag": {"k": None, "xi": -0.1, "warmup": 30, "weights": "samples", "bn": "follow"},
+    "fedalp": {
+        "beta": 0.6,
+        "groups": 4,
+        "warmup_share": 0.5,
+        "base": "received",
+        "gamma": "group",
+        "features": "cosine",
+    },
+    "fedavg30local": {"warmup": None, "warmup_share": 0.25},
+    "fedlag": {"k": None, "xi": -0.1, "warmup": None, "warmup_share": 0.25, "weights": "samples", "bn": "follow"},
     "fedper": {"personal": "head", "initial": "common", "finetune": 0, "linear_base": False},
     "fedprox": {"strength": 0.01},
     "fedrep": {"personal": "head", "head_epochs": 1},

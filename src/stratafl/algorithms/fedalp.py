@@ -16,12 +16,12 @@ from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
-from stratafl.core.annotations import Range, Tune
+from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import FieldSpec, Number, Side, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import Field, Parcel
-from stratafl.core.phased import Phase, Phased
+from stratafl.core.phased import Phase, Phased, warm_up
 from stratafl.core.records import record
 from stratafl.core.reduce import add_group_sums, add_rows, add_rows_by_group, add_weights, cosines, mean_or_hold, pieces
 from stratafl.core.round import Round, Setup
@@ -43,7 +43,8 @@ def fedalp(
     *,
     beta: Annotated[float, Range(least=0, most=1), Tune(0.3, 1.0)] = 0.6,
     groups: Annotated[int, Range(least=1), Tune(2, 10)] = 4,
-    warmup: Annotated[int, Range(least=1), Tune(5, 50)] = 10,  # the last of its rounds forms the groups
+    warmup: Annotated[int, Range(least=1), Fixed("a number of rounds: tune `warmup_share`")] | None = None,
+    warmup_share: Annotated[float, Range(least=0, below=1), Tune(0.4, 0.7)] = 0.5,
     base: Base = "received",
     gamma: Gamma = "group",
     features: Literal["cosine", "angle"] = "cosine",
@@ -51,8 +52,9 @@ def fedalp(
 ) -> Phased:
     """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 
-    Algorithm 1: the last of `warmup` rounds asks all clients for an update, from which `groups` groups are formed;
-    `beta` is the largest weight of a group's own layers (Eq. 8). `base` is what the group's step is added to: the model
+    Algorithm 1: the last round of the warm-up asks all clients for an update, from which `groups` groups are formed;
+    the warm-up takes `warmup` rounds, or else `warmup_share` of the run's, and one at least. `beta` is the largest
+    weight of a group's own layers (Eq. 8). `base` is what the group's step is added to: the model
     its clients received, or the group's old model (line 10 to the letter); `gamma` is normalised in the group, or over
     all clients; `features` are what Ward's method sees.
     """
@@ -66,7 +68,8 @@ def fedalp(
     average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), global_model="theta")
     formed = replace(average, merge=(FormGroups(groups, beta, features),))
     main = replace(average, serve=(MixGroups(groups),), merge=(LearnGroups(base, gamma, groups),))
-    first = (Phase(average, rounds=warmup - 1),) if warmup > 1 else ()
+    rounds = warm_up(warmup, warmup_share, less=1)
+    first = (Phase(average, rounds=rounds),) if rounds else ()
     probe = Phase(formed, rounds=1, participation="all", only_sampled_learn=True)
     return Phased((*first, probe, Phase(main)))
 

@@ -14,7 +14,7 @@ from stratafl.algorithms.local import alone
 from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range
 from stratafl.core.parcel import Field, LayerMask
-from stratafl.core.phased import Phase, Phased
+from stratafl.core.phased import Phase, Phased, warm_up
 from stratafl.core.records import record
 from stratafl.core.round import Round
 from stratafl.core.state import State
@@ -33,19 +33,20 @@ from stratafl.policies import LocalTraining, Upload
 )
 def fedavg30local(
     *,
-    warmup: Annotated[int, Range(least=0), Fixed("30 in the published code")] = 30,
+    warmup: Annotated[int, Range(least=0), Fixed("a number of rounds, 30 in the published code")] | None = None,
+    warmup_share: Annotated[float, Range(least=0, below=1), Fixed("that of FedLAG, whose control this is")] = 0.25,
     train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """Clients go on from what they trained in the last round of the warm-up, or else from what they were sent in it.
 
-    `warmup` is the number of rounds of FedAvg.
+    FedAvg takes `warmup` rounds, or else `warmup_share` of the run's, and one at least.
     """
     average, apart = fedavg(train=train), Phase(alone(train=train))
     if warmup == 0:
         return Phased((apart,))
     last = replace(average, send=(UploadIfSampled(),))
     everybody = Phase(last, rounds=1, participation="all", only_sampled_learn=True)
-    return Phased((Phase(average, rounds=warmup - 1), everybody, apart))
+    return Phased((Phase(average, rounds=warm_up(warmup, warmup_share, less=1)), everybody, apart))
 
 
 @record

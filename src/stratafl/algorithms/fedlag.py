@@ -13,14 +13,14 @@ from torch import Tensor
 
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
-from stratafl.core.annotations import Range, Tune
+from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, LayerMask, Parcel
-from stratafl.core.phased import Phase, Phased
+from stratafl.core.phased import Phase, Phased, warm_up
 from stratafl.core.records import record
 from stratafl.core.reduce import conflicting_pairs
 from stratafl.core.round import Round, Setup
@@ -29,6 +29,9 @@ from stratafl.core.steps import MergeRows, field_names
 from stratafl.errors import RecordError
 from stratafl.policies import Broadcast, LocalTraining, Mean, Take
 from stratafl.policies.serve import Download
+
+WarmUpRounds = Annotated[int, Range(least=0), Fixed("a number of rounds: tune `warmup_share`")]
+WarmUpShare = Annotated[float, Range(least=0, below=1), Tune(0.0, 0.6)]
 
 
 @method(
@@ -42,22 +45,25 @@ def fedlag(
     *,
     k: Annotated[int, Range(least=0), Tune(1, 5)] | None = None,
     xi: Annotated[float, Range(above=-1, most=0), Tune(-0.5, 0.0)] = -0.1,
-    warmup: Annotated[int, Range(least=0), Tune(0, 60)] = 30,
+    warmup: WarmUpRounds | None = None,
+    warmup_share: WarmUpShare = 0.25,
     weights: Literal["samples", "uniform"] = "samples",
     bn: Literal["follow", "averaged"] = "follow",
     train: LocalTraining = LocalTraining(),
 ) -> Phased:
     """FedLAG (anonymous, 2024): layers on which clients' updates conflict become personal.
 
-    Algorithm 1: after `warmup` rounds of FedAvg, the `k` layers with the most conflicts are personal; two updates
-    conflict in a layer where their cosine is below `xi` (Eq. 3). A layer without a conflict never is. Left open, `k` is
-    the paper's 5, or half of a model's layers if it has fewer than ten. `weights="uniform"` is Eq. 4; `bn` says whether
-    a BatchNorm follows the layer that it normalises or is always averaged.
+    Algorithm 1: after a warm-up of FedAvg, the `k` layers with the most conflicts are personal; two updates conflict in
+    a layer where their cosine is below `xi` (Eq. 3). A layer without a conflict never is. Left open, `k` is the paper's
+    5, or half of a model's layers if it has fewer than ten. The warm-up takes `warmup` rounds, or else `warmup_share`
+    of the run's. `weights="uniform"` is Eq. 4; `bn` says whether a BatchNorm follows the layer that it normalises or is
+    always averaged.
     """
     conflicts, mean = PersonaliseConflicts(k, xi, bn), Mean(weights=weights)
     # The warm-up personalises nothing, but the server already keeps what each client uploads: in the first round after
     # it, that is where a client's personal layers are.
-    first = (Phase(_lag(replace(conflicts, k=0), mean, train), rounds=warmup),) if warmup else ()
+    rounds = warm_up(warmup, warmup_share)
+    first = (Phase(_lag(replace(conflicts, k=0), mean, train), rounds=rounds),) if rounds else ()
     return Phased((*first, Phase(_lag(conflicts, mean, train))))
 
 

@@ -72,7 +72,8 @@ class Hypernetwork:
         return self._alpha(self._of(server, ids), ids).expand(-1, len(rnd.layout.layers), -1)
 
     def moved(self, server: State, ids: Tensor, toward: Tensor, lr: float) -> State:
-        """v_i + lr·Δv_i (Eq. 10) and ψ_i + lr·Δψ_i (Eq. 11), where `toward` `[C, L, N]` is (∂θ̄_i/∂α_i)ᵀ·Δθ_i."""
+        """v_i + lr·Δv_i (Eq. 10) and ψ_i + lr·Δψ_i (Eq. 11), where `toward` `[C, L, N]` is (∂θ̄_i/∂α_i)ᵀ·Δθ_i, or its
+        dimensionless form."""
         with torch.enable_grad():
             parameters = {name: x.detach().requires_grad_() for name, x in self._of(server, ids).items()}
             alpha = self._alpha(parameters, ids)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stratafl.algorithms.fedexp import Extrapolate
-from stratafl.algorithms.fedlag import BroadcastShared, PersonaliseConflicts
+from stratafl.algorithms.fedlag import BroadcastShared, PersonaliseConflicts, WarmUpRounds, WarmUpShare
 from stratafl.algorithms.flayer_on import keeping, sending
 from stratafl.algorithms.scaffold import Correct
 from stratafl.core.algorithm import Algorithm
@@ -22,7 +22,7 @@ from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
-from stratafl.core.phased import Phase, Phased
+from stratafl.core.phased import Phase, Phased, warm_up
 from stratafl.core.records import record, validated
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of, tensor_of
@@ -41,17 +41,19 @@ def with_lag(
     *,
     k: Annotated[int, Range(least=0), Tune(1, 5)] | None = None,
     xi: Annotated[float, Range(above=-1, most=0), Tune(-0.5, 0.0)] = -0.1,
-    warmup: Annotated[int, Range(least=0), Tune(0, 60)] = 30,
+    warmup: WarmUpRounds | None = None,
+    warmup_share: WarmUpShare = 0.25,
     bn: Literal["follow", "averaged"] = "follow",
 ) -> Phased:
-    """Layers on which clients' updates point against each other become personal, after `warmup` rounds without it.
+    """Layers on which clients' updates point against each other become personal, after a warm-up without it.
 
     The options are those of `fedlag`; means are the method's own.
     """
     shared = _shared(host)
     conflicts = PersonaliseConflicts(k, xi, bn, THETA, shared.layers)
     record = sending(host)
-    first = (Phase(_lagged(record, shared, replace(conflicts, k=0)), rounds=warmup),) if warmup else ()
+    rounds = warm_up(warmup, warmup_share)
+    first = (Phase(_lagged(record, shared, replace(conflicts, k=0)), rounds=rounds),) if rounds else ()
     return Phased((*first, Phase(_lagged(record, shared, conflicts))))
 
 

@@ -2,6 +2,8 @@
 
 The server keeps the latest model θ_j of every client and, for each client i, an embedding v_i and a hypernetwork ψ_i.
 Client i is sent θ̄_i^l = Σ_j α_i^{l,j}·θ_j^l (Eq. 6); what it learned from there, Δθ_i, moves v_i and ψ_i (Eq. 10–11).
+The paper gives no rate for these steps. Their scale is that of ⟨θ_j^l, Δθ_i^l⟩, which depends on the layer's size, the
+local learning rate and the number of local steps, so by default a cosine takes its place (`LearnFromCosines`).
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from torch import Tensor
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork, Width
 from stratafl.algorithms.methods import method
-from stratafl.core.annotations import Range, Tune
+from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
@@ -22,13 +24,15 @@ from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, LayerMask, Parcel
 from stratafl.core.records import record
+from stratafl.core.reduce import cosines_between
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import Computed, State, rows_of
 from stratafl.core.steps import MergeRows, Serve
 from stratafl.errors import RecordError
 from stratafl.policies import LocalTraining, MeanOfRows, StoreRows
 
-Rate = Annotated[float, Range(least=0), Tune(1e-4, 0.1, log=True)]
+HyperStep = Annotated[float, Range(least=0), Tune(0.01, 1.0, log=True)]
+HyperRate = Annotated[float, Range(least=0), Fixed("its scale is that of the data and the model: tune hyper_step")]
 
 
 _method_of_the_paper = method(
@@ -42,24 +46,27 @@ _method_of_the_paper = method(
 @_method_of_the_paper
 def pfedla(
     *,
-    hyper_lr: Rate = 0.005,
+    hyper_step: HyperStep = 0.1,
+    hyper_lr: HyperRate | None = None,
     embedding: Width = 100,
     width: Width = 100,
     depth: Width = 3,
     unit: Literal["layer", "model"] = "layer",
     normalise: Literal["softmax", "relu"] = "softmax",
-    initial: Literal["drawn", "uniform"] = "drawn",
+    initial: Literal["drawn", "uniform"] = "uniform",
     sign: Literal["descent", "public"] = "descent",
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """pFedLA (Ma et al., 2022): a hypernetwork per client weighs, layer by layer, the models of all clients.
 
     Algorithm 1. `unit="model"` is one weight per pair of clients, shared by all layers. `normalise="relu"` and
-    `sign="public"` are what public code does (the second moves away from the trained model); `initial="uniform"` starts
-    from equal weights; `embedding`, `width` and `depth` are sizes of the hypernetworks, `hyper_lr` their rate.
+    `sign="public"` are what public code does (the second moves away from the trained model); `initial` are equal
+    weights or drawn hypernetworks; `embedding`, `width` and `depth` are sizes of the hypernetworks. `hyper_step` is
+    their step, in which neither sizes nor learning rates count; `hyper_lr` is instead the plain rate of Eq. 10–11.
     """
     hyper = Hypernetwork(embedding, width, depth, unit, normalise, initial)
-    return _learned(hyper, Retain(), hyper_lr, -1 if sign == "public" else 1, train)
+    learn = _learn(hyper, Retain(), hyper_step, hyper_lr, -1 if sign == "public" else 1)
+    return mixing(hyper, train, Retain(), (learn,), hyper.fields())
 
 
 @_method_of_the_paper
@@ -67,22 +74,23 @@ def heurpfedla(
     *,
     k: Annotated[int, Range(least=0), Tune(1, 3)] | None = None,
     retained: str | Select = "none",
-    hyper_lr: Rate = 0.005,
+    hyper_step: HyperStep = 0.1,
+    hyper_lr: HyperRate | None = None,
     embedding: Width = 100,
     width: Width = 100,
     depth: Width = 3,
     normalise: Literal["softmax", "relu"] = "softmax",
-    initial: Literal["drawn", "uniform"] = "drawn",
+    initial: Literal["drawn", "uniform"] = "uniform",
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
     """HeurpFedLA (Ma et al., 2022): pFedLA that leaves each client the layers with the largest weight on itself.
 
     Algorithm 2: the `k` layers (1) with the largest self weight are not sent; or instead the `retained` ones.
-    `hyper_lr`, `embedding`, `width`, `depth`, `normalise` and `initial` are those of pFedLA.
+    `hyper_step`, `hyper_lr`, `embedding`, `width`, `depth`, `normalise` and `initial` are those of pFedLA.
     """
     hyper = Hypernetwork(embedding, width, depth, "layer", normalise, initial)
     retain = _retain(k, select(retained))
-    method = _learned(hyper, retain, hyper_lr, 1, train)
+    method = mixing(hyper, train, retain, (_learn(hyper, retain, hyper_step, hyper_lr),), hyper.fields())
     return replace(method, client={"theta": Start()}) if retain.anything else method  # θ_i^retain (line 13)
 
 
@@ -94,8 +102,8 @@ def _retain(k: int | None, named: Select) -> "Retain":
     return Retain(1 if k is None else k)
 
 
-def _learned(hyper: Hypernetwork, retain: "Retain", lr: float, sign: int, train: LocalTraining) -> Layerwise:
-    return mixing(hyper, train, retain, (LearnWeights(hyper, retain, sign * lr),), hyper.fields())
+def _learn(hyper: Hypernetwork, retain: "Retain", step: float, lr: float | None, sign: int = 1) -> "LearnWeights":
+    return LearnFromCosines(hyper, retain, sign * step) if lr is None else LearnWeights(hyper, retain, sign * lr)
 
 
 class Weights(Protocol):
@@ -237,6 +245,33 @@ class LearnWeights(MergeRows):
         delta_theta = Computed(layout.trainable(), lambda n: trained[n] - mixed(alpha, {n: rows[n]}, layout)[n])
         # Eq. 10–11 by the chain rule: (∂θ̄_i/∂(v_i, ψ_i))ᵀ·Δθ_i = (∂α_i/∂(v_i, ψ_i))ᵀ·(∂θ̄_i/∂α_i)ᵀ·Δθ_i.
         # The right-hand factor, [C, L, N], is ∂⟨θ̄_i, Δθ_i⟩/∂α_i^{l,j} = ⟨θ_j^l, Δθ_i^l⟩; `moved` applies the left one.
-        toward = layout.cross(delta_theta, rows).permute(1, 0, 2)
-        retained = self.retain(alpha, ids, layout)  # their Δθ_i is from another start
-        return self.hyper.moved(server, ids, torch.where(retained[..., None], 0, toward), self.lr)
+        toward = self.toward(delta_theta, rows, alpha, layout)
+        if self.retain.anything:
+            retained = self.retain(alpha, ids, layout)  # their Δθ_i is from another start
+            toward = torch.where(retained[..., None], 0, toward)
+        return self.hyper.moved(server, ids, toward, self.lr)
+
+    def toward(self, delta_theta: Mapping[str, Tensor], rows: Rows, alpha: Tensor, layout: Layout) -> Tensor:
+        """⟨θ_j^l, Δθ_i^l⟩: `[C, L, N]`."""
+        return layout.cross(delta_theta, rows).permute(1, 0, 2)
+
+
+@record
+class LearnFromCosines(LearnWeights):
+    """Eq. 10–11 with cos(θ_j^l − m^l, Δθ_i^l) / max_j α_i^{l,j} for ⟨θ_j^l, Δθ_i^l⟩, m the mean of all θ_j.
+
+    Since Σ_j α_i^{l,j} = 1, leaving out m changes nothing in Eq. 10–11. What remains of the product is divided by its
+    own scale: sizes of layers, local learning rates and steps do not count. Before the softmax, the weight of j moves
+    in proportion to α_i^{l,j} / max_j α_i^{l,j}, at most 1, whatever the number of clients.
+    """
+
+    def toward(self, delta_theta: Mapping[str, Tensor], rows: Rows, alpha: Tensor, layout: Layout) -> Tensor:
+        """`[C, L, N]`, or `[C, 1, N]` if all layers share their weights."""
+        learned = Computed(layout.trainable(), lambda n: rows[n] - rows[n].mean(0))  # θ_j − m
+        products = layout.cross(delta_theta, learned)
+        squares, learned_squares = (layout.dot(x, x).T for x in (delta_theta, learned))
+        if self.hyper.unit == "model":
+            products, squares, learned_squares = (x.sum(0, keepdim=True) for x in (products, squares, learned_squares))
+            alpha = alpha[:, :1]
+        cosines = cosines_between(products, squares.sqrt(), learned_squares.sqrt())
+        return cosines.transpose(0, 1) / alpha.amax(-1, keepdim=True)

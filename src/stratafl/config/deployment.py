@@ -25,6 +25,7 @@ from stratafl.config.migrations import migrate
 from stratafl.config.setting_tables import DataTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
+from stratafl.core.phased import Phased
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -221,7 +222,9 @@ def site_of(
 
 def sent_of(experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Sent:
     """What a run of the experiment would send, for `strata list` and for the documents; nothing is run."""
-    rounds = max(experiment.run.rounds, ALL_PHASES_ROUNDS)
+    algorithm, rounds = algorithm_of(experiment, trust), experiment.run.rounds
+    if isinstance(algorithm, Phased) and algorithm.before(rounds) >= rounds:
+        rounds = ALL_PHASES_ROUNDS
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, rounds=rounds, device="cpu"))
     federation = federation_to_run(experiment)
     blueprint = blueprint_of(experiment, SampleFormat.of(federation), federation.clients, trust)

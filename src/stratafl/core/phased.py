@@ -32,14 +32,36 @@ from stratafl.errors import PhaseError, RecordError
 
 
 @record
+class ShareOfRounds:
+    """A length in rounds that grows with the run: a share of its rounds, rounded down, less a few that follow it."""
+
+    share: Annotated[float, Range(least=0, below=1)]
+    less: int = 0
+
+    def of(self, rounds: int) -> int:
+        return max(0, int(self.share * rounds + 1e-9) - self.less)  # 0.29 of 100 is 29
+
+
+def warm_up(rounds: int | None, share: float, less: int = 0) -> int | ShareOfRounds:
+    """The length of a warm-up, in rounds or else as a share of the run's; the last `less` of its rounds are a phase."""
+    return ShareOfRounds(share, less) if rounds is None else max(0, rounds - less)
+
+
+@record
 class Phase:
     """A record, for how many rounds (None: for the rest), and who takes part."""
 
     algorithm: Layerwise
-    rounds: Annotated[int, Range(least=0)] | None = None
+    rounds: Annotated[int, Range(least=0)] | ShareOfRounds | None = None
     participation: Participation = "sampled"
     evaluated: bool = True
     only_sampled_learn: bool = False  # clients that take part without being sampled keep what they received
+
+    def length(self, rounds: int) -> int:
+        """How many rounds it takes in a run of so many."""
+        if self.rounds is None:
+            return rounds
+        return self.rounds.of(rounds) if isinstance(self.rounds, ShareOfRounds) else self.rounds
 
 
 @record
@@ -100,13 +122,13 @@ class Phased(Algorithm):
         """Check every phase, and refuse a run that ends before the last one begins."""
         for phase in self._all:
             phase.algorithm.check(setup)
-        if setup.rounds and self.before >= setup.rounds:
-            raise PhaseError(self.before, setup.rounds)
+        before = self.before(setup.rounds)
+        if setup.rounds and before >= setup.rounds:
+            raise PhaseError(before, setup.rounds)
 
-    @property
-    def before(self) -> int:
-        """How many rounds it takes until the last phase begins."""
-        return sum(phase.rounds or 0 for phase in self.phases[:-1])
+    def before(self, rounds: int) -> int:
+        """How many rounds of a run it takes until the last phase begins."""
+        return sum(phase.length(rounds) for phase in self.phases[:-1])
 
     def footprint(self, setup: Setup) -> Footprint:
         return largest(record.footprint(setup) for record in self.records)
@@ -120,7 +142,7 @@ class Phased(Algorithm):
 
     def plan(self, t: int, rounds: int) -> Plan:
         """The phase that round t falls into."""
-        ends = accumulate(rounds if phase.rounds is None else phase.rounds for phase in self.phases)
+        ends = accumulate(phase.length(rounds) for phase in self.phases)
         index = next((i for i, end in enumerate(ends) if t < end), len(self.phases) - 1)
         if self.finish is not None and t >= rounds:
             index = len(self.phases)

@@ -51,15 +51,16 @@ def tiny_model(batchnorm: bool = True) -> nn.Module:
 
 
 WARM, ACTING = 2, 2  # rounds that the contract gives to a phase before the last, and to the last at least
+LONG_RUN_ROUNDS = 1000  # of a run in which no phase is left out
 
 
 def within_reach(algorithm: Algorithm, rounds: int) -> tuple[Algorithm, int]:
     """The algorithm with phases that are short, and as many rounds as it takes to see its last phase act."""
     if not isinstance(algorithm, Phased):
         return algorithm, rounds
-    before = tuple(replace(phase, rounds=min(phase.rounds or 0, WARM)) for phase in algorithm.phases[:-1])
+    before = tuple(replace(phase, rounds=min(phase.length(LONG_RUN_ROUNDS), WARM)) for phase in algorithm.phases[:-1])
     short = replace(algorithm, phases=(*before, algorithm.phases[-1]))
-    return short, max(rounds, short.before + ACTING)
+    return short, max(rounds, short.before(LONG_RUN_ROUNDS) + ACTING)
 
 
 @dataclass(frozen=True, eq=False)

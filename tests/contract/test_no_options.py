@@ -1,0 +1,58 @@
+"""Every method of the catalogue runs with no option set, on the digits and on a table, for the default rounds."""
+
+import numpy as np
+import pytest
+import torch
+
+from stratafl.algorithms import ALGORITHMS
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, with_settings
+from stratafl.core.phased import Phased
+from stratafl.evaluation.evaluate import score_stages
+from stratafl.execute import Matrix
+from tiers import slow_except
+
+WAITING = ("fedalp", "fedavg30local", "fedlag")  # methods that begin with another one
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Five sites of 24 rows, two columns and a class."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("table") / "sites.csv"
+    x, sites = rng.normal(size=(120, 2)), np.arange(120) % 5
+    rows = [f"{a:.4f},{b:.4f},s{site},{'yes' if a > 0 else 'no'}" for (a, b), site in zip(x, sites, strict=True)]
+    path.write_text("\n".join(["a,b,client,label", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def simulated(name, data):
+    return simulation_of(with_settings(Experiment(), [f"algorithm.name={name}", f"data.name={data}"]))
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_the_mechanism_of_a_method_that_waits_begins_within_the_default_rounds(name, table):
+    for data in ("digits", table):
+        sim = simulated(name, data)
+        assert isinstance(sim.algorithm, Phased)
+        assert 0 < sim.algorithm.before(sim.setup.rounds) < sim.setup.rounds
+    assert sim.setup.rounds == Experiment().run.rounds
+
+
+def check_run(name, data):
+    sim = simulated(name, data)
+    progress = sim.run(Matrix())
+    scores = score_stages(sim, progress, torch.arange(sim.setup.clients), ("test",))["test.deployed"]
+    assert progress.t == sim.rounds
+    assert bool(torch.isfinite(scores.loss).all())
+
+
+@pytest.mark.budget(1.5, "twenty rounds")
+@pytest.mark.parametrize("name", slow_except(["fedlag", "pfedla"], ALGORITHMS))
+def test_a_method_runs_on_a_table_with_no_option_set(name, table):
+    check_run(name, table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_runs_on_the_digits_with_no_option_set(name):
+    check_run(name, "digits")
