@@ -100,7 +100,7 @@ class ContractError(StrataError):
 
     def __init__(self, law: str, message: str) -> None:
         super().__init__(f"law '{law}': {message}")
-        self.law = law
+        self.law, self.reason = law, message
 
 
 def unknown(kind: str, wanted: str, existing: Iterable[str]) -> UnknownNameError:

@@ -121,6 +121,28 @@ def test_the_decision_follows_the_expectation_and_caution(advice: Advice, monkey
     assert not federates(0.05, 0.02, 2.1)
 
 
+def test_if_training_alone_is_perfect_nothing_more_is_asked_for(advice: Advice) -> None:
+    results = tuple(replace(each, score=1.0, expected=1.0) for each in advice.tryout.results)
+    perfect = replace(advice, federate=False, tryout=replace(advice.tryout, results=results), learned=True)
+    equal = replace(perfect, expected=Difference(0.0, 0.0), over_local=Difference(0.0, 0.0))
+    assert words.advice_answer(equal).startswith(words.PERFECT_ALONE.partition("{tried}")[0])
+
+
+def test_rounding_alone_is_no_reason_to_federate(advice: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratafl.advice.advice.forecast_gain", lambda *_: Difference(1e-14, 4e-13))
+    seen = advice.tryout, advice.facts, advice.comparable, advice.tried, advice.federation
+    assert not _decided(*seen, 0.0, 0.1).federate
+
+
+def test_a_difference_has_as_many_digits_as_a_score_needs(advice: Advice) -> None:
+    problem = replace(advice.tryout.problem, metric=METRICS["auroc"])
+    results = tuple(replace(each, score=0.9) for each in advice.tryout.results)
+    by_area = replace(advice, tryout=replace(advice.tryout, problem=problem, results=results))
+    assert words.gain_number(1e-14, 4.1e-13, by_area, "+") == "+0.0000 ± 0.0000"
+    assert words.gain_number(0.0312, 0.012, by_area, "+") == "+0.031 ± 0.012"
+    assert words.gain_number(0.02, 0.0, by_area) == "0.020 ± 0.000"
+
+
 def test_a_lower_loss_is_better(advice: Advice) -> None:
     problem = replace(advice.tryout.problem, metric=METRICS["log_loss"])
     found = replace(advice, tryout=replace(advice.tryout, problem=problem))

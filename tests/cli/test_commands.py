@@ -631,6 +631,17 @@ def test_a_method_that_breaks_a_law_is_refused_with_the_law(strata, place, monke
     assert snapshot(place) == {}
 
 
+def test_an_error_that_breaks_every_law_is_printed_once(strata, monkeypatch):
+    def fails(case):
+        """No law can hold."""
+        raise ZeroDivisionError("the method divides by zero")
+
+    monkeypatch.setattr("stratafl.testing.contract.LAWS", [fails] * 3)
+    result = strata("check", "local", "--quick")
+    assert result.code != 0
+    assert result.out.count("divides by zero") == 1
+
+
 # --- Ctrl-C
 
 

@@ -134,6 +134,19 @@ def test_such_a_text_opens_no_file(join, tmp_path, setting) -> None:
     assert not any("secret" in name for name in names)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm.name": "fedalp", "algorithm.groups": 2**62},
+        {"run.rounds": 10**9},
+    ],
+)
+def test_sizes_that_no_machine_has_are_one_line(join, settings) -> None:
+    code, err = join(settings)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "--yes" not in err
+
+
 @pytest.mark.parametrize("setting", ["algorithm.name", "model.name", "evaluate.metric"])
 def test_code_that_an_invitation_names_is_not_imported(join, tmp_path, setting) -> None:
     (tmp_path / "evil.py").write_text("open('ran', 'w')\ndef f(**_): ...\n")

@@ -1,5 +1,7 @@
 """From a module to a layout: what is a column, what is a layer, what is the head."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,42 @@ def test_a_block_is_the_head_only_if_all_of_it_is():
 def test_a_head_that_does_not_exist_is_refused(path):
     with pytest.raises(UnknownNameError, match=rf"unknown head '{path}'.*one of: conv1, bn1, conv2, bn2, fc"):
         describe(convnorm(), head=path)
+
+
+class TwoOutputs(nn.Module):
+    """A body, and two layers side by side that give classes and an age."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+        self.classes, self.age = nn.Linear(8, 3), nn.Linear(8, 1)
+
+
+def notes_on_head(caplog, module):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "stratafl"):
+        head_of(module)
+    return [record.args for record in caplog.records]
+
+
+def test_a_head_that_is_one_of_two_output_layers_is_not_guessed_in_silence(caplog):
+    ((_, outputs, head),) = notes_on_head(caplog, TwoOutputs())
+    assert (outputs, head) == ("'classes' and 'age'", "age")
+    declared = TwoOutputs()
+    declared.head_name = "classes"
+    assert notes_on_head(caplog, declared) == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)),
+        nn.Sequential(nn.Linear(4, 9), nn.LSTM(9, 5), nn.Linear(5, 2)),
+        nn.TransformerEncoderLayer(8, 2, 16),
+    ],
+)
+def test_layers_that_follow_each_other_are_one_output(caplog, module):
+    assert notes_on_head(caplog, module) == []
 
 
 # Columns

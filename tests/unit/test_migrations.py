@@ -10,9 +10,10 @@ from stratafl.config.migrations import FORMAT, OWN_COLUMNS, migrate, with_format
 from stratafl.errors import RecordError
 from wording import mentions
 
-OLD = '[run]\nmemory = 1000\nrounds = 3\n[data]\nnewcomers = 2\nsplit = "random"\n'
+OLD = '[run]\nmemory = 1000\nrounds = 3\n[data]\nname = "mnist"\nnewcomers = 2\nsplit = "random"\n'
 TODAY = with_settings(
-    Experiment(), ["run.memory_limit=1000", "run.rounds=3", "data.new_clients=2", "data.split=random"]
+    Experiment(),
+    ["data.name=mnist", "run.memory_limit=1000", "run.rounds=3", "data.new_clients=2", "data.split=random"],
 )
 
 

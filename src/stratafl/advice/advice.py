@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate, comparable, short_list
-from stratafl.advice.forecast import BY_ANSWERS, INTERVAL_ERRORS, above_chance, forecast_gain, score_difference
+from stratafl.advice.forecast import (
+    BY_ANSWERS,
+    INTERVAL_ERRORS,
+    SAME_SCORE,
+    above_chance,
+    forecast_gain,
+    is_perfect,
+    score_difference,
+)
 from stratafl.advice.look import Facts, look
 from stratafl.advice.problem import Problem, Result, Tryout, configured, held_out
 from stratafl.advice.tryout import Training, Watch, least_budget, try_out
@@ -214,7 +222,7 @@ def _decided(
     problem, among, alone = tryout.problem, tryout.finalists, tryout.of(TRAINS_ALONE)
     best = simplest(problem, among, tried)
     so_far, expected = score_difference(problem, best, alone, among, late=False), forecast_gain(problem, among, alone)
-    federate = expected.value > caution * expected.error
+    federate = expected.value > max(caution * expected.error, SAME_SCORE) and not is_perfect(problem, alone)
     chosen = best if federate else alone
     return Advice(
         configured(problem.experiment, chosen.candidate),

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from stratafl.advice.advice import Advice, Expectation
-from stratafl.advice.forecast import BY_ANSWERS, best_value, constant
+from stratafl.advice.candidate_methods import TRAINS_ALONE
+from stratafl.advice.forecast import BY_ANSWERS, best_value, constant, is_perfect
 from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.methods import METHODS
 from stratafl.errors import counted
@@ -27,6 +28,10 @@ FEDERATE_PERHAPS = (
 )
 NOT_CLEARLY_BETTER = "Train alone, or collect more data: no method is clearly better. The best is {method}: {forecast}."
 TRAIN_ALONE = "Train alone. The best method is {method}: {forecast}."
+PERFECT_ALONE = (
+    "Train alone: after {tried} of {rounds} its validation {metric} is {score}, and nothing can be better. If that "
+    "surprises you, look for a column that gives the label away (strata data show)."
+)
 FORECAST = (
     "after {rounds} it should be {expected} than training alone (90 % interval {low} to {high}); after {tried} of "
     "{rounds} it was {so_far}"
@@ -93,6 +98,9 @@ def advice_answer(advice: Advice) -> str:
         "expected": _against_alone(advice.expected, advice),
         "so_far": _against_alone(advice.over_local, advice),
     }
+    if is_perfect(advice.tryout.problem, alone := advice.tryout.of(TRAINS_ALONE)):
+        score = {"metric": advice.metric.title, "score": _score_text(alone.score, advice)}
+        return str(finding(PERFECT_ALONE, tried=alone.rounds, rounds=_all_rounds(advice), **score))
     low, high = (gain_bound(bound, advice) for bound in advice.interval)
     rounds = {"rounds": _all_rounds(advice), "tried": _tried_rounds(advice)}
     forecast = finding(FORECAST, **rounds, low=low, high=high, **differences)
@@ -279,7 +287,9 @@ def gain_number(value: float, error: float, advice: Advice, plus: str = "") -> s
     factor = 100 if advice.metric.percent else 1
     if not isfinite(error):
         return minus(f"{factor * value:{plus}.3g} ± unknown")
-    digits = 1 if advice.metric.percent else max(0, 1 - floor(log10(error))) if error else 3
+    scale = abs(advice.tryout.of(TRAINS_ALONE).score) or 1.0  # of a score, four digits say all
+    shown = min(1 - floor(log10(error)) if error else 3, 3 - floor(log10(scale)))
+    digits = 1 if advice.metric.percent else max(0, shown)
     rounded = round(factor * value, digits) + 0.0  # which has no −0
     return minus(f"{rounded:{plus}.{digits}f} ± {factor * error:.{digits}f}")
 

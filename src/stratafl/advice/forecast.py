@@ -15,6 +15,7 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.jackknife import Difference, jackknife_parts, with_error
 
+SAME_SCORE = 1e-9  # a difference that is only rounding
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
 OWN_WEIGHT = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
 FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured, see docs/results/advice.md
@@ -57,6 +58,12 @@ def best_value(problem: Problem) -> float | None:
     if problem.metric.name not in METRICS and not problem.metric.name.startswith("sensitivity"):
         return None
     return 1.0 if problem.metric.larger_is_better else 0.0
+
+
+def is_perfect(problem: Problem, result: Result) -> bool:
+    """Whether no score can be better."""
+    perfect = best_value(problem)
+    return perfect is not None and perfect - result.score < SAME_SCORE
 
 
 def score_difference(

@@ -285,7 +285,7 @@ def check_method(name: str, options: Sequence[str], quick: bool) -> int:
     """Print a line per law; raise if one is broken."""
     values = parse_settings(f"algorithm.{option.removeprefix(f'{name}.')}" for option in options)
     algorithm = algorithm_of(with_values(Experiment(), {"algorithm.name": name, **values}), typed([name]))
-    console, broken, total = result_console(), 0, 0
+    console, broken, total, reasons = result_console(), 0, 0, list[str]()
     laws = special_cases_of(name) if not options else ()
     with console.status(f"checking {name}") as status:
         for result in law_results(algorithm, laws, settings=SETTINGS[:1] if quick else SETTINGS):
@@ -295,7 +295,9 @@ def check_method(name: str, options: Sequence[str], quick: bool) -> int:
             status.update(f"checking {name}: {result.name} done")
             if result.error is not None:
                 broken += 1
-                console.print(Text(f"   {result.error}", style="red"))
+                reason = result.error.reason
+                console.print(Text("   the same error" if reason in reasons else f"   {result.error}", style="red"))
+                reasons.append(reason)
     if broken:
         raise StrataError(f"'{name}' breaks {broken} of {counted(total, 'law')} of the contract: see ✗ above")
     console.print(Text(f"'{name}' obeys the contract", style="bold green"))

@@ -1,5 +1,6 @@
 """From a module to a layout: which tensors are columns, which layers they form, what each layer is."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from stratafl.core.annotations import checked
 from stratafl.core.layers import NORMALISATIONS, Layer, is_below
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows, Spec
 from stratafl.errors import ModelError, unknown
+
+log = logging.getLogger("stratafl")
 
 _KINDS: dict[str, Any] = {"batchnorm": _BatchNorm, "norm": (nn.LayerNorm, nn.GroupNorm), "linear": nn.Linear}
 _KINDS |= {"convolution": nn.modules.conv._ConvNd, "embedding": nn.Embedding, "recurrent": nn.RNNBase}
@@ -92,11 +95,32 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
     if declared is None:
         composed = [path for path, sub in module.named_modules() if getattr(sub, COMPOSED, False)]
         linear = [owner.path for owner in owners if owner.kind == "linear"]
-        return composed[0] if composed else linear[-1] if linear else owners[-1].path
+        guess = linear[-1] if linear else owners[-1].path
+        outputs = [] if composed else _outputs(owners)
+        if len(outputs) > 1:
+            names = " and ".join(f"'{_short(path)}'" for path in outputs)
+            log.warning(
+                "%s has several output layers, %s: 'head' is '%s' alone; set head_name in the model to choose another",
+                type(module).__name__, names, _short(guess),
+            )  # fmt: skip
+        return composed[0] if composed else guess
     for path in (str(declared), f"{INNER}.{declared}", _short(str(declared))):
         if any(is_below(owner.path, path) for owner in owners):
             return path
     raise unknown("head", declared, [owner.path for owner in owners])
+
+
+def _outputs(owners: list[_Owner]) -> list[str]:
+    """The linear layers whose outputs no other layer is as wide as to take."""
+    linear = [owner for owner in owners if isinstance(owner.module, nn.Linear)]
+    return [owner.path for owner in linear if not any(_takes(other, owner) for other in owners if other is not owner)]
+
+
+def _takes(owner: _Owner, before: _Owner) -> bool:
+    """Whether a tensor of a layer has a side as wide as what another gives: of a matrix any but its own outputs."""
+    width = before.module.out_features
+    shapes = [_lookup(owner.module, name.rpartition(".")[2]).shape for name in owner.parameters]
+    return any(width in (shape[1:] if len(shape) > 1 else shape * (owner.kind in NORMALISATIONS)) for shape in shapes)
 
 
 def _owners(module: nn.Module) -> Iterator[_Owner]:

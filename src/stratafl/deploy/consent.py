@@ -21,7 +21,7 @@ from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.member import own_format, site_samples
-from stratafl.errors import DamagedError, counted, shown
+from stratafl.errors import DamagedError, DeployError, counted, first_line, shown
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
 
 CONSENT = "consent.json"
@@ -40,7 +40,11 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
         scored = f"the {score} of the model that it received, on its test samples (deploy.scores)"
         lines.append(f"leaves this site, every round: {scored}")
     blueprint = blueprint_of(file.experiment, format, len(file.deploy.sites), trust)
-    return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
+    try:
+        return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
+    except (RuntimeError, MemoryError) as error:  # sizes that no machine has
+        why = f"the method of the invitation cannot be built here ({first_line(error)})"
+        raise DeployError(f"{why}: ask the host for smaller settings") from error
 
 
 def _welcomed(file: FederationFile) -> str:

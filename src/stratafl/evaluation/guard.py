@@ -20,9 +20,9 @@ Client i takes the candidate with the largest γ_i among those with γ_i > ε_i,
 client without validation samples has b_i = 0 and ε_i² = s²·(τ² + 1 / Σ v_i): it takes what the federation's mean says,
 if clients differ little. `docs/guard.md` has the experiments behind `utility` and z.
 
-A client where the candidate or the safe model is not finite is none of the N clients, nor are its samples part of s²,
-of class weights or of calibration: one broken client would decide for all. It takes no model that is not finite, as
-long as it has another.
+A client with a model that is not finite, of any candidate, is none of the N clients, nor are its samples part of s², of
+class weights or of calibration: one broken client would decide for all. It takes no model that is not finite, as long
+as it has another.
 """
 
 from collections import Counter
@@ -101,11 +101,12 @@ def choose(
     for name, predictions in others.items():
         if not (torch.equal(predictions.client, base.client) and torch.equal(predictions.y, base.y)):
             raise DataError(f"predictions of '{name}' and of '{SAFE}' are for different samples: give both the same")
-        sound = (~predictions.guesses & ~base.guesses).nonzero()[:, 0]
-        both = [each if len(sound) == len(base) else each.at(sound) for each in (predictions, base)]
-        difference = utility(both[0], metric) - utility(both[1], metric)
-        gains[name] = shrunk_gains(difference, both[1].client, ids)
     broken = {name: set(predictions.not_finite) for name, predictions in validation.items()}
+    sound = (~torch.isin(base.client, torch.tensor(sorted(set().union(*broken.values()))))).nonzero()[:, 0]
+    safe = base.at(sound)
+    without = utility(safe, metric)
+    for name, predictions in others.items():
+        gains[name] = shrunk_gains(utility(predictions.at(sound), metric) - without, safe.client, ids)
     samples, choices = Counter(base.client.tolist()), {}
     for place, client in enumerate(ids):
         client_gains = {name: predictions[place] for name, predictions in gains.items()}
