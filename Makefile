@@ -1,4 +1,4 @@
-# make demo    install into .venv and compare six methods on the digits that come with the package
+# make demo    install into .venv and compare the six systems with local and fedavg on the digits in the package
 # make test    install into .venv and run the fast tests: five minutes on two idle cores
 # make test-slow  every method through every law, kills, chaos, fuzz tests, the browser: up to 25 minutes
 # make test-all   everything, and the full products of methods, settings and executors: an hour or more

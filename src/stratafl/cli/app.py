@@ -70,7 +70,7 @@ def run(
 def compare(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
-    seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 3,
+    seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 5,
     vary: Annotated[str, option("--vary PART", "What the seeds vary: all, partition, weights or batches.")] = "all",
     tuned: Annotated[Path | None, option("--tuned DIR", "Use the settings that a tuning chose.")] = None,
     jobs: Jobs = None,
