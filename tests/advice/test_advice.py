@@ -75,6 +75,7 @@ def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
     assert plain(again, Path("x")) == plain(advice, Path("x"))
 
 
+@pytest.mark.slow
 def test_names_are_used_and_the_files_can_be_run(advice: Advice, tmp_path) -> None:
     config = write_advice(advice, tmp_path / "new")
     assert load_experiment(config).algorithm.name == advice.candidate.method

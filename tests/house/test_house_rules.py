@@ -91,6 +91,7 @@ def test_processes_that_are_not_started_safely_are_found(text: str, count: int) 
     assert len(list(rules.unsafe_processes(source(a=text)))) == count
 
 
+@pytest.mark.slow  # `make lint` asks the same
 def test_every_process_of_the_source_is_started_safely() -> None:
     assert not list(rules.unsafe_processes(rules.modules()))
 
