@@ -355,7 +355,8 @@ def test_a_regression_that_diverges_is_reported_all_the_same(strata, place):
     np.savez(place / "mine.npz", x=rng.random((60, 4), dtype=np.float32), y=rng.random(60, dtype=np.float32))
     settings = ("--set", "train.lr=1e30", "--set", "data.normalise=none", "--rounds", 1)
     result = strata("run", *SMALL, "--data", "mine.npz", *settings, "--out", "done")
-    assert (result.code, result.err) == (0, "")
+    assert result.code == 0
+    assert "4 of 4" in result.err  # clients diverged
     assert "fedper" in result.out
     assert strata("report", "done", "--csv", "table.csv").code == 0
 

@@ -17,7 +17,7 @@ from tiers import slow_and_nightly
 pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.9, "some rounds beside a plain loop")]
 
 TRAIN = LocalTraining(lr=0.1, epochs=1, batch=10, momentum=0.9)
-QUICK = {"hyper_lr": 0.5, "embedding": 6, "width": 5, "depth": 2, "train": WHOLE}
+QUICK = {"hyper_lr": 0.5, "initial": "drawn", "embedding": 6, "width": 5, "depth": 2, "train": WHOLE}
 MIN_SIZE = 5  # BatchNorm's four weights and the head's three biases travel as they are
 CASES = [("q8", False), ("q4", False), ("q4", True), ("topk", True), ("topk", False)]
 MEANS = [

@@ -212,7 +212,8 @@ def test_a_run_of_the_first_format_is_read_resumed_and_said(folder):
             body.pop("checksums", None)
 
         forge(folder / "checkpoint" / "000002", as_then)
-    edit(folder / "environment.json", '"format": 4', '"format": 1')
+    edit(folder / "environment.json", '"format": 5', '"format": 1')
+    edit(folder / "config.toml", "format = 5\n", "")
     assert read_run(folder)[1].t == 2
     with Run.open(folder) as run:
         list(run.rounds())

@@ -493,7 +493,7 @@ def test_when_off_nothing_of_it_is_called(monkeypatch):
         monkeypatch.setattr(diagnostics, name, counted(name, getattr(diagnostics, name)))
     monkeypatch.setattr(trial_module, "DiagnosticsCollector", counted("DiagnosticsCollector", DiagnosticsCollector))
     monkeypatch.setattr(Layout, "gram", counted("gram", Layout.gram))
-    sim = made(fedavg(), batchnorm=False, rounds=3)
+    sim = made(fedavg(), batchnorm=False, rounds=3, participation=1.0)
     examiners = []
     real = type(sim).round
     monkeypatch.setattr(

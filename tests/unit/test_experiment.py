@@ -1,6 +1,7 @@
 """Configuration: tables ↔ experiment, unknown keys refused with the nearest match, values checked with their key."""
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 import tomli_w
@@ -18,7 +19,9 @@ from stratafl.policies import LocalTraining
 
 
 def test_an_empty_configuration_is_the_default():
-    assert from_tables({}) == Experiment()
+    empty, default = from_tables({}), Experiment()
+    assert replace(empty, train=default.train, data=default.data) == default
+    assert from_tables({"data": {"name": "mnist"}}) == with_settings(default, ["data.name=mnist"])
 
 
 def test_the_complete_configuration_goes_to_toml_and_back():

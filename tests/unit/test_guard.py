@@ -379,7 +379,7 @@ class ScriptedTrial:
         return after, RoundLines({"round": after.t, **scores})
 
 
-@pytest.mark.parametrize(("accuracies", "best"), [((0.5, 0.9, 0.7), 2), ((0.5, 0.9, 0.9), 2), ((0.1, 0.2, 0.3), 3)])
+@pytest.mark.parametrize(("accuracies", "best"), [((0.5, 0.9, 0.7), 2), ((0.5, 0.9, 0.9), 3), ((0.1, 0.2, 0.3), 3)])
 def test_local_models_are_those_of_the_best_round(accuracies: tuple[float, ...], best: int) -> None:
     trial = cast(Trial, ScriptedTrial(*accuracies))
     assert run_to_end(train_alone(trial, EvaluateTable(metric="accuracy"), rounds=3)).t == best

@@ -197,7 +197,7 @@ def test_every_round_says_what_it_cost():
         ("fedpac+private", "MixHeads"),
         ("local+private", "local"),
         ("fedlag+private", "fedlag"),
-        ("pfedla+private", "LearnWeights"),
+        ("pfedla+private", "LearnFromCosines"),
     ],
 )
 def test_methods_that_share_anything_else_are_refused_in_one_line(name, says):

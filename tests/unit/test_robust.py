@@ -207,7 +207,7 @@ def test_every_mean_of_a_method_is_replaced(how):
 
 
 def test_a_method_without_a_mean_is_refused_in_one_line():
-    for method, by in ((pfedla(), "LearnWeights"), (local(), "")):
+    for method, by in ((pfedla(), "LearnFromCosines"), (local(), "")):
         with pytest.raises(RecordError, match=f"'median'.*{by}") as refusal:
             robust(method, "median")
         assert "\n" not in str(refusal.value)

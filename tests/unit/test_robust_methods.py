@@ -206,7 +206,7 @@ def test_names_are_the_functions_and_the_setting():
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("pfedla+median", {}, "pfedla+median: .*'median'.*Mean.*LearnWeights"),
+        ("pfedla+median", {}, "pfedla+median: .*'median'.*Mean.*LearnFromCosines"),
         ("fedopt+trimmed", {}, "'trimmed'.*ServerOptimizer"),
         ("fedamp+clipped", {"norm": 1.0}, "'clipped'.*StoreRows"),
         ("local+clipped", {"norm": 1.0}, "local.clipped: .*'clipped'"),
