@@ -36,7 +36,7 @@ EXPERIMENT = from_tables(
     {
         "algorithm": {"name": "fedper"},
         "model": {"name": "mlp", "hidden": [8]},
-        "data": {"normalise": "columns", "validation": 0.2, "test": 0.3, "seed": 3},
+        "data": {"name": "all.csv", "normalise": "columns", "validation": 0.2, "test": 0.3, "seed": 3},
         "train": {"lr": 0.1, "batch": 10},
         "run": {"rounds": 4, "participation": 0.7, "seed": 8},
     }
@@ -72,5 +72,5 @@ def test_sites_with_their_own_files_end_where_the_simulation_ends(files):
     progress = sim.run(Matrix())
     assert difference(sites.run().everything(), everything(sim, progress)) == 0
     site, raw = sites.a_site(1), torch.tensor([[51.0, 0.2], [40.0, -3.0]])
-    predictor = Predictor(site.module(sites.deployed(site)), site.runtime.federation.preprocessing, torch.float32)
+    predictor = Predictor(site.module(sites.deployed(site)), site.runtime.federation.preprocessing.of(0), torch.float32)
     assert torch.equal(predictor(raw), Fitted(sim, progress, []).predictor(1)(raw))

@@ -16,8 +16,10 @@ from stratafl.execute.disk import SLOTS, SUMS, Index, OnDisk, StateFile
 from stratafl.execute.round_run import Examine, Examiner, Executor, Report, RoundRun
 
 TRAINED = "trained/"  # how the names of `Progress.trained` begin in a file
-TRAINED_PARTS: dict[str, torch.dtype | None] = {"hits": torch.float64, "loss": torch.float64, "count": torch.int64}
-TRAINED_PARTS |= {"finite": torch.bool, "client": torch.int64, "y": None, "scores": torch.float32}
+_PER_CLIENT: dict[str, torch.dtype | None]  # parts of `Progress.trained` for each split: of each client …
+_PER_CLIENT = {"hits": torch.float64, "loss": torch.float64, "count": torch.int64, "finite": torch.bool}
+_PER_SAMPLE: dict[str, torch.dtype | None]  # … or of each sample, where a metric needs predictions
+_PER_SAMPLE = {"client": torch.int64, "y": None, "scores": torch.float32, "loss": torch.float64}
 
 
 def is_trained(name: str) -> bool:
@@ -149,14 +151,13 @@ class SavedForm:
         if not bool(((clients >= 0) & (clients < self.clients)).all()):
             return "its scores of trained models are of other clients"
         expected: dict[str, Kind] = {"clients": (torch.int64, (clients.numel(),))} if trained else {}
-        for name, tensor in trained.items():
-            split, _, part = name.rpartition(".")
-            if part in TRAINED_PARTS:
-                rows, columns = (
-                    trained.get(f"{split}.client", clients).numel(),
-                    tensor.shape[1:] if part == "scores" else (),
-                )
-                expected[name] = (TRAINED_PARTS[part] or tensor.dtype, (rows, *columns))
+        for split in {name.rpartition(".")[0] for name in trained if "." in name}:
+            of_samples = f"{split}.client" in trained
+            rows = trained.get(f"{split}.client", clients).numel()
+            for part, dtype in (_PER_SAMPLE if of_samples else _PER_CLIENT).items():
+                tensor = trained.get(f"{split}.{part}", clients)
+                columns = tensor.shape[1:] if part == "scores" else ()
+                expected[f"{split}.{part}"] = (dtype or tensor.dtype, (rows, *columns))
         return form_difference(expected, trained)
 
     def _wrong_clients(self, tensors: Mapping[str, Tensor], indexed: bool) -> str | None:
