@@ -117,7 +117,8 @@ def test_a_predicting_site_changes_nothing_even_while_its_folder_is_locked(feder
 
 @pytest.mark.slow
 def test_a_site_that_only_predicts_gets_what_a_new_client_gets(tmp_path):
-    file = hosted(tmp_path, deploy={"predict": ["later"]}, algorithm={"name": "fedavg"}, run={"rounds": 1})
+    options = {"algorithm": {"name": "fedavg"}, "run": {"rounds": 1}, "data": {"normalise": "none"}}
+    file = hosted(tmp_path, deploy={"predict": ["later"]}, **options)
     path, x = new_table(tmp_path)
     found = predicted(member_in(tmp_path / "later"), path)
     theirs = fitted(tmp_path, file)
