@@ -87,6 +87,7 @@ def test_names_are_used_and_the_files_can_be_run(advice: Advice, tmp_path) -> No
     assert len(stored["clients"]) == 4
 
 
+@pytest.mark.budget(2, "the advice that the others read")
 def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
     local, best = advice.tryout.of("local").candidate, advice.best_federated
     sure = replace(

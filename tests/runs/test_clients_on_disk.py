@@ -119,6 +119,7 @@ def test_a_run_is_loaded_without_being_touched():
 @pytest.mark.parametrize(
     "rounds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 6]
 )
+@pytest.mark.budget(1.2, "a run, and the run that the others read")
 def test_a_run_that_was_left_is_resumed(tmp_path, undisturbed, rounds):
     folder = done(tmp_path / "run", rounds=rounds)
     assert resumed(folder) == []
