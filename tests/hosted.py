@@ -62,6 +62,7 @@ def acting(method: str) -> FederationFile:
     return with_tables(
         algorithm={"name": method, **ACTING[method]},
         model={"hidden": [8, 8, 8]},
+        data={"normalise": "none"},  # so that sites differ, and FedLAG's updates conflict in every round
         train={"lr": 0.3, "epochs": 2},
         run={"rounds": 6, "participation": 0.75, "seed": 5},
     )

@@ -335,18 +335,23 @@ def fit(
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
-    progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
     try:
-        while progress.t < trial.rounds:
-            progress, entry = trial.round(progress)
-            history.append(entry.round)
-            selection = selection.after(entry.round, progress, evaluate)
-            for notice in notices.of(history):
-                log.warning("%s", notice)
+        state, history, line = _trained(trial, evaluate)
     finally:
         sim.runtime.close()
-    state = selection.progress or progress
-    return Fitted(trial.sim, state, history, selection.line, evaluate=evaluate, selected_by=chosen)
+    return Fitted(sim, state, history, line, evaluate=evaluate, selected_by=chosen)
+
+
+def _trained(trial: Trial, evaluate: EvaluateTable) -> tuple[Progress, list[Line], Line | None]:
+    """The state after the selected round, or after the last one if none is; all lines; the line of that round."""
+    progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
+    while progress.t < trial.rounds:
+        progress, entry = trial.round(progress)
+        history.append(entry.round)
+        selection = selection.after(entry.round, progress, evaluate)
+        for notice in notices.of(history):
+            log.warning("%s", notice)
+    return selection.progress or progress, history, selection.line
 
 
 def _standardised(federation: Federation, normalise: str) -> Federation:

@@ -107,9 +107,9 @@ def groups_are_formed(run: Ran) -> None:
 def layers_become_personal(run: Ran) -> None:
     personal = [tuple(each.tolist()) for each in run.server("personal")]
     assert not any(map(any, personal[:2]))  # the start and the warm-up
-    assert any(personal[2])
+    assert all(map(any, personal[2:]))
     assert len(set(personal[2:])) > 1  # a layer becomes personal, and is shared again
-    assert any((~parcel["theta"].mask.sent).any() for parcel in run.downs[2:])
+    assert all((~parcel["theta"].mask.sent).any() for parcel in run.downs[2:])
 
 
 def models_are_beside_each_other(run: Ran) -> None:

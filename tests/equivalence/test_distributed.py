@@ -33,8 +33,6 @@ SETTINGS = (
     "model.hidden=[8]",
     "model.norm=true",
     "data.clients=7",
-    "data.alpha=0.1",
-    "train.lr=0.05",
     "data.new_clients=1",
     "train.batch=40",
     "run.rounds=30",
@@ -42,7 +40,15 @@ SETTINGS = (
     "run.checkpoint=1",
     "evaluate.lab=10",
 )
-RUN = (*STRATA, "run", *(part for setting in SETTINGS for part in ("--set", setting)))
+
+
+def command(*settings):
+    return (*STRATA, "run", *(part for setting in settings for part in ("--set", setting)))
+
+
+RUN = command(*SETTINGS)
+# A new client is scored after training it for a round, by one of the ranks: in round 1 as if it were round 2.
+FAILING = (*command(*(s for s in SETTINGS if "new_clients" not in s)), "--algorithm", "rank_failing:failing")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +151,7 @@ def test_stopped_killed_and_resumed_by_other_numbers_of_processes(tmp_path, alon
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code", "says"), [("refused", 2, "rank 1: no data left"), ("killed", 1, "rank 0: ")])
 def test_one_that_fails_ends_all(tmp_path, how, code, says):
-    failing = (*RUN, "--algorithm", "rank_failing:failing", "--set", f"algorithm.how={how}", "--out", tmp_path / "run")
-    first, second = ended(ranks(2, *failing))
+    first, second = ended(ranks(2, *FAILING, "--set", f"algorithm.how={how}", "--out", tmp_path / "run"))
     assert first.code == code, first
     assert second.code == (-signal.SIGKILL if how == "killed" else code), second
     assert (second.out, second.err) == ("", "")
@@ -157,8 +162,8 @@ def test_one_that_fails_ends_all(tmp_path, how, code, says):
 
 @pytest.mark.slow
 def test_under_torchrun_one_line_says_what_failed(tmp_path):
-    failing = (*RUN, "--algorithm", "rank_failing:failing", "--out", tmp_path / "run")
-    (done,) = ended([started([*TORCHRUN, "--standalone", "--nproc-per-node", 2, *failing])])
+    two = (*TORCHRUN, "--standalone", "--nproc-per-node", 2)
+    (done,) = ended([started([*two, *FAILING, "--out", tmp_path / "run"])])
     assert done.code == 1
     assert [line.partition(" (")[0] for line in done.complaints] == ["rank 1: ValueError: a bug"]
 
