@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,21 @@ def pytest_configure(config: pytest.Config) -> None:
     budgets.register(config)
     if not hasattr(config, "workerinput"):  # a worker of xdist has no terminal
         config.pluginmanager.register(FailuresAtOnce(config))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long modules come first at each worker, which begins with an equal part: nobody waits for them at the end."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    if not long:
+        return
+    modules = list(dict.fromkeys(item.path for item in long))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    others = iter([item for item in items if item not in set(long)])
+    parts = [[item for item in long if modules.index(item.path) % workers == at] for at in range(workers)]
+    size = len(items) // workers
+    items[:] = [item for part in parts for item in (*part, *islice(others, max(0, size - len(part))))]
+    items += others
 
 
 def pytest_collection_finish() -> None:

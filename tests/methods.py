@@ -21,7 +21,7 @@ KINDS = {
 PAPERS = {"fedalp", "fedlag", "fedper", "flayer", "heurpfedla", "pfedla"}
 MECHANISMS = {"fedavg", "fedbn", "fedrep", "local", "apple", "ditto", "fedala", "fedcp", "fedrod", "pfedme", "scaffold"}
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
-PARTICIPATION = [pytest.param(1.0, marks=SLOW), 0.5]  # half of the clients show more
+PARTICIPATION = [pytest.param(1.0, marks=NIGHTLY), 0.5]  # half of the clients show more
 
 
 def every_method(names: Iterable[str] = ALGORITHMS) -> list[Any]:

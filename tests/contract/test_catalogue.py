@@ -40,12 +40,13 @@ ACTING = {
 }
 EVERY = sorted({*ALGORITHMS, *ACTING})
 QUICK = (("follow", 0.5), ("local", 1.0))  # two settings in which both values of both keys occur
+HALF = (("follow", 0.5), ("local", 0.5))  # half of the clients cost less
 
 
 def _settings():
-    """Each method in one of the two settings, in turn, and nightly in the three others."""
+    """Each method in one of two settings, in turn, and nightly in the three others."""
     for place, name in enumerate(EVERY):
-        first = QUICK[0] if name in ACTING else QUICK[place % 2]
+        first = QUICK[0] if name in ACTING else (QUICK if name in KINDS.values() else HALF)[place % 2]
         for setting in (first, *(each for each in SETTINGS if each != first)):
             marks = NIGHTLY if setting != first else () if name in KINDS.values() else SLOW
             yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")

@@ -37,7 +37,11 @@ from stratafl.deploy.processes import free_port
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DAMAGED, PENDING
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 
 def state_of(chaos: Chaos, site: str) -> Path:

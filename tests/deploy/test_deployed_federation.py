@@ -24,6 +24,8 @@ from stratafl.deploy.processes import flower_command, flower_environment, free_p
 from stratafl.deploy.site_processes import SiteProcesses, SiteStatus
 from stratafl.errors import BusyError, DeployError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.budget(12, "the one fast federation of real processes: SuperLink, gate, ServerApp, SuperNode, ClientApp")
 def test_a_site_does_two_rounds_over_tls_with_its_key(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_commands_of_strangers_are_refused(three: Federation, way: str, tmp_path
     before, runs = three.host.control.nodes(), three.host.control.unfinished_runs()
     commands = [("run", str(app), "lab"), ("supernode", "register", str(key.public), "lab"), ("list", "lab")]
     commands += [("supernode", "list", "lab"), ("stop", "1", "lab")]
-    for given in commands:
+    for given in commands if way == "gate" else commands[:2]:  # each is a process; one token is asked for by all
         done = flwr(three, *given, port=port)
         assert done.returncode != 0, done.stdout
         assert "Successfully" not in done.stdout

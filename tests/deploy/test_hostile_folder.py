@@ -11,6 +11,7 @@ import pytest
 from processes import PATIENCE
 from stratafl.child_processes import python_command, safe_environment
 
+pytestmark = pytest.mark.long
 # Every module that a process of a federation, a comparison or a compiler imports early or late.
 TRAPS = (
     "flwr",

@@ -28,6 +28,7 @@ from stratafl.execute.ranks import Ranks, world_size
 from stratafl.testing import Case, difference
 from stratafl.testing.watch import Tampered, claiming, not_finite
 
+pytestmark = pytest.mark.long
 SETTINGS = (
     "model.name=mlp",
     "model.hidden=[8]",

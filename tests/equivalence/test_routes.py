@@ -132,9 +132,9 @@ def taken():
     first, second = ([(name, ROUTES[(place + more) % 5]) for place, name in enumerate(KINDS)] for more in (0, 2))
     yield from ((name, route, 0.5, ()) for name, route in first)
     yield from ((name, route, 0.5, pytest.mark.slow) for name, route in second)
-    for name in sorted(ALGORITHMS):
+    for place, name in enumerate(sorted(ALGORITHMS)):
         for route in ROUTES:
-            slow = route in ("chunks, captured, disk", "joined, disk")
+            slow = route == ("chunks, captured, disk", "joined, disk")[place % 2]
             if (name, route) not in (*first, *second):
                 yield name, route, 0.5, pytest.mark.slow if slow else pytest.mark.nightly
             yield name, route, 1.0, pytest.mark.nightly

@@ -15,6 +15,7 @@ from stored_runs import TINY, finished
 import stratafl
 from processes import Command, end, outputs, wait_until
 
+pytestmark = pytest.mark.long
 SETTINGS = [
     "model.name=mlp",
     "model.hidden=[8]",

@@ -78,7 +78,8 @@ def majority_predictions(run: Outcome, tested: Predictions | None = None) -> Pre
     train, test = (torch.tensor(class_counts["counts"][split])[: run.clients or None] for split in ("train", "test"))
     if int(test.sum()) > MAX_MAJORITY_SAMPLES:
         return None
-    test[[client for client in range(len(test)) if client not in run.test_samples()]] = 0  # those are not evaluated
+    evaluated = run.test_samples()
+    test[[client for client in range(len(test)) if client not in evaluated]] = 0
     clients, classes = test.shape
     y = torch.arange(classes).repeat(clients).repeat_interleave(test.flatten())
     client = torch.arange(clients).repeat_interleave(test.sum(1))

@@ -457,7 +457,7 @@ def test_processes_take_turns_at_an_entry(tmp_path):
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of other parts of torch
 def test_the_compiled_step_gives_the_bits_of_torchs_compiler(tmp_path, monkeypatch):
