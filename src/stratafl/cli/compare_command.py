@@ -57,7 +57,8 @@ def start_comparison(
     `tuned` is the directory of a tuning: its methods with what it chose, its data and model, and seeds after its own,
     unless the options say otherwise.
     """
-    typed, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    typed, methods = options.settings(), names_in(names)
+    base = experiment_of(options.config, typed)
     trusted = options.trusted([*methods, *paths_in(typed)])
     with torchrun_group() as process_group, show_warnings(note_console()) as release_warnings:
         refuse_torchrun(process_group)
@@ -199,7 +200,8 @@ def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: W
 
 def start_tuning(options: RunOptions, names: str, plan: TuningPlan, seeds: int, jobs: int | None) -> int:
     """A new tuning, to its end or until it is interrupted; the exit code."""
-    settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    settings, methods = options.settings(), names_in(names)
+    base = experiment_of(options.config, settings)
     trusted = options.trusted([*methods, *paths_in(settings)])
     with show_warnings(note_console()) as release_warnings:
         if options.out is not None:
