@@ -101,6 +101,7 @@ class Trial:
         seen = [{} for _ in rnd.layout.layers] if collector is None else collector.lines(progress, report)
         if measure.LEFT_OUT in line or any(key.endswith(f".{measure.NOT_FINITE}") for key in scores):
             line[measure.TOTAL] = self.sim.setup.clients
+            line |= {measure.EVALUATED: len(self.ids)} if len(self.ids) < self.sim.setup.clients else {}
         line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
         plain = measure.layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
