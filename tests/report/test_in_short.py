@@ -88,16 +88,28 @@ def test_clients_that_are_the_same_with_every_seed_are_drawn_once(tmp_path):
     assert drawn["personalised (fedper)"][-1] == ("0", pytest.approx(0.85))
 
 
-@pytest.mark.parametrize(("data", "named"), [("digits", "my.csv"), ("my own.csv", "'my own.csv'")])
-def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, capsys, data, named):
+@pytest.mark.parametrize("data", ["digits", "my own.csv"])
+def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, capsys, data):
+    """With data of one's own the settings of the run are taken as well: without `data.label` a command would fail."""
+    folder = tmp_path / "my runs"
     for name, score in (("fedper", 0.8), ("fedavg", 0.7), ("local", 0.85)):
-        write_run(tmp_path / name, [score], name=name, data={"name": data})
-    study = print_ranking([tmp_path], details=False)
-    print_next(study, tmp_path)
+        write_run(folder / name, [score], name=name, data={"name": data})
+    study = print_ranking([folder], details=False)
+    print_next(study, folder)
     printed = capsys.readouterr().out
     assert " ".join(map(str, in_short(study))) in " ".join(printed.split())
     assert "clients against local" not in printed  # `strata report` has that table
     *_, tune, run = printed.strip().splitlines()
-    assert f"strata tune --data {named} -a local,fedavg,fedper " in tune
-    assert f"strata run --data {named} -a fedper --guard " in run
+    source = "--data my.csv" if data == "digits" else f"--config '{folder / 'fedper' / 'config.toml'}'"
+    assert f"strata tune {source} -a local,fedavg,fedper " in tune
+    assert f"strata run {source} -a fedper --guard " in run
     assert ("strata advise" in printed) == (data == "digits")
+
+
+def test_local_training_is_not_guarded_from_itself(tmp_path, capsys):
+    for name, score in (("fedavg", 0.7), ("local", 0.85)):
+        write_run(tmp_path / name, [score], name=name, data={"name": "digits"})
+    print_next(gather([tmp_path]), tmp_path)
+    *_, run = capsys.readouterr().out.strip().splitlines()
+    assert "strata run --data my.csv -a local " in run
+    assert "guard" not in run
