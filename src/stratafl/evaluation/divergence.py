@@ -34,7 +34,7 @@ class Divergence:
 
 
 def divergence(lines: Sequence[Line], clients: int = 0) -> Divergence | None:
-    """How these rounds of a federation of so many clients end, by default as many as the lines say; None if well.
+    """How these rounds of a federation of `clients` clients (0: as many as the lines say) end; None if well.
 
     A round may ask a part of the clients. So what counts are the last rounds that together asked as many clients as
     there are.
@@ -65,7 +65,7 @@ def _of_models(lines: Sequence[Line], total: int) -> Divergence | None:
 
 
 def _is_divergence(count: int, new: int, total: int) -> bool:
-    """Whether so many clients, of which `new` ones trained well before, mean that training itself diverges."""
+    """Whether `count` clients, `new` of which trained well before, mean that training itself diverges."""
     many = count > 0 and (count >= total or (count > 1 and count >= MANY_SHARE * total))
     return many or new >= max(1.0, NEW_SHARE * total)
 

@@ -111,7 +111,7 @@ class Trial:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
     def _due(self, rnd: Round) -> Tensor:
-        """The clients whose models are scored right after this round's training: they train no more until it counts."""
+        """The clients whose models are scored right after this round: they do not train again before the evaluation."""
         ids = self.ids
         for t in range(rnd.t, self.rounds) if rnd.plan.evaluated else ():
             later = self.sim.at(t)
