@@ -89,7 +89,7 @@ def _trained_before(lines: Sequence[Line], diverged: set[int], total: int) -> se
     """
     whole = [set(diverging_clients(line)) for line in lines if _cohort(line) >= total] if diverged else []
     if whole:
-        return diverged - set.intersection(*whole)
+        return diverged - whole[0].intersection(*whole)
     before, asked = set[int](), 0
     for line in lines:
         asked += _cohort(line)
