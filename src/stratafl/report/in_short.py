@@ -96,7 +96,7 @@ def in_short(study: Study) -> list[Finding]:
         sentence, score = say.SHARED_LEADS, reached["shared"]
     rest = " and ".join(f"{name} {score}" for name, score in others.items())
     first = finding(sentence, method=leader.label, score=score, others=rest, doubt=doubt)
-    return [first, *_clients(study, kinds.personalised or kinds.shared)]
+    return [first, *_clients(study, leader if leader is kinds.shared else kinds.personalised or kinds.shared)]
 
 
 def _doubt(study: Study, leader: Rank) -> str:
