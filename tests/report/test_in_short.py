@@ -5,7 +5,7 @@ from seen import options, series
 from written_runs import rewrite, write_run
 
 from stratafl.cli.compare_command import print_next
-from stratafl.cli.report_command import print_ranking
+from stratafl.cli.report_command import pair_lines, print_ranking
 from stratafl.report import gather
 from stratafl.report import sentences as say
 from stratafl.report.in_short import in_short, kinds_chart, kinds_of
@@ -116,3 +116,10 @@ def test_local_training_is_not_guarded_from_itself(tmp_path, capsys):
     *_, run = capsys.readouterr().out.strip().splitlines()
     assert "strata run --data my.csv -a local " in run
     assert "guard" not in run
+
+
+@pytest.mark.parametrize(("seeds", "notes"), [(1, 0), (2, 1)])
+def test_lines_without_an_interval_have_no_note_on_intervals(tmp_path, seeds, notes):
+    """One seed gives no interval, so there is nothing in brackets to explain."""
+    study = write(tmp_path, seeds, fedper=0.9, fedavg=0.7, local=0.5)
+    assert len(pair_lines(study)) == 2 + notes
