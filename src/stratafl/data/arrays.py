@@ -27,7 +27,7 @@ class Part(NamedTuple):
     y: Array
 
 
-def pair_of(samples: Any, who: str) -> tuple[Any, Any]:
+def client_pair(samples: Any, who: str) -> tuple[Any, Any]:
     """The `(x, y)` of a pair, or of a torch `Dataset` of pairs, which a `DataLoader` may hold."""
     data = samples.dataset if isinstance(samples, DataLoader) else samples
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):

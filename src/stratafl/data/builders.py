@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, align_columns, column_names, join_parts, pair_of
+from stratafl.data.arrays import Array, Part, align_columns, client_pair, column_names, join_parts
 from stratafl.data.cache import draw_partition
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of, without_names
@@ -95,7 +95,7 @@ def from_clients(
     """
     names, values = _named_clients(clients)
     titles = _titles(names, len(values))
-    pairs = [pair_of(samples, title) for samples, title in zip(values, titles, strict=True)]
+    pairs = [client_pair(samples, title) for samples, title in zip(values, titles, strict=True)]
     for (x, _), title in zip(pairs, titles, strict=True):
         check_some_samples(len(x), title)
     parts, columns = align_columns([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
@@ -113,7 +113,7 @@ def from_splits(
     """A federation from clients that are split already: each has a `train` and may have a `test` and a `validation`."""
     names, values = _named_clients(clients)
     titles = _titles(names, len(values))
-    split_pairs = [_pairs_of_splits(title, given) for title, given in zip(titles, values, strict=True)]
+    split_pairs = [_pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
     sizes = {split: [len(pairs[split][0]) if split in pairs else 0 for pairs in split_pairs] for split in SPLITS}
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
@@ -211,7 +211,7 @@ def _pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
     for split in splits:
         if split not in SPLITS:
             raise unknown(f"split of {title}", split, SPLITS)
-    pairs = {split: pair_of(samples, f"split '{split}' of {title}") for split, samples in splits.items()}
+    pairs = {split: client_pair(samples, f"split '{split}' of {title}") for split, samples in splits.items()}
     if "train" not in pairs or len(pairs["train"][0]) == 0:
         raise DataError(f"{title} has no training sample: its splits are {', '.join(splits) or 'none'}")
     for split, (x, y) in pairs.items():
