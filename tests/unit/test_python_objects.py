@@ -98,9 +98,8 @@ def test_a_client_that_is_not_there_is_refused(named, client):
     assert str(client) in str(error.value)
 
 
-def test_a_number_is_no_name_of_clients_without_names(numbered):
-    with pytest.raises(UnknownNameError, match="0 to 2"):
-        numbered.client("1")
+def test_without_names_the_number_is_the_name(numbered):
+    assert numbered.client("1").number == 1
 
 
 def test_datasets_and_loaders_are_the_arrays_that_they_give():

@@ -134,11 +134,10 @@ class Fitted:
 
     def number_of(self, client: int | str) -> int:
         """The number of a client that is given by its name or its number."""
-        names = self.sim.runtime.federation.client_names
         if isinstance(client, str):
-            if client not in names:
-                raise unknown("client", client, names or [f"the numbers 0 to {self.clients - 1}"])
-            return names.index(client)
+            if client not in self.client_names:
+                raise unknown("client", client, self.client_names)
+            return self.client_names.index(client)
         if not isinstance(client, int):
             raise DataError(f"client must be a name or a whole number from 0 to {self.clients - 1}, not {client!r}")
         if not 0 <= client < self.clients:

@@ -259,29 +259,31 @@ def audit(
     print_audit(folder, site, as_json)
 
 
-@app.command(epilog="Example: [bold]strata predict sites/north --data new.csv --out predictions.csv[/]")
+@app.command(epilog="Example: [bold]strata predict runs/first --client Basel --data new.csv --out predictions.csv[/]")
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
-    data: Annotated[Path, option("--data -d PATH", "New samples in this site's format; labels are not needed.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
+    data: Annotated[Path, option("--data -d PATH", "New samples in the format of the others; labels are not needed.")],
+    client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Predict new samples with a site's final model."""
-    from stratafl.cli.site_command import print_predictions
+    """Predict new samples with a client's model: of a run, or a site's final one."""
+    from stratafl.cli.predict_command import print_predictions
 
-    print_predictions(folder, data, out, trust)
+    print_predictions(folder, client, data, out, trust)
 
 
-@app.command(epilog="Example: [bold]strata export sites/north -o north.onnx[/]")
+@app.command(epilog="Example: [bold]strata export runs/first --client Basel -o basel.onnx[/]")
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site, sites/NAME.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
     out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
+    client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a site's final model as ONNX or safetensors."""
-    from stratafl.cli.site_command import export_site_model
+    """Write a client's model as ONNX or safetensors: of a run, or a site's final one."""
+    from stratafl.cli.predict_command import export_client_model
 
-    export_site_model(folder, out, trust)
+    export_client_model(folder, client, out, trust)
 
 
 # Data

@@ -1,4 +1,4 @@
-"""The commands of a site: `strata join` a federation, then `strata predict` and `strata export` with its model."""
+"""The command of a site, `strata join`."""
 
 import sys
 import time
@@ -13,13 +13,10 @@ from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what_leaves_site
 from stratafl.deploy.folders import prepare_site, read_invitation
 from stratafl.deploy.member import STATE
-from stratafl.deploy.site_model import check_prediction_file, final_model, member_in, predicted
 from stratafl.deploy.site_processes import SiteProcesses
-from stratafl.errors import DeployError, counted
+from stratafl.errors import DeployError
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DELIVERED
-from stratafl.export import export_model
-from stratafl.files import check_new
 
 LOOK = 0.5  # seconds between two looks
 
@@ -68,27 +65,3 @@ def _ask(leaves: Sequence[str], who: str, yes: bool, console: Console) -> None:
         console.print(f"  {line}", markup=False)
     if not yes and not typer.confirm("Join?", err=True):
         raise DeployError("you did not agree, so this site does not join: nothing was created or sent")
-
-
-def print_predictions(folder: Path, data: Path, out: Path | None, trust: bool) -> None:
-    """Print predictions as CSV, or write them to a file."""
-    if out is not None:
-        check_prediction_file(out)
-    console = note_console()
-    with show_warnings(console):
-        predictions = predicted(member_in(folder, trust=trust), data)
-    if out is None:
-        sys.stdout.write(predictions.csv())
-        return
-    predictions.write(out)
-    console.print(f"{counted(len(predictions.samples), 'sample')} predicted, '{out}'", markup=False)
-
-
-def export_site_model(folder: Path, out: Path, trust: bool) -> None:
-    """Write the model with its preprocessing."""
-    check_new([out])
-    console = note_console()
-    with show_warnings(console):
-        model = final_model(member_in(folder, trust=trust))
-    export_model(model, out)
-    console.print(f"exported, '{out}'", markup=False)
