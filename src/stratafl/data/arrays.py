@@ -139,7 +139,8 @@ def _numbers(values: Any, what: str) -> NDArray[Any]:
     except ValueError as error:
         raise DataError(f"{what} is not an array: its rows differ in length") from error
     if array.dtype.kind not in "biufc":
-        raise DataError(f"{what} has dtype {array.dtype}: samples and targets must be numbers")
+        classes = "; number the classes 0, 1, … alike for all clients" if what.startswith("y") else ""
+        raise DataError(f"{what} has dtype {array.dtype}: samples and targets must be numbers{classes}")
     native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
     # torch takes neither foreign byte orders nor negative strides, and warns about read-only memory
     return np.require(array, native, ["C", "W"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.data import IID, Assignment, Samples, federate, from_samples
+from stratafl.data import IID, Assignment, Samples, federate, from_clients, from_samples
 from stratafl.data.partitions import Owners
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError
@@ -145,3 +145,8 @@ def test_clients_are_called_as_their_owners_where_they_are_owners():
     assert from_samples(replace(made, tests=tests), partition=None, **given).client_names == ("ann", "bob", "cem")
     with pytest.raises(DataError, match="there are 1 names for 2 classes"):
         replace(found, class_names=("cat",))
+
+
+def test_names_as_labels_are_refused_with_what_to_give():
+    with pytest.raises(DataError, match=r"y of client 0 has dtype <U3: .*; number the classes 0, 1, … alike"):
+        from_clients([(np.zeros((2, 3), np.float32), np.array(["yes", "no"]))])
