@@ -135,9 +135,16 @@ class Fitted:
         return "deployed" if self.evaluate.stage == "trained" else self.evaluate.stage
 
     def _checked(self, client: int) -> int:
-        if not isinstance(client, int) or not 0 <= client < self.clients:
+        self._check_number(client)
+        if not 0 <= client < self.clients:
             raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
         return client
+
+    def _check_number(self, client: object) -> None:
+        if not isinstance(client, int):
+            names = self.sim.runtime.federation.client_names
+            number = f"; {client!r} is client {names.index(client)}" if client in names else ""
+            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}{number}")
 
     @property
     def round(self) -> int:
@@ -162,8 +169,7 @@ class Fitted:
 
         It takes samples as training does: scaled and standardised. `predictor(client)` takes raw samples.
         """
-        if not isinstance(client, int):
-            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
+        self._check_number(client)
         return _module(self.sim, state_dict(self.sim, self.progress, client))
 
     def guard(self, epochs: int = EPOCHS) -> "Guarded":

@@ -135,6 +135,15 @@ def test_what_a_person_gave_is_left_as_it_was():
 # Models and predictions
 
 
+def test_the_name_of_a_client_is_answered_with_its_number(fitted):
+    federation = replace(fitted.sim.runtime.federation, client_names=("north", "south", "east"))
+    runtime = replace(fitted.sim.runtime, federation=federation)
+    named = replace(fitted, sim=replace(fitted.sim, runtime=runtime))
+    for use in (named.model, lambda client: named.predict(client, X)):
+        with pytest.raises(DataError, match="'south' is client 1"):
+            use("south")
+
+
 def test_a_prediction_is_what_the_clients_own_model_says(fitted):
     samples = torch.from_numpy(X).float()
     for client in range(3):
