@@ -172,6 +172,15 @@ def test_an_exported_onnx_model_predicts_as_the_site_does(federation, tmp_path):
     assert np.allclose(torch.softmax(torch.tensor(outputs), -1), expected, atol=1e-5)
 
 
+def test_to_predict_with_a_run_names_the_way_in_python(tmp_path):
+    for name in ("config.toml", "environment.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        DeployError, match=r"is a run, not the folder of a site: .* stratafl\.load\(.*\)\.predict\(0, x\)"
+    ):
+        member_in(tmp_path)
+
+
 def test_before_the_commit_there_is_no_final_model(tmp_path):
     file = with_tables()
     write_samples(tmp_path)

@@ -24,6 +24,7 @@ from stratafl.execute.exchange.site_store import DELIVERED
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, finite_outputs
 from stratafl.files import atomically, check_new, explained, read_plain, write_atomically
+from stratafl.runs.directory import is_run
 
 NODE = "node.toml"  # the name of the site, and where its samples are, as `strata join` was told
 MAX_NODE_BYTES = 1 << 20  # bytes of that file
@@ -35,6 +36,11 @@ def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
     """The site that has this folder, with the samples that it joined with."""
     path = folder / NODE
     if not path.exists() or not (folder / FILE).exists():
+        if is_run(folder):
+            raise DeployError(
+                f"'{folder}' is a run, not the folder of a site: use its models in Python, "
+                f"stratafl.load('{folder}').predict(0, x) or .export(0, 'client0.onnx')"
+            )
         raise DeployError(
             f"'{folder}' is not the folder of a site: name the folder that 'strata join' made, sites/NAME"
         )
