@@ -184,6 +184,11 @@ def test_layers_that_never_conflict_are_not_named(advice: Advice) -> None:
     assert words.layers_text(replace(advice, facts=facts)).endswith(words.NO_CONFLICTS)
 
 
+def test_clients_of_one_size_have_no_range(advice: Advice) -> None:
+    alike = replace(advice, facts=replace(advice.facts, clients=6, sizes=(23,) * 6))
+    assert words.seen(alike)[0] == ("clients", "6, with 23 training samples each")
+
+
 @pytest.mark.slow
 def test_one_round_is_no_forecast(given: Federation) -> None:
     short = with_values(EXPERIMENT, {"run.rounds": 3})

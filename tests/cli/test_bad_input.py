@@ -49,6 +49,19 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, argu
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["fit"], ("'fit'", "run: strata --help")),
+        (["data", "showw"], ("'showw'", "'show'", "run: strata data --help")),
+        (["advise", "--data", "my.csv"], ("--data", "run: strata advise --help")),
+    ],
+    ids=["command", "subcommand", "option"],
+)
+def test_an_unknown_command_or_option_names_the_help_and_suggests_once(refused, arguments, says):
+    assert refused(*arguments, says=says).count("Did you mean") <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
         (
             ["--metric", "auroc", "--set", "evaluate.metric=mae"],
             ("--metric auroc", "--set", "evaluate.metric=mae"),

@@ -39,6 +39,7 @@ def test_options_of_the_partition_and_classes_by_size(strata, place):
     assert [row[-1] for row in rows(result.out)] == ["0 (30), 1 (20), 2 (10)", "3 (5)"]
     result = strata("data", "show", "-d", "own.npz", "-s", "data.partition=owners", "-s", "data.clients=1")
     assert len(rows(result.out)) == 1
+    assert ", from " not in result.out.splitlines()[0]  # not "from 60 to 60 each"
     wrong = strata("data", "show", "-d", "own.npz", "-s", "data.partition=owners", "-s", "data.maximun=1")
     assert "unknown key of [data] 'maximun'; did you mean 'maximum'?" in checked_line(wrong)
 

@@ -42,7 +42,7 @@ class Joined:
 def join(tmp_path, monkeypatch, capsys):
     """`strata join` of site a; the answer to its question, or no terminal; its exit code and what it said."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stratafl.cli.site_command.SiteProcesses", Joined)
+    monkeypatch.setattr("stratafl.cli.host_command.SiteProcesses", Joined)
     write_samples(tmp_path)
     place = HostAddress("127.0.0.1", 9443)
     invitation = prepare_host(tmp_path / "host", with_tables(), place).invite(place)

@@ -80,7 +80,7 @@ def is_file(hint: Any) -> bool:
 def join(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     """`strata join` of site a with an invitation that has these settings besides; its exit code and errors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stratafl.cli.site_command.SiteProcesses", None)  # which would take part
+    monkeypatch.setattr("stratafl.cli.host_command.SiteProcesses", None)  # which would take part
     write_samples(tmp_path, ["a"])
     tables = {name: dict(table) for name, table in FEDERATION.items()}
     tables["invitation"] = {"server": "127.0.0.1:9443", "authority": ""}

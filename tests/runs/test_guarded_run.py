@@ -97,6 +97,7 @@ def test_too_few_validation_samples_are_said(shrunk: float | None, said: int, do
         assert "(7 to 10 per client)" in doubts[0]
         assert "4 of 4 clients" in doubts[0]
         assert "data.validation" not in doubts[0]  # it is 0.2 already
+        assert doubts[0].endswith("leave out the guard")
 
 
 @pytest.mark.slow

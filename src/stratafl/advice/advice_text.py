@@ -213,6 +213,8 @@ def seen(advice: Advice) -> list[tuple[str, str]]:
     facts = advice.facts
     low, high = min(facts.sizes), max(facts.sizes)
     sizes = f"{facts.clients:,}, with {low:,} to {high:,} training samples, median {median(facts.sizes):,.0f}"
+    if low == high:
+        sizes = f"{facts.clients:,}, with {low:,} training samples each"
     rows = [("clients", sizes)]
     if facts.skew is not None:
         rows.append(("labels", _labels(facts.skew, facts.classes is None)))

@@ -7,10 +7,11 @@ rich.
 
 import atexit
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stratafl.child_processes import protect_children
 from stratafl.cli.interrupt import INTERRUPTED
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StrataError as error:
         return _fail(str(error), error.exit_code)
     except UsageProblem as error:
-        message = error.format_message()
+        message = _usage(error.format_message(), error.ctx)
         return _fail(message) if message else 0  # without a command, help was shown
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
@@ -72,6 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f" '{error.filename}'" if error.filename else ""
         return _fail(f"the operating system refused{where}: {error.strerror}")
     return result if isinstance(result, int) else 0
+
+
+def _usage(message: str, context: Any) -> str:
+    """What is wrong with the command line; names that do not exist also get the command that lists those that do."""
+    message = " ".join(message.split())
+    if not message.startswith("No such ") or context is None:
+        return message
+    once = re.sub(r"( Did you mean .*\?)\1$", r"\1", message)  # typer and click both suggest a command
+    return f"{once} To see what there is, run: {context.command_path} --help"
 
 
 def _reader_gone() -> int:

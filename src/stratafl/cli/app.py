@@ -239,7 +239,7 @@ def join_(
     from stratafl.deploy.processes import require_flower
 
     require_flower()
-    from stratafl.cli.site_command import join_federation
+    from stratafl.cli.host_command import join_federation
 
     return join_federation(invitation, site, data, out, yes, trust)
 

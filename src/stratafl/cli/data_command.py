@@ -109,7 +109,9 @@ def client_table(federation: Federation) -> Table:
 def _title(federation: Federation) -> str:
     sizes = total_class_counts(federation).sum(1)
     clients, samples = counted(federation.clients, "client"), counted(int(sizes.sum()), "sample")
-    return f"{federation.name}: {clients}, {samples}, from {int(sizes.min()):,} to {int(sizes.max()):,} each"
+    low, high = int(sizes.min()), int(sizes.max())
+    span = f"{low:,} each" if low == high else f"from {low:,} to {high:,} each"
+    return f"{federation.name}: {clients}, {samples}, {span}"
 
 
 def _classes(federation: Federation, counts: list[int]) -> str:

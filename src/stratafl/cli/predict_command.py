@@ -11,9 +11,9 @@ from stratafl.errors import RunError, counted, shown
 from stratafl.export import export_model
 from stratafl.export.predicted import Predicted, check_prediction_file, predict_samples
 from stratafl.files import check_new
-from stratafl.runs.directory import CONFIG, ENVIRONMENT, config_of
+from stratafl.runs.directory import CONFIG, config_of, is_run
 
-MAX_NAMED_CLIENTS = 8  # in a message
+MAX_NAMED_CLIENTS, MAX_NAMED_RUNS = 8, 3  # in a message
 
 
 def print_predictions(folder: Path, client: str | None, data: Path, out: Path | None, trust: bool) -> None:
@@ -35,7 +35,7 @@ def export_client_model(folder: Path, client: str | None, out: Path, trust: bool
     check_new([out])
     console = note_console()
     with show_warnings(console):
-        if _is_run(folder):
+        if is_run(folder):
             _client_of(folder, client, trust).export(out)
         else:
             _refuse_client(folder, client)
@@ -46,7 +46,7 @@ def export_client_model(folder: Path, client: str | None, out: Path, trust: bool
 
 
 def _predicted(folder: Path, client: str | None, data: Path, trust: bool) -> Predicted:
-    if not _is_run(folder):
+    if not is_run(folder):
         _refuse_client(folder, client)
         from stratafl.deploy.site_model import member_in, predicted
 
@@ -57,11 +57,17 @@ def _predicted(folder: Path, client: str | None, data: Path, trust: bool) -> Pre
     return predict_samples(chosen.predictor, samples, form, chosen.fitted.title_of(chosen.number))
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG).exists() and (folder / ENVIRONMENT).exists()
+def _refuse_runs(folder: Path) -> None:
+    """Refuse the folder of a comparison or a tuning: which of its runs is meant?"""
+    runs = sorted(path.parent for path in folder.glob(f"**/{CONFIG}") if is_run(path.parent))
+    if runs:
+        few = ", ".join(f"'{shown(str(run))}'" for run in runs[:MAX_NAMED_RUNS])
+        rest = ", …" if len(runs) > MAX_NAMED_RUNS else ""
+        raise RunError(f"'{folder}' holds {counted(len(runs), 'run')}, and each has models: name one of {few}{rest}")
 
 
 def _refuse_client(folder: Path, client: str | None) -> None:
+    _refuse_runs(folder)
     if client is not None:
         raise RunError(f"--client is for run directories, and '{folder}' is none: a site has one model, leave it out")
 

@@ -42,7 +42,7 @@ def _too_few_samples(rank: Rank, choices: Sequence[Choice]) -> list[str]:
     return [
         f"{rank.label}: too few validation samples ({span} per client) to tell who gains, so these stay {SAFE}: "
         f"{len(undecided)} of {counted(len(choices), 'client')}"
-        + (f"; set data.validation={ADVISED_VALIDATION:g}" if low else "")
+        + (f"; set data.validation={ADVISED_VALIDATION:g}" if low else "; collect more samples, or leave out the guard")
     ]
 
 

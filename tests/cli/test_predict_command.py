@@ -1,0 +1,71 @@
+"""`strata predict` and `strata export` with the model of a client of a run."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from cli_helpers import checked_line
+from safetensors.torch import load_file
+
+import stratafl
+
+SITES = ("Basel", "Bern", "Chur")
+NEW = "b,note,a\n0.1,x,2.0\n0.3,y,-2.0\n-1.5,z,0.1\n"
+
+
+@pytest.fixture
+def run(strata, place):
+    rng = np.random.default_rng(0)
+    cells = [(*rng.normal(size=2), SITES[number % 3]) for number in range(90)]
+    rows = [f"{a:.3f},{b:.3f},{site},{'yes' if a + b / 3 > 0 else 'no'}" for a, b, site in cells]
+    (place / "all.csv").write_text("\n".join(["a,b,site,label", *rows, ""]))
+    (place / "new.csv").write_text(NEW)
+    settings = ("--set", "data.client=site", "--set", "model.hidden=[4]")
+    assert (
+        strata("run", "--data", "all.csv", "--algorithm", "fedper", "--rounds", 2, *settings, "--out", "run").code == 0
+    )
+    return place / "run"
+
+
+@pytest.mark.budget(1, "a run of three sites")
+def test_a_client_predicts_rows_in_any_order_by_name_and_by_number(run, strata, place):
+    printed = strata("predict", "run", "--client", "Bern", "--data", "new.csv")
+    assert printed.code == 0, printed.err
+    rows = list(csv.DictReader(io.StringIO(printed.out)))
+    bern = stratafl.load(run).client("Bern")
+    x = np.array([[2.0, 0.1], [-2.0, 0.3], [0.1, -1.5]], np.float32)
+    assert [row["prediction"] for row in rows] == bern.predict(x).tolist()
+    probabilities = [[float(row[f"probability_{name}"]) for name in ("no", "yes")] for row in rows]
+    assert np.allclose(probabilities, bern.predict_proba(x).numpy(), atol=1e-6)
+    assert strata("predict", "run", "-c", 1, "-d", "new.csv", "-o", "out.csv").code == 0
+    assert (place / "out.csv").read_text() == printed.out
+    assert printed.out != strata("predict", "run", "-c", "Chur", "-d", "new.csv").out
+    assert "out.csv" in checked_line(strata("predict", "run", "-c", 1, "-d", "new.csv", "-o", "out.csv"))
+
+
+@pytest.mark.budget(1, "a run of three sites")
+def test_a_client_is_exported(run, strata, place):
+    assert strata("export", "run", "--client", "Chur", "-o", "chur.safetensors").code == 0
+    assert all(
+        np.array_equal(value, stratafl.load(run).client(2).model.state_dict()[name])
+        for name, value in load_file(place / "chur.safetensors").items()
+    )
+
+
+@pytest.mark.budget(1, "a run of three sites")
+def test_what_is_wrong_is_one_line(run, strata, place):
+    (place / "lacks.csv").write_text("a,c\n1,2\n")
+    for words, value in (
+        (("predict", "run", "-d", "new.csv"), "Basel, Bern, Chur"),
+        (("predict", "run", "-c", "bern", "-d", "new.csv"), "'Bern'"),
+        (("predict", "run", "-c", 3, "-d", "new.csv"), "no client 3"),
+        (("predict", "run", "-c", "Bern", "-d", "lacks.csv"), "'b'"),
+        (("predict", "run", "-c", "Bern", "-d", "missing.csv"), "'missing.csv'"),
+        (("predict", "run", "-c", "Bern", "-d", "new.csv", "-o", "out.txt"), "'out.txt'"),
+        (("predict", "elsewhere", "-d", "new.csv"), "'elsewhere'"),
+        (("predict", "elsewhere", "-c", "Bern", "-d", "new.csv"), "--client"),
+        (("predict", ".", "-c", "Bern", "-d", "new.csv"), "'run'"),
+        (("export", "run", "-o", "model.onnx"), "--client"),
+    ):
+        assert value in checked_line(strata(*words)), words
