@@ -1,8 +1,8 @@
 """Python processes that a command starts: they import installed packages, never files of the current folder.
 
 `python -m` and `python -c` put the current folder first, so a file `torch.py` in it would run in place of the package.
-A person may be anywhere, for example in a folder that somebody sent them. `-P` protects the process itself, the
-environment whatever it starts in turn. `tools/house_rules.py` looks for processes that are started in another way.
+You may be in any folder, for example in one that you downloaded. `-P` protects the process itself, the environment
+protects the processes that it starts. `tools/house_rules.py` looks for processes that are started in another way.
 """
 
 import os

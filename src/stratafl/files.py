@@ -192,7 +192,7 @@ def private_folder(folder: Path) -> Iterator[None]:
 
 
 def stamp(folder: Path) -> None:
-    """Note that a folder is this user's own, and not one that somebody sent."""
+    """Note that a folder was made here, and not sent or copied."""
     write_atomically(folder / STAMP, b"")
     write_atomically(folder / f"{STAMP}.txt", _birthmark(folder / STAMP))
 

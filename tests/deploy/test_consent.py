@@ -159,11 +159,13 @@ def test_means_of_pixels_do_not_leave_a_site_with_its_introduction(tmp_path):
     assert introduced(tmp_path, with_tables(data={"normalise": "half"}))["scaling"]["mean"] == (0.5,)
 
 
-def test_a_site_scales_its_pixels_as_its_own_file_says(tmp_path):
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_site_scales_its_pixels_as_its_own_file_says(tmp_path, trains):
     pixels = np.random.default_rng(0).integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(60) % 3)
     write_file(tmp_path / "site", with_tables(data={"normalise": "half"}))
     member = SiteMember(tmp_path / "site", "a", str(tmp_path / "a.npz"))
+    member.trains = trains
     agreed = member._own_format
     member._check_format(agreed)
     with pytest.raises(WireError):

@@ -5,7 +5,7 @@ from seen import options, series
 from written_runs import rewrite, write_run
 
 from stratafl.cli.compare_command import print_next
-from stratafl.cli.report_command import print_ranking
+from stratafl.cli.report_command import pair_lines, print_ranking
 from stratafl.report import gather
 from stratafl.report import sentences as say
 from stratafl.report.in_short import in_short, kinds_chart, kinds_of
@@ -44,15 +44,18 @@ def test_methods_that_may_be_as_good_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scores", "sentence", "others"),
+    ("scores", "sentence", "others", "gaining"),
     [
-        ({"local": 0.9, "fedper": 0.8, "fedavg": 0.7}, say.ALONE_LEADS, "fedper 81.0 % and one shared model 71.0 %"),
-        ({"fedavg": 0.9, "fedper": 0.8, "local": 0.7}, say.SHARED_LEADS, "fedper 81.0 % and training alone 71.0 %"),
-        ({"fedavg": 0.9, "local": 0.7}, say.SHARED_LEADS, "training alone 71.0 %"),
+        (("local", "fedper", "fedavg"), say.ALONE_LEADS, "fedper 81.0 % and one shared model 71.0 %", "fedper"),
+        (("fedavg", "fedper", "local"), say.SHARED_LEADS, "fedper 81.0 % and training alone 71.0 %", "fedavg"),
+        (("fedavg", "local"), say.SHARED_LEADS, "training alone 81.0 %", "fedavg"),
     ],
 )
-def test_alone_or_shared_may_be_best(tmp_path, scores, sentence, others):
-    first, *_ = in_short(write(tmp_path, **scores))
+def test_alone_or_shared_may_be_best(tmp_path, scores, sentence, others, gaining):
+    """Who gains is said of the shared model if that is best: a reader would use it."""
+    scores = dict(zip(scores, (0.9, 0.8, 0.7), strict=False))
+    first, second = in_short(write(tmp_path, **scores))
+    assert second.values["method"] == gaining
     assert (first.sentence, first.values["others"], first.values["score"]) == (sentence, others, "91.0 %")
 
 
@@ -88,16 +91,35 @@ def test_clients_that_are_the_same_with_every_seed_are_drawn_once(tmp_path):
     assert drawn["personalised (fedper)"][-1] == ("0", pytest.approx(0.85))
 
 
-@pytest.mark.parametrize(("data", "named"), [("digits", "my.csv"), ("my own.csv", "'my own.csv'")])
-def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, capsys, data, named):
+@pytest.mark.parametrize("data", ["digits", "my own.csv"])
+def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, capsys, data):
+    """With data of one's own the settings of the run are taken as well: without `data.label` a command would fail."""
+    folder = tmp_path / "my runs"
     for name, score in (("fedper", 0.8), ("fedavg", 0.7), ("local", 0.85)):
-        write_run(tmp_path / name, [score], name=name, data={"name": data})
-    study = print_ranking([tmp_path], details=False)
-    print_next(study, tmp_path)
+        write_run(folder / name, [score], name=name, data={"name": data})
+    study = print_ranking([folder], details=False)
+    print_next(study, folder)
     printed = capsys.readouterr().out
     assert " ".join(map(str, in_short(study))) in " ".join(printed.split())
     assert "clients against local" not in printed  # `strata report` has that table
     *_, tune, run = printed.strip().splitlines()
-    assert f"strata tune --data {named} -a local,fedavg,fedper " in tune
-    assert f"strata run --data {named} -a fedper --guard " in run
+    source = "--data my.csv" if data == "digits" else f"--config '{folder / 'fedper' / 'config.toml'}'"
+    assert f"strata tune {source} -a local,fedavg,fedper " in tune
+    assert f"strata run {source} -a fedper --guard " in run
     assert ("strata advise" in printed) == (data == "digits")
+
+
+def test_local_training_is_not_guarded_from_itself(tmp_path, capsys):
+    for name, score in (("fedavg", 0.7), ("local", 0.85)):
+        write_run(tmp_path / name, [score], name=name, data={"name": "digits"})
+    print_next(gather([tmp_path]), tmp_path)
+    *_, run = capsys.readouterr().out.strip().splitlines()
+    assert "strata run --data my.csv -a local " in run
+    assert "guard" not in run
+
+
+@pytest.mark.parametrize(("seeds", "notes"), [(1, 0), (2, 1)])
+def test_lines_without_an_interval_have_no_note_on_intervals(tmp_path, seeds, notes):
+    """One seed gives no interval, so there is nothing in brackets to explain."""
+    study = write(tmp_path, seeds, fedper=0.9, fedavg=0.7, local=0.5)
+    assert len(pair_lines(study)) == 2 + notes

@@ -1,7 +1,10 @@
 """Whether a run diverged: a few broken clients do not make it so, and many, or clients that were well before, do."""
 
+from random import Random
+
 import pytest
 
+from stratafl.evaluation import flags
 from stratafl.evaluation.divergence import Divergence, divergence
 from stratafl.evaluation.flags import Notices
 from stratafl.runs.summary import quality, selected
@@ -53,6 +56,27 @@ def test_with_cohorts_of_two_the_rounds_that_asked_as_many_as_there_are_count():
     assert divergence(diverging) == Divergence(10, 20, 25)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_a_client_with_broken_data_that_is_not_always_asked_has_not_diverged(share):
+    """Many stretches of rounds do not ask it at all, but it never trained well."""
+    draw = Random(0)
+    cohorts = [draw.sample(range(10), round(10 * share)) for _ in range(60)]
+    lines = [line(t + 1, [7] * (7 in ids), cohort=len(ids), clients=10) for t, ids in enumerate(cohorts)]
+    assert all(divergence(lines[: end + 1]) is None for end in range(len(lines)))
+    later = [line(t + 1, [7] * (7 in ids and t > 45), cohort=len(ids), clients=10) for t, ids in enumerate(cohorts)]
+    assert any(divergence(later[: end + 1]) for end in range(46, len(lines)))  # it trained well for many rounds
+
+
+def test_of_some_clients_that_are_evaluated_those_count():
+    """Five of a hundred clients are evaluated and all are broken: that is not five of a hundred."""
+    place = "validation.deployed"
+    scores = {f"{place}.accuracy": 0.1, f"{place}.loss": 2.3, "clients": 100, "evaluated.clients": 5}
+    lines = [line(t, **scores, **{f"{place}.not_finite": 5}) for t in (1, 2)]
+    assert divergence(lines) == Divergence(5, 5, 1)
+    assert quality(lines[-1], place) == -float("inf")
+    assert divergence([line(t, **scores, **{f"{place}.not_finite": 1}) for t in (1, 2)]) is None
+
+
 def test_models_that_are_not_finite_count_like_uploads():
     def ended(*counts):
         return [line(t + 1, **{"test.deployed.not_finite": n, "clients": 12}) for t, n in enumerate(counts)]
@@ -72,6 +96,14 @@ def test_that_a_run_diverges_is_said_once_and_its_clients_are_not_named():
     assert mentions(few[0], "client 7", NAN)
     (model,) = Notices().of([line(t, **{"test.deployed.not_finite": 1, "clients": 12}) for t in (1, 2)])
     assert mentions(model, "round 1", "1 client")
+
+
+def test_a_sound_round_does_not_look_through_all_rounds_before(monkeypatch):
+    """A run of thousands of rounds would otherwise spend minutes on them."""
+    looked = []
+    monkeypatch.setattr(flags, "divergence", lambda lines: looked.append(len(lines)))
+    list(Notices().of([line(t, (7,) if t == 30 else ()) for t in range(1, 51)]))
+    assert looked == [30]
 
 
 def test_a_round_with_sound_models_is_selected_before_one_without():

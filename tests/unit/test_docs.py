@@ -19,6 +19,7 @@ from stratafl.algorithms import ALGORITHMS, fedavg
 from stratafl.algorithms.field_meanings import KINDS as KINDS_OF_FIELDS
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.cli import main as strata
+from stratafl.config.assemble import algorithm_of, federation_of
 from stratafl.config.deployment import DEPLOY, DeployTable
 from stratafl.config.experiment import from_tables
 from stratafl.config.setting_tables import TABLES, partition_of
@@ -185,6 +186,18 @@ def test_models_and_partitions_are_documented_with_their_options(document, name,
             continue
         known = f"`{option}`" if parameter.default is None else f"`{option} = {shown(parameter.default)}`"
         assert known in row(document, name)
+
+
+def test_the_digits_of_the_document_are_those_of_the_command():
+    """Python's `digits()` has other defaults, so a document says how to get the same clients."""
+    made, default = run(blocks("docs/data.md")[0]), from_tables({})
+    clients, of_command = made["clients"], federation_of(default)
+    for name, split in of_command.splits.items():
+        assert torch.equal(clients.splits[name].indices, split.indices)
+        assert torch.equal(clients.splits[name].offsets, split.offsets)
+    assert made["method"] == algorithm_of(default)
+    for setting in (f"data.alpha = {default.data.alpha}", f"train.lr = {default.train.lr}"):
+        assert setting in text("docs/settings.md")
 
 
 def test_the_partition_of_the_document_divides():

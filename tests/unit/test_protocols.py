@@ -2,7 +2,7 @@
 
 import pytest
 
-from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings, with_values
+from stratafl.config.experiment import Experiment, from_tables, load_experiment, to_tables, with_settings, with_values
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.errors import UnknownNameError
@@ -86,3 +86,14 @@ def test_a_data_set_gives_defaults_that_protocol_and_settings_go_before():
     assert (other.train.lr, other.data.alpha) == (0.05, 0.1)
     assert with_values(from_tables({"train": {"lr": 0.2}}), {"data.name": "mnist"}).train.lr == 0.2
     assert with_values(other, {"data.name": "digits"}) == from_tables({})
+
+
+def test_other_data_of_the_command_leaves_what_a_file_sets(tmp_path):
+    """Also where that is the default of the data in the file: the file sets it, so it is no default."""
+    (file := tmp_path / "run.toml").write_text("train.lr = 0.1\ndata.alpha = 0.3\ntrain.batch = 10\n")
+    for settings in ({"data.name": "mnist"}, {"data.name": "mnist", "run.protocol": "fl-bench"}):
+        made = with_values(load_experiment(file, settings), settings)
+        assert (made.data.name, made.train.lr, made.data.alpha, made.train.batch) == ("mnist", 0.1, 0.3, 10)
+    (empty := tmp_path / "empty.toml").write_text("")
+    made = with_values(load_experiment(empty, settings), settings)
+    assert (made.train.lr, made.data.alpha, made.train.batch) == (0.05, 0.1, 32)

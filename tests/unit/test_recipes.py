@@ -242,6 +242,30 @@ def test_settings_in_their_order():
     assert recipe.cells("full")[0].experiment.run.rounds == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "expected"),
+    [
+        ("fedper/fig2", "full", {"train.lr": {0.01}}),  # the protocol's
+        ("pfedla/table1", "full", {"train.lr": {0.01, 0.005}}),  # the protocol's, and a column's
+        ("flayer/table2", "smoke", {"data.alpha": {0.1}}),  # the recipe's, on digits that stand in
+        ("fedalp/table3", "smoke", {"data.alpha": {0.1, 0.5}}),
+    ],
+)
+def test_defaults_of_the_digits_replace_nothing_that_a_recipe_or_its_protocol_sets(name, scale, expected):
+    """Every recipe passes through the digits, which are the default data and have defaults of their own."""
+    (recipe,) = recipes(name)
+    cells = [to_tables(cell.experiment) for cell in recipe.cells(scale, seeds=1)]
+    for path, values in expected.items():
+        table, _, key = path.partition(".")
+        assert {cell[table][key] for cell in cells} == values
+
+
+def test_other_data_of_the_command_leaves_what_a_recipe_sets():
+    (recipe,) = recipes("fedper/fig2")
+    smoke, other = (recipe.cells("smoke", more, seeds=1)[0] for more in ({}, {"data.name": "mnist"}))
+    assert smoke.experiment.train == other.experiment.train
+
+
 RICH = """
 title = "A table"
 protocol = "pfllib"

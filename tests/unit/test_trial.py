@@ -218,6 +218,15 @@ def test_a_client_that_diverges_counts_with_its_last_sound_model():
     assert second.round["test.trained.loss"] == pytest.approx(mean)
 
 
+def test_a_line_with_flagged_clients_says_how_many_there_are_and_how_many_are_evaluated():
+    """So that three broken models of three are known to be all."""
+    breaks = replace(fedper(), train=(BreaksSome(),))
+    for sample, expected in ((0, (len(SIZES), None)), (3, (len(SIZES), 3))):
+        _, (sound, flagged) = run(Trial(made(breaks, rounds=2), sample=sample))
+        assert (flagged.round["clients"], flagged.round.get("evaluated.clients")) == expected
+        assert not {"clients", "evaluated.clients"} & sound.round.keys()
+
+
 def test_the_mean_over_the_trained_is_over_those_of_the_sample():
     trial = Trial(made(participation=0.5), sample=4)
     _, entry = trial.round(trial.sim.start())

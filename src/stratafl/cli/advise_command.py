@@ -30,7 +30,7 @@ def give_advice(
         raise RunError(f"'{out}' is a file: give a folder for {CONFIG} and the other files of the advice")
     if out is not None and out.is_dir():
         check_new([out / CONFIG])
-    experiment = with_values(experiment_of(config), settings)
+    experiment = with_values(experiment_of(config, settings), settings)
     trusted = typed(paths_in(settings), trust)
     trusted = trusted if config is None else trusted.asked_by(config)
     console = note_console()

@@ -16,6 +16,7 @@ from stratafl.bench.options import BenchOptions, command_line
 
 if TYPE_CHECKING:
     from stratafl.config.experiment import Experiment
+    from stratafl.config.setting_tables import Settings
     from stratafl.config.trust import Trust as TrustRecord
 
 
@@ -59,11 +60,11 @@ def settings_of(typed: list[str] | None, **shortcuts: Any) -> dict[str, Any]:
     return {**{SHORT_FOR[name]: value for name, value in chosen.items()}, **settings}
 
 
-def experiment_of(config: Path | None) -> "Experiment":
-    """The experiment that settings change: a file's, or the default one."""
+def experiment_of(config: Path | None, settings: "Settings") -> "Experiment":
+    """The experiment that these settings change: a file's, or the default one."""
     from stratafl.config import experiment
 
-    return experiment.from_tables({}) if config is None else experiment.load_experiment(config)
+    return experiment.from_tables({}) if config is None else experiment.load_experiment(config, settings)
 
 
 def names_in(text: str) -> list[str]:

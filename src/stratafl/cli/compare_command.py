@@ -33,13 +33,14 @@ from stratafl.config.experiment import names_code, paths_in
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import DATASETS
 from stratafl.errors import BusyError, RunError, counted
+from stratafl.evaluation.guard import SAFE
 from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.report import Study
 from stratafl.report.in_short import suggested_method
 from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
 from stratafl.runs.comparison import folder_name
-from stratafl.runs.directory import ROUNDS, TUNING
+from stratafl.runs.directory import CONFIG, ROUNDS, TUNING
 from stratafl.runs.guard_files import local_beside
 from stratafl.runs.joined import JoinedRuns, usual_jobs
 from stratafl.runs.json_files import read_lines
@@ -57,7 +58,8 @@ def start_comparison(
     `tuned` is the directory of a tuning: its methods with what it chose, its data and model, and seeds after its own,
     unless the options say otherwise.
     """
-    typed, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    typed, methods = options.settings(), names_in(names)
+    base = experiment_of(options.config, typed)
     trusted = options.trusted([*methods, *paths_in(typed)])
     with torchrun_group() as process_group, show_warnings(note_console()) as release_warnings:
         refuse_torchrun(process_group)
@@ -137,14 +139,18 @@ def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
 
 def print_next(study: Study, folder: Path) -> None:
     """What to do now, one line each: with these runs, then with data of one's own."""
-    data, method = study.outcomes[0].config["data"]["name"], suggested_method(study)
-    place = "my.csv" if data in DATASETS else shlex.quote(str(data))
-    compared = ",".join(dict.fromkeys(("local", "fedavg", method)))
+    method, runs = suggested_method(study), {run.config["algorithm"]["name"]: run for run in reversed(study.outcomes)}
+    run, is_known = runs.get(method, study.outcomes[0]), study.outcomes[0].config["data"]["name"] in DATASETS
+    # A file of the user's own needs the names of its columns, the model and the metric as well: the run has them all.
+    trust = " --trust" if any(":" in run.config[table]["name"] for table in ("algorithm", "model")) else ""
+    source = "--data my.csv" if is_known else f"--config {shlex.quote(str(run.folder / CONFIG))}{trust}"
+    compared, guard = ",".join(dict.fromkeys((SAFE, "fedavg", method))), "" if method == SAFE else " --guard"
     steps = {f"strata report {shlex.quote(str(folder))}": "who gains, and how sure every difference is"}
-    if data in DATASETS:
+    if is_known:
         steps["strata advise my.csv --set data.client=site"] = "which method fits your own data"
-    steps[f"strata tune --data {place} -a {compared}"] = "a learning rate for each method"
-    steps[f"strata run --data {place} -a {method} --guard"] = "a model for every client; few end worse off than alone"
+    steps[f"strata tune {source} -a {compared}"] = "a learning rate for each method"
+    few = "; few end worse off than alone" if guard else ""
+    steps[f"strata run {source} -a {method}{guard}"] = f"a model for every client{few}"
     width, console = max(map(len, steps)), result_console()
     console.print("next:")
     for command, purpose in steps.items():
@@ -199,7 +205,8 @@ def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: W
 
 def start_tuning(options: RunOptions, names: str, plan: TuningPlan, seeds: int, jobs: int | None) -> int:
     """A new tuning, to its end or until it is interrupted; the exit code."""
-    settings, base, methods = options.settings(), experiment_of(options.config), names_in(names)
+    settings, methods = options.settings(), names_in(names)
+    base = experiment_of(options.config, settings)
     trusted = options.trusted([*methods, *paths_in(settings)])
     with show_warnings(note_console()) as release_warnings:
         if options.out is not None:

@@ -75,7 +75,7 @@ def show_data(config: Path | None, settings: Settings, out: Path | None) -> None
     check_new([out])
     if out is not None and out.suffix.lower() != ".svg":
         raise RunError(f"'{out}' must end in .svg, the format of the picture: use '{out.with_suffix('.svg')}'")
-    experiment = with_values(experiment_of(config), settings)
+    experiment = with_values(experiment_of(config, settings), settings)
     with show_warnings(note_console()):
         federation = federation_of(experiment, raw=True)
     console = result_console()

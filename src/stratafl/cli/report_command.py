@@ -162,15 +162,16 @@ def _footnotes(study: Study) -> list[Text]:
 
 def pair_lines(study: Study) -> list[Text]:
     """The pairs with the first method, and what their numbers are."""
-    pairs = study.pairs
-    if not pairs:
-        return []
+    pairs, shown = study.pairs, with_first(study.pairs)
+    lines = [Text(pair.sentence) for pair in shown]
+    bracketed = [pair for pair in shown if pair.seeds > 1 and pair.verdict != "same"]
+    if not bracketed:
+        return lines
     unit = "points, " if pairs[0].metric.percent else ""
     many = f"; verdicts are corrected for {corrected_for(pairs)}" if len(pairs) > 1 else ""
     ways = {False: "seeds and clients", True: "seeds and the test samples of these clients"}
-    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in with_first(pairs)}))
-    about = f"in brackets: {unit}95 % intervals over {over}{many}"
-    return [*(Text(pair.sentence) for pair in with_first(pairs)), Text(about, style="dim")]
+    over = " or ".join(ways[here] for here in sorted({pair.about_these_clients for pair in bracketed}))
+    return [*lines, Text(f"in brackets: {unit}95 % intervals over {over}{many}", style="dim")]
 
 
 def _caption(study: Study) -> str:

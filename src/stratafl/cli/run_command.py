@@ -32,7 +32,7 @@ def start_run(options: RunOptions, algorithm: str | None) -> int:
     trusted = options.trusted(paths_in(settings))
 
     def create(process_group: ProcessGroup) -> Run:
-        experiment = with_values(experiment_of(options.config), settings)
+        experiment = with_values(experiment_of(options.config, settings), settings)
         data = Path(experiment.data.name).stem
         folder = options.out or unused_run_folder(f"{experiment.algorithm.name}-{data}-s{experiment.run.seed}")
         return Run.create(experiment, folder, process_group, trusted)

@@ -13,6 +13,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from stratafl.algorithms import ALGORITHMS
@@ -49,6 +50,7 @@ BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain", "ties": "
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
 _PATHS = (*_CODE, "evaluate.metric")  # … without options
 _CHOICES = (*_CODE, "data.partition")  # what has options of its own
+_DECIDING = ("run.protocol", "data.name")  # what has defaults of its own for other settings
 
 
 @record
@@ -124,9 +126,23 @@ def read_toml(path: Path, *, plain: bool = False) -> dict[str, Any]:
         raise RecordError(f"'{path}' is not TOML: {shown(error, 400)}") from error
 
 
-def load_experiment(path: Path) -> Experiment:
-    """The experiment in a TOML file, of this version or an older one."""
-    return read_as(path, lambda tables: from_tables(migrate(tables)))
+def load_experiment(path: Path, settings: Settings = MappingProxyType({})) -> Experiment:
+    """The experiment in a TOML file, of this version or an older one.
+
+    `settings` are what will change it. Another protocol or other data in them have other defaults, so they are put into
+    the tables before: afterwards, a value of the file cannot be told from a default.
+    """
+
+    def read(tables: Mapping[str, Any]) -> tuple[Experiment, dict[str, Any]]:
+        migrated = migrate(tables)
+        return from_tables(migrated), migrated
+
+    experiment, tables = read_as(path, read)
+    deciding = {setting: settings[setting] for setting in _DECIDING if setting in settings}
+    for setting, value in deciding.items():
+        name, _, key = setting.partition(".")
+        tables[name] = {**tables.get(name, {}), key: value}
+    return from_tables(tables) if deciding else experiment
 
 
 def load_stored(path: Path) -> Experiment:
@@ -159,7 +175,7 @@ def with_settings(experiment: Experiment, typed: Iterable[str]) -> Experiment:
 def with_values(experiment: Experiment, settings: Settings) -> Experiment:
     """The experiment with these settings; None is the default of a key that may be none."""
     tables = to_tables(experiment)
-    if settings.keys() & {"run.protocol", "data.name"}:
+    if settings.keys() & set(_DECIDING):
         tables = _open_again(experiment, settings)
     for path in sorted(settings, key=lambda path: path not in _CHOICES):  # whose options may come before
         (name, _, key), value = path.partition("."), settings[path]

@@ -77,7 +77,7 @@ class Named:
 
 @dataclass(frozen=True)
 class FilePath:
-    """A text that names a file or folder on the disk of whoever reads it, unless it is one of these names.
+    """A text that names a file or folder on the disk of the reader, unless it is one of `others`.
 
     Every setting that may do so has this marker: a host may not set it for its sites.
     """

@@ -58,7 +58,7 @@ class Phase:
     only_sampled_learn: bool = False  # clients that take part without being sampled keep what they received
 
     def length(self, rounds: int) -> int:
-        """How many rounds it takes in a run of so many."""
+        """How many rounds it takes in a run of `rounds` rounds."""
         if self.rounds is None:
             return rounds
         return self.rounds.of(rounds) if isinstance(self.rounds, ShareOfRounds) else self.rounds

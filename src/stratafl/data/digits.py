@@ -30,7 +30,10 @@ def digits(
     dtype: torch.dtype = torch.float32,
     split: str = "stratified",
 ) -> Federation:
-    """The digits, partitioned among clients; each has at least two test samples if there is a test part."""
+    """The digits, partitioned among clients; each has at least two test samples if there is a test part.
+
+    By default these are Dirichlet shares with α = 0.1. Commands use α = 0.3 and a validation part (docs/data.md).
+    """
     x, y = digits_arrays()
     return federate(
         x,

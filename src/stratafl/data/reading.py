@@ -144,8 +144,8 @@ def _say_if_flat(samples: Samples) -> None:
     """Log that pixels of 16 bits use so little of their range that training may not see them."""
     if samples.x.dtype != np.uint16 or samples.scaling is None:
         return
-    some = samples.x[:: max(1, len(samples.x) // _CHUNK_IMAGES)][:_CHUNK_IMAGES]
-    used = float(some.std()) / _MAX_PIXEL[samples.x.dtype]
+    images = samples.x[:: max(1, len(samples.x) // _CHUNK_IMAGES)][:_CHUNK_IMAGES]
+    used = float(images.std()) / _MAX_PIXEL[samples.x.dtype]
     if used < FLAT:
         log.warning(
             "the pixels of '%s' vary by %.1f %% of the range of 16 bits, so training may learn next to nothing: set "

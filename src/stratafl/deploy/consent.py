@@ -1,9 +1,9 @@
 """What leaves a site, shown before it joins, and its owner's consent, kept in the site's folder.
 
 Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
-another model or another file is asked about again. So is a folder that was copied: somebody could send one with consent
-in it. Consent binds because the site computes from its own copy of that file,
-and refuses a host that has another one (`agreement.py:check_digests`).
+another model or another file is asked about again. So is a copy of the folder: you could have been sent one with
+consent in it. Consent binds because the site computes from its own copy of that file, and refuses a host that has
+another one (`agreement.py:check_digests`).
 """
 
 import json

@@ -28,9 +28,8 @@ from stratafl.files import is_stamped, lock, make_private, read_plain, stamp
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
 MAX_COUNTS_BYTES = 10_000_000  # bytes
 PORT = 9443  # of a host, unless its address names another
-_HOST = re.compile(
-    r"[A-Za-z0-9\[:_][A-Za-z0-9\]:_.%-]*"
-)  # a name or an IP address: no option, path or control character
+# A name or an IP address: no option, path or control character.
+_HOST = re.compile(r"[A-Za-z0-9\[:_][A-Za-z0-9\]:_.%-]*")
 FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
@@ -241,7 +240,7 @@ class Host:
             self.control.stop_run(run)
 
     def _start_afresh(self) -> None:
-        """Without the database and the secrets of a folder that somebody sent: a run in it would be code.
+        """Remove database and secrets of a folder that was not made here: a run in them would be code.
 
         A host that was put back from a copy loses nothing by it, because its sites are registered again.
         """

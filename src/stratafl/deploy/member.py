@@ -127,13 +127,12 @@ class SiteMember:
         except DataError as error:
             raise WireError(str(error)) from error
         ours = self._own_format
-        alike = (
-            agreed.preprocessing.scaling == ours.preprocessing.scaling
-        )  # means and deviations are refused by `Agreement.from_table`
+        # Means and deviations are refused by `Agreement.from_table`.
+        alike = agreed.preprocessing.scaling == ours.preprocessing.scaling
         if self.trains:
             alike &= all(here == common for _, here, common in compared_facts(ours, agreed))
         if not alike:
-            wrong = "the host asks this site to read its samples differently than its own file says"
+            wrong = "the host asks this site to read its samples differently from what its own file says"
             raise WireError(f"{wrong}: ask the host which site introduced that")
 
     def site(self) -> Site:

@@ -154,8 +154,8 @@ def join_scores(parts: Sequence[StageScores]) -> StageScores:
 def ordered_scores(stage_scores: StageScores, order: Tensor) -> StageScores:
     """The scores of clients in another order, on the CPU; stages that share theirs go on sharing them."""
     columns = {id(scores): _columns(scores) for scores in stage_scores.values()}
-    flat = iter([x[order] for x in on_host([x for some in columns.values() for x in some])])
-    moved = {key: Scores(*islice(flat, len(some))) for key, some in columns.items()}
+    flat = iter([x[order] for x in on_host([x for parts in columns.values() for x in parts])])
+    moved = {key: Scores(*islice(flat, len(parts))) for key, parts in columns.items()}
     return {place: moved[id(scores)] for place, scores in stage_scores.items()}
 
 

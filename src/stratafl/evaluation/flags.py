@@ -87,15 +87,17 @@ class Notices:
         self._seen = max(self._seen, len(lines))
 
     def _divergence(self, lines: Sequence[Line]) -> Iterator[str]:
-        clients = diverging_clients(lines[-1])
-        diverged = divergence(lines) if (DIVERGED, -1) not in self._said else None
+        clients, broken = diverging_clients(lines[-1]), broken_models(lines[-1])
+        # All rounds are looked through only if this one shows something: a run of many rounds is told of each of them.
+        looks = (clients or broken) and (DIVERGED, -1) not in self._said
+        diverged = divergence(lines) if looks else None
         if diverged is not None:
             self._said.add((DIVERGED, -1))
             yield str(diverged)
         if (DIVERGED, -1) in self._said:
             self._said |= {(LEFT_OUT, client) for client in clients}
             self._said |= {(ALL_LEFT_OUT, -1)} if len(clients) == lines[-1].get("cohort") else set()
-        elif (broken := broken_models(lines[-1])) and (NOT_FINITE, -1) not in self._said:
+        elif broken and (NOT_FINITE, -1) not in self._said:
             self._said.add((NOT_FINITE, -1))
             of = f"the models of {counted(broken, 'client')}"
             yield f"round {lines[-1].get('round')}: {of} are not finite and count as guessing"

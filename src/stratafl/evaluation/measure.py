@@ -22,6 +22,7 @@ from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 Line = dict[str, Any]
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
 TOTAL = "clients"  # key of a line that has flagged clients or models: how many clients take part in the run
+EVALUATED = "evaluated.clients"  # … and how many of them are evaluated, if not all
 NOT_FINITE = "not_finite"  # key: how many clients have a model that is not finite
 WORST_SHARE = 0.1  # share of clients that counts as the worst
 

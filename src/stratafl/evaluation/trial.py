@@ -101,6 +101,7 @@ class Trial:
         seen = [{} for _ in rnd.layout.layers] if collector is None else collector.lines(progress, report)
         if measure.LEFT_OUT in line or any(key.endswith(f".{measure.NOT_FINITE}") for key in scores):
             line[measure.TOTAL] = self.sim.setup.clients
+            line |= {measure.EVALUATED: len(self.ids)} if len(self.ids) < self.sim.setup.clients else {}
         line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
         plain = measure.layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
@@ -110,7 +111,7 @@ class Trial:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
 
     def _due(self, rnd: Round) -> Tensor:
-        """The clients whose models are scored right after this round's training: they train no more until it counts."""
+        """The clients whose models are scored right after this round: they do not train again before the evaluation."""
         ids = self.ids
         for t in range(rnd.t, self.rounds) if rnd.plan.evaluated else ():
             later = self.sim.at(t)

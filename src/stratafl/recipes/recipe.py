@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import Settings
 from stratafl.core.annotations import Range, checked
 from stratafl.core.records import from_settings
@@ -156,12 +156,14 @@ class Recipe:
     def _experiment(self, row: Row, column: Column, scale: str, more: Settings) -> Experiment:
         stand_in = column.smoke if scale == "smoke" else {}
         layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
-        method = {key: value for each in layers for key, value in each.items()}.get("algorithm.name")
-        first = {"run.protocol": self.protocol} | ({"algorithm.name": method} if method else {})
-        first["evaluate.metric"] = "plain"  # papers print accuracies
-        experiment = with_values(Experiment(), first)
+        merged = {key: value for layer in layers for key, value in layer.items()}
+        method, data = merged.get("algorithm.name"), more.get("data.name", merged.get("data.name"))
+        # Protocol, method and data come first: they decide the defaults, which must not replace what a layer sets.
+        chosen = {"run.protocol": self.protocol, "algorithm.name": method, "data.name": data}
+        chosen["evaluate.metric"] = "plain"  # papers print accuracies
+        experiment = with_values(from_tables({}), {key: value for key, value in chosen.items() if value is not None})
         for layer in layers:
-            settings = {k: v for k, v in _for(method, layer).items() if k != "algorithm.name"}
+            settings = {k: v for k, v in _for(method, layer).items() if k not in ("algorithm.name", "data.name")}
             experiment = with_values(experiment, settings) if settings else experiment
         return with_values(experiment, _for(method, more))
 

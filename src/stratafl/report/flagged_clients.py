@@ -73,7 +73,7 @@ def _diverged(outcomes: Sequence[Outcome]) -> list[str]:
         if run.divergence is not None:
             runs.setdefault(f"{_method(run)}: {run.divergence}", []).append(run)
     several = len({_method(run) for run in outcomes}) < len(outcomes)
-    return [f"{says}{_of_seeds(some) if several else ''}" for says, some in runs.items()]
+    return [f"{says}{_of_seeds(diverged) if several else ''}" for says, diverged in runs.items()]
 
 
 def _not_finite(outcomes: Sequence[Outcome]) -> list[str]:

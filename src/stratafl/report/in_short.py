@@ -1,4 +1,4 @@
-"""A study in two sentences and one picture, for who meets federated learning: alone, shared, personalised.
+"""A study in two sentences and one picture, for readers who are new to federated learning: alone, shared, personalised.
 
 Every client can train alone, use one model that all share, or take a personalised one. Of each kind the first method of
 the ranking stands for all of them.
@@ -87,7 +87,7 @@ def in_short(study: Study) -> list[Finding]:
         first = finding(say.PERSONALISED_LEADS, method=leader.label, score=reached["personalised"],
             against=" and ".join(against), doubt=doubt)  # fmt: skip
         return [first, *_clients(study, leader)]
-    others = {f"{kinds.personalised.label}": reached["personalised"]} if kinds.personalised else {}
+    others = {kinds.personalised.label: reached["personalised"]} if kinds.personalised else {}
     if leader is kinds.alone:
         others |= {"one shared model": reached["shared"]} if kinds.shared else {}
         sentence, score = say.ALONE_LEADS, reached["alone"]
@@ -96,7 +96,7 @@ def in_short(study: Study) -> list[Finding]:
         sentence, score = say.SHARED_LEADS, reached["shared"]
     rest = " and ".join(f"{name} {score}" for name, score in others.items())
     first = finding(sentence, method=leader.label, score=score, others=rest, doubt=doubt)
-    return [first, *_clients(study, kinds.personalised or kinds.shared)]
+    return [first, *_clients(study, leader if leader is kinds.shared else kinds.personalised or kinds.shared)]
 
 
 def _doubt(study: Study, leader: Rank) -> str:

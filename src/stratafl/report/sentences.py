@@ -29,7 +29,7 @@ def finding(sentence: str, **values: object) -> Finding:
     return Finding(sentence, values)
 
 
-# In short, for who meets federated learning
+# In short, for readers who are new to federated learning
 
 PERSONALISED_LEADS = "{method} reaches {score} against {against}{doubt}."
 ALONE_LEADS = "No method is better than training alone here: it reaches {score}, {others}{doubt}."
@@ -48,7 +48,7 @@ TRAIN_ALONE_UNCLEAR = "Train every client alone ({method}): no federated method 
 USE = "Use {method}."
 USE_KIND = "Use {method}: {kind}."
 LEAD_MAY_BE_CHANCE = "Its lead may be due to chance."
-MAY_BE_AS_GOOD = "As good may be: {methods}."
+MAY_BE_AS_GOOD = "{methods} may be as good."
 USE_NONE = "Use none of these models: they are not better than chance."
 USE_NONE_BY = "Use none of these models: their {metric} is not better than chance."
 NOT_BY_ANSWERS = "Do not choose by {metric}: the predicted classes are not better than chance."
@@ -99,8 +99,8 @@ AGAINST_ALONE = "{method} against training alone: of {clients}, {better} better 
 IN_PARTITIONS = "The clients of {partitions} partitions are counted separately."
 SURELY_BETTER = "Surely better, {count}: {names}."
 SURELY_WORSE = "Surely worse, {count}: {names}."
-BY_CHANCE = "Among them, about {count} better and {count} worse by chance alone."
-TOO_FEW_TO_NAME = "Single clients differ no more than chance allows; half of them have at most {samples} test samples."
+BY_CHANCE = "Chance alone would give about {count} of the better ones, and {count} of the worse."
+TOO_FEW_TO_NAME = "Test samples are too few to say so of single clients: half of them have at most {samples}."
 CHANCE_UNKNOWN = "Some of these differences may be due to chance."
 LOWER_SCORES = "Lower scores: {names}."
 NEW_CLIENTS_REACH = "Clients that join later reach {score} after one round of training."
@@ -147,7 +147,7 @@ SHARED_FIRST = "{method} shares the first place with {others}, at a test {metric
 ALONE_REACHES = "{method} reaches a test {metric} of {score} ({basis})."
 FIRST_BETTER = "It is better than {pairs}."
 FIRST_WORSE = "It is worse than {pairs}."
-FIRST_UNCLEAR = "The difference is not significant from {pairs}."
+FIRST_UNCLEAR = "The difference from these methods is not significant: {pairs}."
 FIRST_SAME = "It has the same scores in every round as {methods}."
 FIRST_APART = "It has no seed in common with {methods}."
 FIRST_ONE_SEED = "One seed cannot tell whether it is better than {methods}."

@@ -11,7 +11,7 @@ from stratafl.config.metric_choice import AUTO, PLAIN, stored_metric
 from stratafl.config.setting_tables import EvaluateTable, StopTable
 from stratafl.core.reprs import holder
 from stratafl.errors import counted
-from stratafl.evaluation.measure import NOT_FINITE, TOTAL, Line
+from stratafl.evaluation.measure import EVALUATED, NOT_FINITE, TOTAL, Line
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.execute import Progress
 
@@ -48,7 +48,8 @@ def quality(line: Line, place: str, prefix: str = "", evaluate: EvaluateTable = 
     but a round with sound models is selected before one without.
     """
     measurement = measured_at(line, place, prefix, evaluate)
-    broken = 2 * (line.get(f"{place}.{NOT_FINITE}") or 0) > (line.get(TOTAL) or 0)
+    models = line.get(EVALUATED) or line.get(TOTAL) or 0
+    broken = 2 * (line.get(f"{place}.{NOT_FINITE}") or 0) > models
     return float("-inf") if measurement is None or broken else measurement[0].sign * measurement[1]
 
 
