@@ -450,7 +450,7 @@ def test_fit_takes_a_gpu_where_there_is_one_as_the_command_does(monkeypatch):
         asked.append(options["device"])
         raise RunError("seen")
 
-    monkeypatch.setattr("stratafl.api.simulation", see)
+    monkeypatch.setattr("stratafl.api.fitting.simulation", see)
     for options in ({}, {"device": "cpu"}):
         with pytest.raises(RunError, match="seen"):
             stratafl.fit(fedavg(), arrays(), Own(), **options)

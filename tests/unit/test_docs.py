@@ -100,11 +100,12 @@ def test_the_index_of_decisions_is_complete():
 @pytest.mark.budget(1, "twenty rounds, as the README has them")
 def test_the_five_lines_run(capsys):
     federation = digits()
-    clients = [(federation.x[held], federation.y[held]) for held in map(federation.splits["train"].of, range(5))]
+    clients = [(federation.x[held], federation.y[held]) for held in map(federation.splits["train"].of, range(2))]
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
-    space = run(blocks("README.md")[0], clients=clients, model=model, x_new=clients[3][0][:4])
+    (x, y), (x2, y2) = clients[:2]
+    space = run(blocks("README.md")[0], x=x, y=y, x2=x2, y2=y2, model=model, x_new=x[:4])
     assert 50 < float(capsys.readouterr().out.split("%")[0]) <= 100
-    assert space["labels"].shape == torch.Size([4])
+    assert space["answers"].shape == torch.Size([4])
 
 
 def test_the_record_of_the_readme_is_fedavg():

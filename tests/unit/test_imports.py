@@ -173,7 +173,7 @@ def results(tmp_path_factory):
         ("the_package_alone", []),
         ("methods_and_executors", []),
         ("bench_with_torch_and_numpy_alone", ["fedper"]),
-        ("everything_but_the_command", ["stratafl.api", "stratafl.api"]),
+        ("everything_but_the_command", ["stratafl.api.fitting"] * 2),
         ("load_predict_and_export", [2]),
         ("a_link_is_not_followed", "refused"),
         ("a_run_needs_locks", False),

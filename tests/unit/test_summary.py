@@ -4,7 +4,19 @@ import pytest
 
 from stratafl.config.experiment import Experiment, from_stored
 from stratafl.config.setting_tables import EvaluateTable, StopTable
-from stratafl.runs.summary import Cost, best, converged, cost, evaluated, last, quality, reached, selected, stop_reason
+from stratafl.runs.summary import (
+    Cost,
+    best,
+    converged,
+    cost,
+    counting,
+    evaluated,
+    last,
+    quality,
+    reached,
+    selected,
+    stop_reason,
+)
 
 
 def line(number, test=None, validation=None, **more):
@@ -60,6 +72,12 @@ def test_selected_is_best_on_validation_and_the_last_of_equals():
     assert selected(lines, BEFORE)["round"] == 2
     assert best(lines)["round"] == 1
     assert last(lines)["round"] == 5
+
+
+@pytest.mark.parametrize(("select", "number"), [("validation", 1), ("best", 2), ("last", 3)])
+def test_the_settings_say_which_round_counts(select, number):
+    lines = [line(1, test=0.6, validation=0.9), line(2, test=0.8, validation=0.7), line(3, test=0.7, validation=0.8)]
+    assert counting(lines, EvaluateTable(select=select))["round"] == number
 
 
 def test_best_is_the_last_of_equals():

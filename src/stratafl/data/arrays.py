@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.preprocessing import dtype_name
@@ -24,6 +25,28 @@ class Part(NamedTuple):
     where: str
     x: Array
     y: Array
+
+
+def client_pair(samples: Any, who: str) -> tuple[Any, Any]:
+    """The `(x, y)` of a pair, or of a torch `Dataset` of pairs, which a `DataLoader` may hold."""
+    data = samples.dataset if isinstance(samples, DataLoader) else samples
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return _read_dataset(data, who)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data[0], data[1]
+    raise DataError(f"{who} is a {type(data).__name__}: give a pair (x, y), a torch Dataset of pairs, or its splits")
+
+
+def _read_dataset(data: Any, who: str) -> tuple[Any, Any]:
+    items = [data[place] for place in range(len(data))]
+    for place, item in enumerate(items):
+        if not (isinstance(item, tuple | list) and len(item) == 2):
+            raise DataError(f"sample {place} of {who} is a {type(item).__name__}: its Dataset must give pairs (x, y)")
+    try:
+        x = np.stack([np.asarray(x) for x, _ in items]) if items else np.empty((0, 0))
+    except ValueError as error:
+        raise DataError(f"the samples of {who} differ in shape: give them one shape in the Dataset") from error
+    return x, np.asarray([y.item() if isinstance(y, Tensor) and y.ndim == 0 else y for _, y in items])
 
 
 def column_names(values: Any) -> tuple[str, ...]:

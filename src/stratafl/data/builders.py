@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, align_columns, column_names, join_parts
+from stratafl.data.arrays import Array, Part, align_columns, client_pair, column_names, join_parts
 from stratafl.data.cache import draw_partition
 from stratafl.data.federation import SPLITS, Federation, Ragged
-from stratafl.data.labels import name_of
+from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
 from stratafl.data.partitions import Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
@@ -24,8 +24,10 @@ from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.data.suspects import suspects
-from stratafl.errors import DataError, counted, unknown
+from stratafl.errors import DataError, counted, shown, unknown
 
+# The samples of each client, (x, y) or a Dataset or its splits: in a list, or by the clients' names.
+Clients = Sequence[Any] | Mapping[str, Any]
 ARRAYS = "arrays"  # the name of a federation without one
 _MAX_NAMED_CLIENTS = 3  # clients that a warning names
 log = logging.getLogger("stratafl")
@@ -67,8 +69,16 @@ def federate(
     return Federation(x, y, classes, splits, name, scaling, client_names, column_names=columns)
 
 
+def from_objects(clients: Clients, *, validation: float, test: float, seed: int, split: str) -> Federation:
+    """A federation from the samples of each client: to be split, or each client with its own splits."""
+    _, values = _named_clients(clients)
+    if any(isinstance(samples, Mapping) for samples in values):
+        return from_splits(clients)
+    return from_clients(clients, validation=validation, test=test, seed=seed, split=split)
+
+
 def from_clients(
-    clients: Sequence[tuple[Array, Array]],
+    clients: Clients,
     *,
     classes: int | None = None,
     validation: float = 0.0,
@@ -79,41 +89,57 @@ def from_clients(
     dtype: torch.dtype = torch.float32,
     split: str = "stratified",
 ) -> Federation:
-    """A federation from one `(x, y)` per client, each split into test, validation and train as by `federate`."""
-    check_some_clients(clients)
-    for client, pair in enumerate(clients):
-        _check_pair(pair, f"client {client}")
-        check_some_samples(len(pair[0]), f"client {client}")
-    parts, columns = align_columns([Part(f" of client {client}", x, y) for client, (x, y) in enumerate(clients)])
-    x, y, classes = join_parts(parts, classes, dtype)
+    """A federation from the samples of each client, each split into test, validation and train as by `federate`.
+
+    They are `(x, y)` or a torch `Dataset` of such pairs, in a list or by the clients' names; labels may be names.
+    """
+    names, values = _named_clients(clients)
+    titles = _titles(names, len(values))
+    pairs = [client_pair(samples, title) for samples, title in zip(values, titles, strict=True)]
+    for (x, _), title in zip(pairs, titles, strict=True):
+        check_some_samples(len(x), title)
+    parts, columns = align_columns([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
+    parts, class_names = without_names(parts, name)
+    x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([len(part.x) for part in parts])
-    splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split))
-    return Federation(x, y, classes, _ragged(splitter.split_clients(indices)), name, column_names=columns)
+    splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split), names=names)
+    splits = _ragged(splitter.split_clients(indices))
+    return Federation(x, y, classes, splits, name, None, names, class_names, columns)
 
 
 def from_splits(
-    clients: Sequence[Mapping[str, tuple[Array, Array]]],
-    *,
-    classes: int | None = None,
-    name: str = ARRAYS,
-    dtype: torch.dtype = torch.float32,
+    clients: Clients, *, classes: int | None = None, name: str = ARRAYS, dtype: torch.dtype = torch.float32
 ) -> Federation:
     """A federation from clients that are split already: each has a `train` and may have a `test` and a `validation`."""
-    check_some_clients(clients)
-    for client, client_splits in enumerate(clients):
-        _check_splits_given(client, client_splits)
-    sizes = {
-        split: [len(client_splits[split][0]) if split in client_splits else 0 for client_splits in clients]
-        for split in SPLITS
-    }
+    names, values = _named_clients(clients)
+    titles = _titles(names, len(values))
+    split_pairs = [_pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
+    sizes = {split: [len(pairs[split][0]) if split in pairs else 0 for pairs in split_pairs] for split in SPLITS}
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
-    parts, columns = align_columns([Part(f" of client {i} ({split})", *clients[i][split]) for split, i in present])
-    x, y, classes = join_parts(parts, classes, dtype)
+    parts, columns = align_columns([Part(f" of {titles[i]} ({split})", *split_pairs[i][split]) for split, i in present])
+    parts, class_names = without_names(parts, name)
+    x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([size for split in SPLITS for size in sizes[split]])
-    N = len(clients)
+    N = len(values)
     splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
-    return Federation(x, y, classes, splits, name, column_names=columns)
+    return Federation(x, y, classes, splits, name, None, names, class_names, columns)
+
+
+def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
+    """The names of clients, if they have any, and their samples."""
+    check_some_clients(clients)
+    if not isinstance(clients, Mapping):
+        return (), list(clients)
+    names = tuple(map(str, clients))
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"two clients are named '{shown(twice)}': give every client a name of its own")
+    return names, list(clients.values())
+
+
+def _titles(names: Sequence[str], count: int) -> list[str]:
+    return [f"client '{shown(name)}'" for name in names] or [f"client {number}" for number in range(count)]
 
 
 def from_samples(
@@ -178,21 +204,20 @@ def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:
     return {split: Ragged.from_lists(splits[split]) for split in SPLITS}
 
 
-def _check_pair(pair: Any, what: str) -> None:
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise DataError(f"{what} is a {type(pair).__name__}: give a pair (x, y)")
-
-
-def _check_splits_given(client: int, splits: Mapping[str, tuple[Array, Array]]) -> None:
+def _pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
+    if not isinstance(splits, Mapping):
+        wanted = f"give its splits, {', '.join(SPLITS)}, as other clients have them"
+        raise DataError(f"{title} is a {type(splits).__name__}: {wanted}")
     for split in splits:
         if split not in SPLITS:
-            raise unknown(f"split of client {client}", split, SPLITS)
-        _check_pair(splits[split], f"split '{split}' of client {client}")
-    if "train" not in splits or len(splits["train"][0]) == 0:
-        raise DataError(f"client {client} has no training sample: its splits are {', '.join(splits) or 'none'}")
-    for split, (x, y) in splits.items():
+            raise unknown(f"split of {title}", split, SPLITS)
+    pairs = {split: client_pair(samples, f"split '{split}' of {title}") for split, samples in splits.items()}
+    if "train" not in pairs or len(pairs["train"][0]) == 0:
+        raise DataError(f"{title} has no training sample: its splits are {', '.join(splits) or 'none'}")
+    for split, (x, y) in pairs.items():
         if len(x) != len(y):
-            raise DataError(f"client {client} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
+            raise DataError(f"{title} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
+    return pairs
 
 
 def _consecutive(sizes: Sequence[int]) -> list[Indices]:

@@ -1,10 +1,13 @@
 """Labels: the names or numbers in a table become classes from 0, or numbers to predict."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from stratafl.data.arrays import Part
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError
 
@@ -40,6 +43,17 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
     if wanted == "auto":
         _check_classes(values, len(array), where)
     return y.astype(np.int64), tuple(map(name_of, values.tolist()))
+
+
+def without_names(parts: Sequence[Part], where: str) -> tuple[list[Part], tuple[str, ...]]:
+    """The parts with a number for each label, if labels are names, and these names in the order of the numbers."""
+    labels = [part.y if isinstance(part.y, Tensor) else np.asarray(part.y) for part in parts]
+    if not any(isinstance(y, np.ndarray) and y.dtype.kind in "OUS" for y in labels):
+        return list(parts), ()
+    cells = [name_of(cell) if isinstance(cell, bytes) else cell for y in labels for cell in y.tolist()]
+    numbers, names = _named(cells, where)
+    ends = np.cumsum([len(y) for y in labels])[:-1]
+    return [part._replace(y=y) for part, y in zip(parts, np.split(numbers, ends), strict=True)], names or ()
 
 
 def numbered(cells: Column, where: str) -> NDArray[Any]:

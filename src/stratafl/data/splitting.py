@@ -6,7 +6,7 @@ regression are split by quantiles. A class keeps at least one sample for trainin
 hold out. Samples of one group stay in one part (`_parts_of_groups`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -218,7 +218,7 @@ def _fitted(counts: NDArray[np.float64], wanted: NDArray[np.float64], order: Par
     return parts, float((lacking**2).sum())
 
 
-def check_some_clients(clients: Sequence[Any]) -> None:
+def check_some_clients(clients: Sized) -> None:
     if len(clients) == 0:
         raise DataError("0 clients were given: a federation needs at least one")
 

@@ -1,53 +1,36 @@
-"""stratafl in a notebook: train on your own arrays and module, and get every client's model.
+"""A trained federation: every client's model, its predictions and metrics, and the guard's choice."""
 
-fitted = stratafl.fit(fedper(), [(x, y), …], model, rounds=20)
-fitted.predict(3, x)          predictions of client 3's own model for raw samples
-fitted.model(3)               that model, an nn.Module that takes preprocessed samples
-fitted.predictor(3)           the model with its preprocessing: it takes raw samples, as predict does
-fitted.metric("auroc")        of all clients' models on their test samples; also your own f(y_true, y_score)
-fitted.export(3, "c3.onnx")   or .safetensors
-"""
-
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from inspect import signature
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stratafl.config.metric_choice import chosen_by_classes, metric_for
+from stratafl.config.metric_choice import metric_for
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
-from stratafl.data import Federation, from_clients
 from stratafl.data.arrays import Array, in_columns, plain_tensor
-from stratafl.data.builders import with_standardised
-from stratafl.data.reading import is_table
-from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
+from stratafl.errors import DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
-from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.evaluation.trial import Trial
-from stratafl.execute import Progress, Simulation, simulation
-from stratafl.execute.build_simulation import ModelSource
+from stratafl.execute import Progress, Simulation
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model, finite_outputs
-from stratafl.runs.directory import CONFIG, GUARD, config_of, environment_of, read_run, selected_line
+from stratafl.runs.directory import GUARD, config_of
 from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
-from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
+from stratafl.runs.summary import DEFAULTS, evaluated, selected
 
-log = logging.getLogger("stratafl")
 HELD_OUT = ("test", "validation")
 
 
@@ -86,18 +69,24 @@ class Fitted:
             raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
         if line.get(f"test.deployed.{NOT_FINITE}") or line.get("test.deployed.loss", 0.0) is None:
             broken = predictions(self.sim, self.progress, torch.arange(self.clients), "test").not_finite
+            whose = ", ".join(map(self.title_of, broken[:8]))
             raise ModelError(
-                f"there is no accuracy, because some models are not finite: {', '.join(map(self._title, broken[:8]))}; "
-                "train again with a lower learning rate, or take metric('accuracy'), where they count as guessing"
+                f"there is no accuracy, because some models are not finite: {whose}; train again with a lower learning "
+                "rate, or take metric('accuracy'), where they count as guessing"
             )
         return float(value)
 
-    def _title(self, client: int) -> str:
+    def title_of(self, client: int) -> str:
+        """Words for a client in messages."""
         names = self.sim.runtime.federation.client_names
         return f"client '{shown(names[client])}'" if names else f"client {client}"
 
     def metric(
-        self, metric: str | Callable[..., object], split: str = "test", average: str = "auto", client: int | None = None
+        self,
+        metric: str | Callable[..., object],
+        split: str = "test",
+        average: str = "auto",
+        client: int | str | None = None,
     ) -> float:
         """A metric of these models on held-out samples: a name, or a function `f(y_true [n], y_score [n, K])`.
 
@@ -109,16 +98,16 @@ class Fitted:
             raise unknown("average", average, ("auto", "samples", "clients"))
         held_out = self.predictions(split)
         if client is not None:
-            return held_out.of(self._checked(client)).value(chosen)
+            return held_out.of(self.number_of(client)).value(chosen)
         usual = "samples" if chosen.pooled else "clients"
         if chosen.name == self.evaluate.metric and self.evaluate.average != "auto":
             usual = self.evaluate.average
         return held_out.average(chosen, usual if average == "auto" else average)
 
-    def confusion(self, client: int | None = None, split: str = "test") -> Tensor:
+    def confusion(self, client: int | str | None = None, split: str = "test") -> Tensor:
         """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
         held_out = self.predictions(split)
-        return (held_out if client is None else held_out.of(self._checked(client))).confusion()
+        return (held_out if client is None else held_out.of(self.number_of(client))).confusion()
 
     def predictions(self, split: str = "test") -> Predictions:
         """What every client's own model gives for its own samples of a split, `test` or `validation`.
@@ -134,9 +123,26 @@ class Fitted:
     def _stage(self) -> str:
         return "deployed" if self.evaluate.stage == "trained" else self.evaluate.stage
 
-    def _checked(self, client: int) -> int:
-        if not isinstance(client, int) or not 0 <= client < self.clients:
-            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """What the data calls the clients, or their numbers as text."""
+        return tuple(map(self.sim.runtime.federation.client_name, range(self.clients)))
+
+    def client(self, client: int | str) -> "FittedClient":
+        """A client by its name or its number, with its own model."""
+        return FittedClient(self, self.number_of(client))
+
+    def number_of(self, client: int | str) -> int:
+        """The number of a client that is given by its name or its number."""
+        names = self.sim.runtime.federation.client_names
+        if isinstance(client, str):
+            if client not in names:
+                raise unknown("client", client, names or [f"the numbers 0 to {self.clients - 1}"])
+            return names.index(client)
+        if not isinstance(client, int):
+            raise DataError(f"client must be a name or a whole number from 0 to {self.clients - 1}, not {client!r}")
+        if not 0 <= client < self.clients:
+            raise DataError(f"there is no client {client}: the {self.clients} clients are numbered from 0")
         return client
 
     @property
@@ -157,14 +163,30 @@ class Fitted:
         federation = self.sim.runtime.federation
         return tuple(map(federation.class_name, range(federation.classes or 0)))
 
-    def model(self, client: int) -> nn.Module:
-        """A client's own model as it would be deployed, in evaluation mode.
+    # Older forms of what `client(…)` gives; they stay.
 
-        It takes samples as training does: scaled and standardised. `predictor(client)` takes raw samples.
-        """
-        if not isinstance(client, int):
-            raise DataError(f"client must be a whole number from 0 to {self.clients - 1}, not {client!r}")
-        return _module(self.sim, state_dict(self.sim, self.progress, client))
+    def model(self, client: int | str) -> nn.Module:
+        """`client(client).model`."""
+        return self.client(client).model
+
+    def predictor(self, client: int | str) -> Predictor:
+        """`client(client).predictor`."""
+        return self.client(client).predictor
+
+    def outputs(self, client: int | str, x: Array) -> Tensor:
+        """`client(client).outputs(x)`."""
+        return self.client(client).outputs(x)
+
+    def predict(self, client: int | str, x: Array) -> Tensor:
+        """The class of each raw sample as a number, which `classes` names; or for a regression the model's output."""
+        outputs = self.outputs(client, x)
+        return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
+
+    def export(self, client: int | str, path: str | Path) -> Path:
+        """`client(client).export(path)`."""
+        return self.client(client).export(path)
+
+    # The guard
 
     def guard(self, epochs: int = EPOCHS) -> "Guarded":
         """Train local models, and let each client choose between those, its own model and fine-tuned ones.
@@ -186,7 +208,7 @@ class Fitted:
         candidates = GuardCandidates(self.sim, self.progress, alone, best, train, self._stage, epochs)
         return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
 
-    def guarded(self, client: int) -> nn.Module:
+    def guarded(self, client: int | str) -> nn.Module:
         """The model that a client takes in a run with `--guard`, in evaluation mode.
 
         The guard chooses among the models of the selected round, so models of another round are refused.
@@ -199,6 +221,7 @@ class Fitted:
                 f"the guard chose among the models of round {record.round}, but these are of round {self.round}: "
                 "load the run without round='newest'"
             )
+        client = self.number_of(client) if isinstance(client, str) else client
         if client not in record.choices:
             raise DataError(
                 f"client {client!r} has no chosen model: give one of the clients {first_few(record.choices)}"
@@ -211,40 +234,79 @@ class Fitted:
         candidates = GuardCandidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
         return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
 
-    def predictor(self, client: int) -> Predictor:
-        """A client's own model with its preprocessing, as one module that takes raw samples.
+
+@holder
+class FittedClient:
+    """One client of a trained federation: its own model as it would be deployed."""
+
+    fitted: Fitted
+    number: int
+
+    def _about(self) -> str:
+        return f"'{shown(self.name)}' after round {self.fitted.round}"
+
+    @property
+    def name(self) -> str:
+        return self.fitted.sim.runtime.federation.client_name(self.number)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in evaluation mode; it takes samples as training does, scaled and standardised."""
+        sim = self.fitted.sim
+        return _module(sim, state_dict(sim, self.fitted.progress, self.number))
+
+    @property
+    def predictor(self) -> Predictor:
+        """The model with its preprocessing, as one module that takes raw samples.
 
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
         """
-        runtime = self.sim.runtime
-        return Predictor(self.model(client), runtime.federation.preprocessing.of(client), runtime.dtype)
+        runtime = self.fitted.sim.runtime
+        return Predictor(self.model, runtime.federation.preprocessing.of(self.number), runtime.dtype)
 
-    def outputs(self, client: int, x: Array) -> Tensor:
-        """Outputs of a client's own model for raw samples, as they are in the data, before any scaling.
+    def outputs(self, x: Array) -> Tensor:
+        """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
 
         Columns of a DataFrame are taken by name, where the data has names for them.
         """
-        federation = self.sim.runtime.federation
+        sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
         samples = federation.preprocessing.raw(plain_tensor(in_columns(x, federation.column_names, "x"), "x"))
-        if self.sim.template is not None:
-            check_given(self.sim.template, samples)
+        if sim.template is not None:
+            check_given(sim.template, samples)
         with torch.no_grad():
-            outputs: Tensor = (model := self.predictor(client))(samples)
-        return finite_outputs(outputs, model, self._title(client))
+            outputs: Tensor = (model := self.predictor)(samples)
+        return finite_outputs(outputs, model, self.fitted.title_of(self.number))
 
-    def predict(self, client: int, x: Array) -> Tensor:
-        """The class of each raw sample by a client's own model, or for a regression its output."""
-        outputs = self.outputs(client, x)
-        return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
+    def predict_proba(self, x: Array) -> Tensor:
+        """The probability of each class, in the order of `fitted.classes`, for raw samples: `[n, K]`."""
+        if self.fitted.sim.setup.classes is None:
+            raise DataError("a regression has no probabilities: use predict")
+        return self.outputs(x).softmax(-1)
 
-    def export(self, client: int, path: str | Path) -> Path:
-        """Write a client's own model to `NAME.onnx` or `NAME.safetensors`; an existing file is never overwritten.
+    def predict(self, x: Array) -> Tensor | NDArray[np.str_]:
+        """The class of each raw sample as the data calls it, by name or by number; for a regression the output."""
+        outputs = self.outputs(x)
+        if self.fitted.sim.setup.classes is None:
+            return outputs
+        names, numbers = self.fitted.sim.runtime.federation.class_names, outputs.argmax(-1)
+        return np.array(names)[numbers.numpy()] if names else numbers
 
-        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model(client)`; its metadata
-        describes the preprocessing of samples and outputs as JSON (`preprocessing`).
+    def metric(self, metric: str | Callable[..., object], split: str = "test") -> float:
+        """A metric of the model on the client's own held-out samples, as `Fitted.metric` takes it."""
+        return self.fitted.metric(metric, split, client=self.number)
+
+    def confusion(self, split: str = "test") -> Tensor:
+        """How many samples of each class (rows) are given each class (columns), `[K, K]`."""
+        return self.fitted.confusion(self.number, split)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model to `NAME.onnx` or `NAME.safetensors`; an existing file is never overwritten.
+
+        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model`; its metadata describes the
+        preprocessing of samples and outputs as JSON (`preprocessing`).
         """
         target = Path(path)
-        export_model(self.predictor(client), target, self._title(client))
+        export_model(self.predictor, target, self.fitted.title_of(self.number))
         return target
 
 
@@ -293,111 +355,3 @@ def first_few(ids: Iterable[int]) -> str:
     """The first of these numbers."""
     listed = sorted(ids)
     return ", ".join(map(str, listed[:8])) + (", …" if len(listed) > 8 else "")
-
-
-def fit(
-    algorithm: Algorithm,
-    clients: Federation | Sequence[tuple[Array, Array]],
-    model: ModelSource,
-    *,
-    rounds: int = 20,
-    validation: float = 0.1,
-    test: float = 0.25,
-    split: str = "stratified",
-    normalise: Literal["auto", "columns", "none"] = "auto",
-    seed: int = 0,
-    evaluate_every: int = 1,
-    metric: str | Callable[..., object] = "auto",
-    device: str = "auto",
-    **options: Any,
-) -> Fitted:
-    """Train with an algorithm on one `(x, y)` per client, or on a federation.
-
-    `x` and `y` are arrays, or tables such as DataFrames, whose columns are taken by name: their order may differ.
-
-    `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
-    training samples, stratified by class (`split="random"`: at random). Rows of numbers with fractions are
-    standardised, each client's columns by its own training samples (`normalise="none"`: not; a federation is taken as
-    it is); `predict` does the same to raw samples. `device="auto"` is a GPU if there is one.
-    `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
-    samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
-    60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
-    """
-    if evaluate_every < 1:
-        raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
-    if not isinstance(model, nn.Module) and not callable(model):
-        raise ModelError(f"model must be an nn.Module or a function that returns one, not {model!r}")
-    check_known("option of fit", options, _OPTIONS)
-    federation = clients
-    if not isinstance(federation, Federation):
-        federation = from_clients(federation, validation=validation, test=test, seed=seed, split=split)
-        federation = _standardised(federation, normalise)
-    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
-    evaluate, chosen = _evaluation(metric, federation)
-    trial = Trial(sim, evaluate_every, metric=chosen)
-    try:
-        state, history, line = _trained(trial, evaluate)
-    finally:
-        sim.runtime.close()
-    return Fitted(sim, state, history, line, evaluate=evaluate, selected_by=chosen)
-
-
-def _trained(trial: Trial, evaluate: EvaluateTable) -> tuple[Progress, list[Line], Line | None]:
-    """The state after the selected round, or after the last one if none is; all lines; the line of that round."""
-    progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
-    while progress.t < trial.rounds:
-        progress, entry = trial.round(progress)
-        history.append(entry.round)
-        selection = selection.after(entry.round, progress, evaluate)
-        for notice in notices.of(history):
-            log.warning("%s", notice)
-    return selection.progress or progress, history, selection.line
-
-
-def _standardised(federation: Federation, normalise: str) -> Federation:
-    """A table with standardised columns, which is said; any other federation as it is."""
-    if normalise not in ("auto", "columns", "none"):
-        raise unknown("normalise", normalise, ("auto", "columns", "none"))
-    if normalise == "columns" and federation.x.ndim != 2:
-        raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
-    if normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
-        return federation
-    federation = with_standardised(federation, ("client",))
-    log.warning("%s", federation.standardisation_note("normalise='none'"))
-    return federation
-
-
-_OPTIONS = [
-    option.name
-    for function in (fit, simulation)
-    for option in signature(function).parameters.values()
-    if option.kind is option.KEYWORD_ONLY and option.name != "begun"
-]
-
-
-def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
-    """What rounds are selected by; a choice by the data is logged."""
-    if not isinstance(metric, str):
-        custom = own_metric(metric)
-        custom = replace(custom, name=f"own:{custom.name}")
-        table = EvaluateTable(metric=custom.name, average="clients", better="larger" if custom.sign > 0 else "smaller")
-        return table, custom
-    chosen = metric_for(EvaluateTable(metric=metric), federation)
-    if metric == "auto" and chosen.name == "balanced_accuracy":
-        log.warning("%s", chosen_by_classes(federation, "metric='{}'"))
-    return EvaluateTable(metric=chosen.name, average="samples" if chosen.pooled else "clients"), chosen
-
-
-def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:
-    """Load a run directory: the models after its selected round, and the metrics of all rounds.
-
-    `round="newest"` gives the models of the newest checkpoint, from which `strata resume` continues. `device="auto"` is
-    the device of the run, or the CPU if this machine does not have it. If the run uses a model or a method of your own
-    (`package.module:name`), loading it runs that code: allow it with `trust=True`. You may load a run while it is still
-    running.
-    """
-    place = Path(folder)
-    sim, progress, lines = read_run(place, round, device, trust)
-    evaluate, counts = config_of(place).evaluate, selected_line(place, lines)
-    trusted = Trust.of(trust).asked_by(place / CONFIG, environment_of(place).get("folder"))
-    return Fitted(sim, progress, lines, counts, place, evaluate, trust=trusted)

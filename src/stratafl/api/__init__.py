@@ -1,0 +1,16 @@
+"""stratafl in a notebook: train on your own samples and module, and get every client's model.
+
+fitted = stratafl.fit(fedper(), {"Basel": (x, y), …}, model, rounds=20)    or a list of (x, y), clients are then numbers
+basel = fitted.client("Basel")
+basel.predict(x)               predictions of Basel's own model for raw samples, as the data calls classes
+basel.predict_proba(x)         the probability of each of `fitted.classes`
+basel.model                    that model, an nn.Module that takes preprocessed samples
+basel.predictor                the model with its preprocessing: it takes raw samples, as predict does
+basel.export("basel.onnx")     or .safetensors
+fitted.metric("auroc")         of all clients' models on their test samples; also your own f(y_true, y_score)
+"""
+
+from stratafl.api.fitted import Fitted, FittedClient, Guarded
+from stratafl.api.fitting import fit, load
+
+__all__ = ["Fitted", "FittedClient", "Guarded", "fit", "load"]

@@ -1,0 +1,140 @@
+"""Training on a person's own samples and module, and loading what a run left."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from stratafl.api.fitted import Fitted
+from stratafl.config.metric_choice import chosen_by_classes, metric_for
+from stratafl.config.setting_tables import EvaluateTable
+from stratafl.config.trust import Trust
+from stratafl.core.algorithm import Algorithm
+from stratafl.data import Federation
+from stratafl.data.builders import Clients, from_objects, with_standardised
+from stratafl.data.reading import is_table
+from stratafl.errors import DataError, ModelError, RecordError, check_known, unknown
+from stratafl.evaluation.flags import Notices
+from stratafl.evaluation.measure import Line
+from stratafl.evaluation.metrics import Metric, own_metric
+from stratafl.evaluation.trial import Trial
+from stratafl.execute import Progress, simulation
+from stratafl.execute.build_simulation import ModelSource
+from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, selected_line
+from stratafl.runs.summary import Selection
+
+log = logging.getLogger("stratafl")
+
+
+def fit(
+    algorithm: Algorithm,
+    clients: Federation | Clients,
+    model: ModelSource,
+    *,
+    rounds: int = 20,
+    validation: float = 0.1,
+    test: float = 0.25,
+    split: str = "stratified",
+    normalise: Literal["auto", "columns", "none"] = "auto",
+    seed: int = 0,
+    evaluate_every: int = 1,
+    metric: str | Callable[..., object] = "auto",
+    device: str = "auto",
+    **options: Any,
+) -> Fitted:
+    """Train with an algorithm on the samples of every client, in a list or by the clients' names, or on a federation.
+
+    A client's samples are `(x, y)`, a torch `Dataset` or `DataLoader` of such pairs, or its own splits:
+    `{"train": (x, y), "validation": …, "test": …}`, of which the last two may be missing. `x` and `y` are arrays, or
+    tables such as DataFrames, whose columns are taken by name: their order may differ. Labels may be names.
+
+    `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
+    training samples, stratified by class (`split="random"`: at random). Rows of numbers with fractions are
+    standardised, each client's columns by its own training samples (`normalise="none"`: not; a federation is taken as
+    it is); `predict` does the same to raw samples. `device="auto"` is a GPU if there is one.
+    `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
+    samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
+    60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
+    """
+    if evaluate_every < 1:
+        raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise ModelError(f"model must be an nn.Module or a function that returns one, not {model!r}")
+    check_known("option of fit", options, _OPTIONS)
+    federation = clients
+    if not isinstance(federation, Federation):
+        federation = from_objects(federation, validation=validation, test=test, seed=seed, split=split)
+        federation = _standardised(federation, normalise)
+    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
+    evaluate, chosen = _evaluation(metric, federation)
+    trial = Trial(sim, evaluate_every, metric=chosen)
+    try:
+        state, history, line = _trained(trial, evaluate)
+    finally:
+        sim.runtime.close()
+    return Fitted(sim, state, history, line, evaluate=evaluate, selected_by=chosen)
+
+
+def _trained(trial: Trial, evaluate: EvaluateTable) -> tuple[Progress, list[Line], Line | None]:
+    """The state after the selected round, or after the last one if none is; all lines; the line of that round."""
+    progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
+    while progress.t < trial.rounds:
+        progress, entry = trial.round(progress)
+        history.append(entry.round)
+        selection = selection.after(entry.round, progress, evaluate)
+        for notice in notices.of(history):
+            log.warning("%s", notice)
+    return selection.progress or progress, history, selection.line
+
+
+def _standardised(federation: Federation, normalise: str) -> Federation:
+    """A table with standardised columns, which is said; any other federation as it is."""
+    if normalise not in ("auto", "columns", "none"):
+        raise unknown("normalise", normalise, ("auto", "columns", "none"))
+    if normalise == "columns" and federation.x.ndim != 2:
+        raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
+    if normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
+        return federation
+    federation = with_standardised(federation, ("client",))
+    log.warning("%s", federation.standardisation_note("normalise='none'"))
+    return federation
+
+
+_OPTIONS = [
+    option.name
+    for function in (fit, simulation)
+    for option in signature(function).parameters.values()
+    if option.kind is option.KEYWORD_ONLY and option.name != "begun"
+]
+
+
+def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
+    """What rounds are selected by; a choice by the data is logged."""
+    if not isinstance(metric, str):
+        custom = own_metric(metric)
+        custom = replace(custom, name=f"own:{custom.name}")
+        table = EvaluateTable(metric=custom.name, average="clients", better="larger" if custom.sign > 0 else "smaller")
+        return table, custom
+    chosen = metric_for(EvaluateTable(metric=metric), federation)
+    if metric == "auto" and chosen.name == "balanced_accuracy":
+        log.warning("%s", chosen_by_classes(federation, "metric='{}'"))
+    return EvaluateTable(metric=chosen.name, average="samples" if chosen.pooled else "clients"), chosen
+
+
+def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:
+    """Load a run directory: the models after its selected round, and the metrics of all rounds.
+
+    `round="newest"` gives the models of the newest checkpoint, from which `strata resume` continues. `device="auto"` is
+    the device of the run, or the CPU if this machine does not have it. If the run uses a model or a method of your own
+    (`package.module:name`), loading it runs that code: allow it with `trust=True`. You may load a run while it is still
+    running.
+    """
+    place = Path(folder)
+    sim, progress, lines = read_run(place, round, device, trust)
+    evaluate, counts = config_of(place).evaluate, selected_line(place, lines)
+    trusted = Trust.of(trust).asked_by(place / CONFIG, environment_of(place).get("folder"))
+    return Fitted(sim, progress, lines, counts, place, evaluate, trust=trusted)
