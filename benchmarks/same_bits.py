@@ -37,7 +37,7 @@ COMPOSED = """
 OPTIONS = {
     "fedlag": ["--set", "algorithm.warmup=1"],
     "fedavg30local": ["--set", "algorithm.warmup=1"],
-    "fedalp": ["--set", "algorithm.warmup=1"],
+    "fedalp": ["--set", "algorithm.warmup=1", "--set", "algorithm.groups=4"],  # the default was another
     "scaffold+lag": ["--set", "lag.warmup=1"],
     "fedavg+krum": ["--set", "run.participation=1"],
 }

@@ -54,7 +54,7 @@ OPEN: dict[str, dict[str, tuple[Any, ...]]] = {
         "initial": ("uniform", "drawn"),
     },
     "heurpfedla": {"hyper_step": (0.025, 0.05, 0.1, 0.2, 0.4), "initial": ("uniform", "drawn")},
-    "fedalp": {"groups": (2, 4, 8), "warmup_share": (0.25, 0.5, 0.75)},
+    "fedalp": {"groups": (4, 6, 9, None), "warmup_share": (0.25, 0.5, 0.75)},
     "fedlag": {"warmup_share": (0.125, 0.25, 0.5), "k": (0, 1, 2)},
 }
 

@@ -6,8 +6,9 @@ import stratafl.deploy.certificates as certificates
 from hosted import with_tables, write_file
 from stratafl.cli import main as strata
 from stratafl.config.deployment import read_federation
+from stratafl.config.migrations import FORMAT
 from stratafl.deploy.certificates import read_public_key
-from stratafl.deploy.folders import prepare_host, prepare_site
+from stratafl.deploy.folders import prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
@@ -38,6 +39,23 @@ def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
     prepare_host(tmp_path / "host", with_tables(), PLACE)
     with pytest.raises(DeployError, match=r"run\.rounds is 5 .*9"):
         prepare_host(tmp_path / "host", with_tables(run={"rounds": 9}), PLACE)
+
+
+def test_a_federation_that_began_with_four_groups_goes_on_with_them(tmp_path):
+    """FedALP's default then: files and invitations said no number of groups, and had no format."""
+    file = with_tables(algorithm={"name": "fedalp"})
+    four = with_tables(algorithm={"name": "fedalp", "groups": 4})
+    host = prepare_host(tmp_path / "host", file, PLACE)
+    invitation = host.invite(PLACE)
+    assert (host.file, read_invitation(invitation, "a").file) == (file, file)
+    prepare_site(tmp_path / "a", invitation, "a")
+    for path in (host.path / "federation.toml", tmp_path / "a" / "federation.toml", invitation):
+        path.write_text(path.read_text().replace(f"format = {FORMAT}\n", ""))
+    assert read_federation(host.path / "federation.toml", plain=True) == four
+    assert prepare_site(tmp_path / "a", invitation, "a").file == four
+    again = prepare_host(host.path, file, PLACE)
+    assert again.file == four
+    assert prepare_site(tmp_path / "a", again.invite(PLACE), "a").file == four
 
 
 def test_how_patient_a_host_is_may_change(tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 from stratafl.config.assemble import seeds_of
 from stratafl.config.experiment import Experiment, to_tables
+from stratafl.config.migrations import FORMAT
 from stratafl.errors import RecordError, RunError, UnknownNameError
 from stratafl.runs import Comparison, joined
 
@@ -53,6 +54,25 @@ def test_settings_of_older_versions_are_read(tmp_path):
     assert back.per_method == {"fedper": {"algorithm.personal": "last:1"}}
     (member,) = back.members()
     assert member.experiment.algorithm.options == {"personal": "last:1"}
+
+
+@pytest.mark.parametrize(
+    ("number", "base", "settings", "groups"),
+    [
+        (5, {}, {}, 4),
+        (5, {}, {"algorithm.groups": 3}, 3),
+        (5, {"name": "fedalp", "groups": 6}, {}, 6),
+        (5, {"name": "fedalp"}, {}, 4),
+        (FORMAT, {}, {}, None),
+    ],
+)
+def test_fedalp_has_as_many_groups_as_when_its_comparison_began(tmp_path, number, base, settings, groups):
+    head = {"format": number, "methods": ["fedavg", "fedalp"], "seeds": [0]}
+    head["settings"] = {"fedavg": {}, "fedalp": settings}
+    tables = {**to_tables(Experiment()), **({"algorithm": base} if base else {})}
+    (tmp_path / "compare.toml").write_text(tomli_w.dumps({"compare": head, **tables}))
+    fedavg, fedalp = (member.experiment.algorithm for member in Comparison.read(tmp_path).members())
+    assert (fedavg.options, fedalp.options.get("groups")) == ({}, groups)
 
 
 def seeds(comparison):

@@ -75,6 +75,19 @@ def test_an_old_run_is_resumed_as_if_it_were_new(old, tmp_path):
     assert stratafl.load(old, round="newest").round == 3
 
 
+def test_fedalp_is_resumed_with_the_four_groups_that_were_its_default(tmp_path):
+    """Of a configuration of format 5 that names no number of groups; today its ten clients have seven groups."""
+    settings = ("algorithm.name=fedalp", "data.clients=10", "run.rounds=2")
+    folder = left(tmp_path / "old", 1, *settings, "algorithm.groups=4")
+    edit(folder / "environment.json", lambda told: told.update(format=5))
+    edit(folder / "environment.json", lambda told: told["identity"]["config"]["algorithm"].pop("groups"))
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace(f"format = {FORMAT}", "format = 5").replace("groups = 4\n", ""))
+    with Run.open(folder) as run:
+        assert [line["round"] for line in run.rounds()] == [2]
+        assert len(run.progress.server["psi"]) == 4
+
+
 def future_directory(folder):
     edit(folder / "environment.json", lambda told: told.update(format=FORMAT + 1))
     return folder

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stratafl.config.experiment import Experiment, with_settings
+from stratafl.config.migrations import FORMAT
 from stratafl.errors import DamagedError, RunError, StrataError
 from stratafl.report.outcome import read_outcome
 from stratafl.report.study import gather
@@ -212,8 +213,8 @@ def test_a_run_of_the_first_format_is_read_resumed_and_said(folder):
             body.pop("checksums", None)
 
         forge(folder / "checkpoint" / "000002", as_then)
-    edit(folder / "environment.json", '"format": 5', '"format": 1')
-    edit(folder / "config.toml", "format = 5\n", "")
+    edit(folder / "environment.json", f'"format": {FORMAT}', '"format": 1')
+    edit(folder / "config.toml", f"format = {FORMAT}\n", "")
     assert read_run(folder)[1].t == 2
     with Run.open(folder) as run:
         list(run.rounds())

@@ -1,6 +1,7 @@
 """FedALP as in its paper: every equation by hand or by a plain loop, both readings of what it leaves open."""
 
 from dataclasses import replace
+from hashlib import sha256
 from itertools import combinations
 
 import numpy as np
@@ -11,13 +12,15 @@ from plain_fedalp import PlainFedALP
 from torch import Tensor
 
 from stratafl.algorithms import fedalp, fedavg
-from stratafl.algorithms.fedalp import FormGroups, LearnGroups, MixGroups, shares, ward
+from stratafl.algorithms.fedalp import USUAL_GROUPS, FormGroups, LearnGroups, MixGroups, shares, ward
 from stratafl.algorithms.special_cases import SpecialCase
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.records import stored_repr
 from stratafl.core.reduce import cosines
 from stratafl.core.round import Round, Setup
+from stratafl.core.state import flatten
 from stratafl.errors import ContractError, RecordError
 from stratafl.evaluation.evaluate import received_models
 from stratafl.evaluation.trial import Trial
@@ -468,6 +471,38 @@ def test_bytes_of_clients_and_between_servers_are_recorded_in_every_round():
         assert entry.round["bytes.down"] == 6 * model
         assert entry.round["bytes.up"] == 6 * (model + 8)  # and n_k
     assert between == [0, 0, 2 * 2 * model]
+
+
+# The number of groups
+
+
+def test_the_default_number_of_groups_by_hand():
+    """Three quarters of the clients, but two at least, because one group is FedAvg, and twenty at most."""
+    clients_and_groups = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 12: 9, 20: 15, 26: 19, 27: 20, 100: 20}
+    assert {clients: USUAL_GROUPS.of(clients) for clients in clients_and_groups} == clients_and_groups
+
+
+@pytest.mark.parametrize(("count", "groups"), [(2, 2), (3, 2), (5, 3), pytest.param(20, 15, marks=pytest.mark.slow)])
+def test_the_default_is_bit_for_bit_that_number_of_groups(count, groups):
+    data, module = tiny_federation((4,) * count), tiny_model(batchnorm=False)
+    runs = [simulation(method, data, module, rounds=2) for method in (fedalp(), fedalp(groups=groups))]
+    (default, explicit), (sim, same) = (sim.run(Matrix()).server for sim in runs), runs
+    assert len(default["psi"]) == groups
+    assert default["member"].unique().tolist() == list(range(groups))
+    flat, expected = flatten(default), flatten(explicit)
+    assert flat.keys() == expected.keys()
+    assert all(torch.equal(flat[name], x) for name, x in expected.items())
+    assert sim.algorithm.footprint(sim.setup) == same.algorithm.footprint(same.setup)
+
+
+def test_new_clients_count_for_no_group():
+    sim = simulation(fedalp(), tiny_federation((4,) * 8), tiny_model(batchnorm=False), rounds=2, new_clients=2)
+    assert len(sim.start().server["psi"]) == 4
+
+
+def test_runs_of_an_explicit_number_of_groups_are_what_they_were():
+    """The digest of the method that runs stored when 4 groups were the default."""
+    assert sha256(stored_repr(fedalp(groups=4)).encode()).hexdigest().startswith("3433511aee65a126")
 
 
 # Bad input

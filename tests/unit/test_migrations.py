@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from stratafl.config.experiment import Experiment, from_stored, load_experiment, to_tables, with_settings
-from stratafl.config.migrations import FORMAT, OWN_COLUMNS, migrate, with_format
+from stratafl.config.migrations import FORMAT, GROUPS_BY_CLIENTS, OWN_COLUMNS, migrate, with_format
 from stratafl.errors import RecordError
 from wording import mentions
 
@@ -47,6 +47,15 @@ def test_old_and_new_keys_are_read(tmp_path, number, text):
 )
 def test_a_table_of_an_older_run_is_scaled_as_it_was(number, normalise, means):
     assert from_stored({"format": number, "data": {"normalise": normalise}}).data.normalise == means
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "groups"), [(5, {}, 4), (5, {"groups": 7}, 7), (GROUPS_BY_CLIENTS, {}, None)]
+)
+def test_fedalp_has_as_many_groups_as_its_format_had(number, options, groups):
+    read = from_stored({"format": number, "algorithm": {"name": "fedalp", **options}})
+    assert read.algorithm.options.get("groups") == groups
+    assert not from_stored({"format": number, "algorithm": {"name": "ifca"}}).algorithm.options
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -71,7 +71,7 @@ HYPER = {"hyper_step": 0.1, "embedding": 100, "width": 100, "depth": 3, "normali
 DEFAULTS = {  # as docs/algorithms/ has them
     "fedalp": {
         "beta": 0.6,
-        "groups": 4,
+        "groups": None,
         "warmup_share": 0.5,
         "base": "received",
         "gamma": "group",

@@ -9,6 +9,7 @@ import torch
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.config.migrations import FORMAT
 from stratafl.core.annotations import Range, Tune
 from stratafl.errors import ModelError, RecordError, RunError, StageError, UnknownNameError
 from stratafl.report.tuned import TunedMethod, TunedTrial
@@ -385,3 +386,12 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
     plan = TuningPlan(trials=2, sampler="tpe")
     with pytest.raises(RunError, match=r"'stratafl\[tune\]'"):
         Tuning.create(tmp_path / "a", Experiment(), ["local"], {}, plan, 1)
+
+
+def test_fedalp_has_as_many_groups_as_when_its_tuning_began(tmp_path):
+    settings = {"data.clients": 6, "model.hidden": [8]}
+    Tuning.create(tmp_path / "a", Experiment(), ["fedalp"], settings, TuningPlan(2), 1)
+    assert not Tuning.read(tmp_path / "a").experiment("fedalp").algorithm.options
+    path = tmp_path / "a" / "tune.toml"
+    path.write_text(path.read_text().replace(f"format = {FORMAT}", "format = 5"))
+    assert Tuning.read(tmp_path / "a").experiment("fedalp").algorithm.options == {"groups": 4}

@@ -17,7 +17,7 @@ from torch import Tensor
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
-from stratafl.core.fields import FieldSpec, Number, Side, Start
+from stratafl.core.fields import Count, FieldSpec, Number, ShareOfClients, Side, Start, count_of
 from stratafl.core.footprint import Footprint
 from stratafl.core.layout import Layout, Rows, per_row
 from stratafl.core.parcel import Field, Parcel
@@ -32,6 +32,7 @@ from stratafl.policies import Broadcast, LocalTraining
 
 Base = Literal["received", "group"]
 Gamma = Literal["group", "all"]
+USUAL_GROUPS = ShareOfClients(0.75, least=2, most=20)  # the server keeps a model for each group
 
 
 @method(
@@ -42,7 +43,7 @@ Gamma = Literal["group", "all"]
 def fedalp(
     *,
     beta: Annotated[float, Range(least=0, most=1), Tune(0.3, 1.0)] = 0.6,
-    groups: Annotated[int, Range(least=1), Tune(2, 10)] = 4,
+    groups: Annotated[int, Range(least=1), Tune(2, 10)] | None = None,
     warmup: Annotated[int, Range(least=1), Fixed("a number of rounds: tune `warmup_share`")] | None = None,
     warmup_share: Annotated[float, Range(least=0, below=1), Tune(0.4, 0.7)] = 0.5,
     base: Base = "received",
@@ -52,22 +53,23 @@ def fedalp(
 ) -> Phased:
     """FedALP (Xie et al., 2023): groups of clients, each mixing its model with the global one, layer by layer.
 
-    Algorithm 1: the last round of the warm-up asks all clients for an update, from which `groups` groups are formed;
-    the warm-up takes `warmup` rounds, or else `warmup_share` of the run's, and one at least. `beta` is the largest
-    weight of a group's own layers (Eq. 8). `base` is what the group's step is added to: the model
-    its clients received, or the group's old model (line 10 to the letter); `gamma` is normalised in the group, or over
-    all clients; `features` are what Ward's method sees.
+    Algorithm 1: the last round of the warm-up asks all clients for an update, from which groups are formed: `groups` of
+    them, or else three for every four clients, from 2 to 20. The warm-up takes `warmup` rounds, or else
+    `warmup_share` of the run's, and one at least. `beta` is the largest weight of a group's own layers (Eq. 8). `base`
+    is what the group's step is added to: the model its clients received, or the group's old model (line 10 to the
+    letter); `gamma` is normalised in the group, or over all clients; `features` are what Ward's method sees.
     """
+    M = USUAL_GROUPS if groups is None else groups
     server: dict[str, FieldSpec] = {
         "theta": Start(),
-        "group": Start(copies=groups),
+        "group": Start(copies=M),
         "member": Number(0.0, width="clients"),
-        "psi": LayerWeights(groups),
+        "psi": LayerWeights(M),
         "active": Number(0.0),
     }
     average = replace(fedavg(train=train), server=server, welcome=(Broadcast(),), global_model="theta")
-    formed = replace(average, merge=(FormGroups(groups, beta, features),))
-    main = replace(average, serve=(MixGroups(groups),), merge=(LearnGroups(base, gamma, groups),))
+    formed = replace(average, merge=(FormGroups(M, beta, features),))
+    main = replace(average, serve=(MixGroups(M),), merge=(LearnGroups(base, gamma, M),))
     rounds = warm_up(warmup, warmup_share, less=1)
     first = (Phase(average, rounds=rounds),) if rounds else ()
     probe = Phase(formed, rounds=1, participation="all", only_sampled_learn=True)
@@ -78,11 +80,12 @@ def fedalp(
 class LayerWeights(FieldSpec):
     """Ψ: a weight per group and layer, 0 before there are groups."""
 
-    groups: int
+    groups: Count
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         """`[M, L]`."""
-        return next(iter(setup.start.values())).new_zeros(self.groups, len(setup.layout.layers))
+        groups = count_of(self.groups, setup.clients)
+        return next(iter(setup.start.values())).new_zeros(groups, len(setup.layout.layers))
 
 
 @record
@@ -93,7 +96,7 @@ class FormGroups(MergeRows):
     ids of their clients, whatever the order of the cohort; an update that overflowed counts as none.
     """
 
-    groups: int
+    groups: Count
     beta: float = 0.6
     features: Literal["cosine", "angle"] = "cosine"
     reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
@@ -101,13 +104,15 @@ class FormGroups(MergeRows):
     compares = True
 
     def check(self, setup: Setup) -> None:
-        if self.groups > setup.clients:
-            raise RecordError(f"fedalp: choose groups from 1 to {setup.clients} (all clients), not {self.groups}")
+        groups = count_of(self.groups, setup.clients)
+        if groups > setup.clients:
+            raise RecordError(f"fedalp: choose groups from 1 to {setup.clients} (all clients), not {groups}")
 
     def footprint(self, setup: Setup) -> Footprint:
         """Uploads and updates of one tensor at a time, what they come to in each group, and the mean's sums."""
         block, row = (f(dtype=torch.float64) for f in (setup.block_bytes, setup.row_bytes))
-        return Footprint(absorbed=3 * setup.block_bytes(), merge=(self.groups + 1) * block + row)
+        groups = count_of(self.groups, setup.clients)
+        return Footprint(absorbed=3 * setup.block_bytes(), merge=(groups + 1) * block + row)
 
     def absorb(self, rnd: Round, server: State, up: Parcel, ids: Tensor) -> State:
         """w_g, w_m ← w_g, the members and Ψ."""
@@ -117,8 +122,8 @@ class FormGroups(MergeRows):
         change = Computed(layout.trainable(), lambda name: trained[name][order].sub_(w_g[name]))
         delta_w = without_overflow(change)  # Δw_k
         rho = cosines(layout.gram(delta_w).sum(0, keepdim=True))[0]  # Eq. 3–4
-        labels = ward(rho, self.groups, self.features).to(member.device)
-        share = shares(delta_w, samples[order], labels, self.groups, layout)  # Eq. 5–7
+        labels = ward(rho, len(psi), self.features).to(member.device)
+        share = shares(delta_w, samples[order], labels, len(psi), layout)  # Eq. 5–7
         mean = _mean_of_sampled(rnd, trained, samples, ids, w_g)
         return {
             "theta": mean,
@@ -181,13 +186,15 @@ def without_overflow(delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 class MixGroups(Serve):
     """W_new^(l) = Ψ_m^(l)·w_m^(l) + (1 − Ψ_m^(l))·w_g^(l) of each client's group (Eq. 9–10); statistics are w_g's."""
 
-    groups: int = 4
+    groups: Count = USUAL_GROUPS
     reads = ("theta", "group", "member", "psi")
     writes = ("down.theta",)
 
     def footprint(self, setup: Setup) -> Footprint:
         """A row per client, mixed for all groups, one tensor at a time."""
-        return Footprint(client=setup.row_bytes(), served=3 * self.groups * setup.block_bytes())
+        return Footprint(
+            client=setup.row_bytes(), served=3 * count_of(self.groups, setup.clients) * setup.block_bytes()
+        )
 
     def __call__(self, rnd: Round, server: State, ids: Tensor) -> Mapping[str, Field]:
         m = tensor_of(server, "member")[ids].long()
@@ -216,15 +223,15 @@ class LearnGroups(MergeSums):
 
     base: Base = "received"
     gamma: Gamma = "group"
-    groups: int = 4
+    groups: Count = USUAL_GROUPS
     reads = ("up.theta", "up.samples", "theta", "group", "member", "psi", "active")
     writes = ("theta", "group", "active")
 
     def footprint(self, setup: Setup) -> Footprint:
         """A sum per group, and the models that groups received, one tensor at a time."""
-        block = setup.block_bytes(torch.float64)
-        merge = 3 * self.groups * setup.block_bytes() + block
-        return Footprint(sums=self.groups * setup.row_bytes(dtype=torch.float64), client=block, merge=merge)
+        groups, block = count_of(self.groups, setup.clients), setup.block_bytes(torch.float64)
+        merge = 3 * groups * setup.block_bytes() + block
+        return Footprint(sums=groups * setup.row_bytes(dtype=torch.float64), client=block, merge=merge)
 
     def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
         """Σ n_k·θ_k and Σ n_k of each group, client by client."""

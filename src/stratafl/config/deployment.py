@@ -21,7 +21,7 @@ from stratafl.config.assemble import (
     split_plan,
 )
 from stratafl.config.experiment import Experiment, from_tables, named_files, read_as, to_tables
-from stratafl.config.migrations import migrate
+from stratafl.config.migrations import UNNUMBERED_FEDERATION, migrate
 from stratafl.config.setting_tables import DataTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
@@ -115,6 +115,10 @@ class FederationFile:
         }
         return dataclasses.replace(self, deploy=dataclasses.replace(self.deploy, **usual))
 
+    def as_begun(self, stored: Mapping[str, Any]) -> "FederationFile":
+        """With what it leaves out as it was when a federation's folder was made, which holds these tables."""
+        return federation_from({**self.tables(), "format": stored.get("format", UNNUMBERED_FEDERATION)})
+
     def invited(self) -> "FederationFile":
         """What sites are given: all but where the host's own samples are."""
         return dataclasses.replace(self, experiment=_without_place(self.experiment))
@@ -137,8 +141,13 @@ def _refuse_files(experiment: Experiment) -> None:
 
 
 def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
-    """The file of a federation: the tables of an experiment, and [deploy]."""
-    return read_as(path, federation_from, plain=plain)
+    """The file of a federation: the tables of an experiment, and [deploy]. A `plain` one was stored in its folder."""
+    return read_as(path, _federation_stored if plain else federation_from, plain=plain)
+
+
+def _federation_stored(tables: Mapping[str, Any]) -> FederationFile:
+    """The federation of tables that were written for a host or a site: what they leave out is as it was then."""
+    return federation_from({"format": UNNUMBERED_FEDERATION, **tables})
 
 
 def federation_from(tables: Mapping[str, Any], *, divides: bool = False) -> FederationFile:
@@ -160,7 +169,7 @@ def federation_from(tables: Mapping[str, Any], *, divides: bool = False) -> Fede
 
 def invited_from(tables: Mapping[str, Any]) -> FederationFile:
     """The federation of an invitation, which names no file of the site that reads it."""
-    file = federation_from(tables)
+    file = _federation_stored(tables)
     _refuse_files(file.experiment)
     return file
 

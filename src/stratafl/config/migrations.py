@@ -8,6 +8,8 @@
 5   tables are standardised by default, and each client by its own samples: what `data.normalise` called `auto` and
     `columns` before are `images` and `pooled`; a checkpoint holds the scores of models right after clients last
     trained, and `trained` is over all clients
+6   FedALP without `groups` has as many as suit the number of clients, and had 4 before; files of federations have a
+    number
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
@@ -21,10 +23,12 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 5  # a run's configuration without a number is of format 3 or older
+FORMAT = 6  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 OWN_COLUMNS = 5  # since this format, each client standardises a table by its own samples
+GROUPS_BY_CLIENTS = 6  # since this format, the default number of FedALP's groups grows with the clients
+UNNUMBERED_FEDERATION = 5  # the format of a federation's file or invitation that has no number
 _NORMALISED_BEFORE = {"auto": "images", "columns": "pooled"}
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
 
@@ -54,7 +58,15 @@ def migrate(tables: Mapping[str, Any], *, stored: bool = False) -> dict[str, Any
     if number < OWN_COLUMNS and isinstance(data, Mapping):
         normalise = data.get("normalise", "auto")
         migrated["data"] = {**data, "normalise": _NORMALISED_BEFORE.get(normalise, normalise)}
+    method = migrated.get("algorithm")
+    if isinstance(method, Mapping):
+        migrated["algorithm"] = {**former_defaults(method.get("name"), number), **method}
     return migrated
+
+
+def former_defaults(method: Any, number: int) -> dict[str, Any]:
+    """The options of a method at their defaults in files of this format, where these are others today."""
+    return {"groups": 4} if method == "fedalp" and number < GROUPS_BY_CLIENTS else {}
 
 
 def check_format(path: Path, number: Any) -> int:

@@ -3,11 +3,12 @@
 A field that is not declared ends with the round. So a FedPer client stores its head, not a model.
 """
 
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from stratafl.core.annotations import Range
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Columns, Layout, Rows
 from stratafl.core.records import record
@@ -30,17 +31,39 @@ class FieldSpec(Protocol):
 
 
 @record
+class ShareOfClients:
+    """A number that grows with the federation: a share of its clients, rounded down, from `least` to `most`."""
+
+    share: Annotated[float, Range(least=0, most=1)]
+    least: Annotated[int, Range(least=1)] = 1
+    most: int | None = None
+
+    def of(self, clients: int) -> int:
+        most = clients if self.most is None else min(self.most, clients)
+        return min(max(self.least, int(self.share * clients + 1e-9)), most)  # 0.29 of 100 is 29
+
+
+Count = int | ShareOfClients
+
+
+def count_of(count: Count, clients: int) -> int:
+    """The number itself, or that share of so many clients."""
+    return count.of(clients) if isinstance(count, ShareOfClients) else count
+
+
+@record
 class Start:
     """Layers of the initial model: the common one, or with `own` one that each client draws for itself.
 
-    On the server, `per_client` keeps a row for every client of the federation, and `copies` is a number of rows. With
-    `own`, copies are drawn one by one. `columns="statistics"` keeps the running statistics alone.
+    On the server, `per_client` keeps a row for every client of the federation, and `copies` is a number of rows, or
+    a share of the clients. With `own`, copies are drawn one by one. `columns="statistics"` keeps the running statistics
+    alone.
     """
 
     layers: Select = select("all")
     own: bool = False
     per_client: bool = False
-    copies: int | None = None
+    copies: Count | None = None
     columns: Columns = "all"
 
     def names(self, layout: Layout, side: Side) -> Names:
@@ -55,8 +78,9 @@ class Start:
         names = self.names(setup.layout, side)
         start = {name: setup.start[name] for name in names}
         if self.copies is not None:
-            rows = expand(start, self.copies)
-            drawn = setup.fresh(torch.arange(self.copies)) if self.own else {}
+            copies = count_of(self.copies, setup.clients)
+            rows = expand(start, copies)
+            drawn = setup.fresh(torch.arange(copies)) if self.own else {}
             return {name: drawn[name] if name in drawn else x.clone() for name, x in rows.items()}
         if self.own and ids is None:
             raise RecordError("Start(own=True) draws a model for each client: a server field needs per_client as well")

@@ -20,6 +20,7 @@ import tomli_w
 
 from stratafl.config.deployment import FederationFile, invited_from, read_federation
 from stratafl.config.experiment import read_toml
+from stratafl.config.migrations import with_format
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.certificates import (
     Pair,
@@ -60,7 +61,8 @@ class HostFolder:
         """Write what sites are given, with the address that they are to use."""
         invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
         path = self.path / INVITATION
-        write_atomically(path, tomli_w.dumps({"invitation": invitation, **self.file.invited().tables()}).encode())
+        tables = with_format({"invitation": invitation, **self.file.invited().tables()})
+        write_atomically(path, tomli_w.dumps(tables).encode())
         return path
 
     def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
@@ -75,7 +77,7 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFo
     """The folder of this federation, new or as it was left."""
     make_private(path)
     make_private(path / KEYS)
-    _keep_file(path, file)
+    file = _keep_file(path, file)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():
         authority = _new_authority(path, authority)
@@ -133,7 +135,7 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     if isinstance(invitation, Path):
         invitation = read_invitation(invitation, name)
     make_private(path)
-    _keep_file(path, invitation.file, of_site=True)
+    file = _keep_file(path, invitation.file, of_site=True)
     pem = path / "ca.pem"
     if not pem.exists():
         write_once(pem, invitation.authority.encode())
@@ -144,7 +146,7 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
         key = create_site_key(path, name)
     elif not key.public.exists():
         key = restore_public_key(key, name)
-    return SiteFolder(path, invitation.file, name, invitation.server, key, pem)
+    return SiteFolder(path, file, name, invitation.server, key, pem)
 
 
 def read_invitation(path: Path, name: str) -> Invitation:
@@ -160,17 +162,20 @@ def read_invitation(path: Path, name: str) -> Invitation:
     return Invitation(str(HostAddress.parse(invited["server"])), invited["authority"], file)
 
 
-def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> None:
-    """Write the federation's file; in a folder that has one, only the patience of the host may change."""
+def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:
+    """Write the federation's file and return it; in a folder that has one, only the patience of the host may change."""
     path = folder / FILE
     stored = read_federation(path, plain=True) if path.exists() else None
+    if stored is not None:
+        file = file.as_begun(read_toml(path, plain=True))
     if stored is not None and of_site:
         stored = stored.invited()  # invitations once said where the host's samples are
     if stored is not None and stored.common() != file.common():
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
     if stored != file:
         with explained("write", path):
-            write_atomically(path, tomli_w.dumps(file.tables()).encode())
+            write_atomically(path, tomli_w.dumps(with_format(file.tables())).encode())
+    return file
 
 
 def _differs(stored: FederationFile, offered: FederationFile) -> str:

@@ -16,7 +16,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, seeds_of, simulation_of
 from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
 from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
-from stratafl.config.migrations import FORMAT, check_format
+from stratafl.config.migrations import FORMAT, check_format, former_defaults
 from stratafl.config.setting_tables import Settings, parse_settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import MAX_INTEGER
@@ -158,6 +158,7 @@ class Comparison:
         if vary not in get_args(Varied):
             raise RunError(f"{damaged}: vary is {shown(vary)}, not one of {', '.join(get_args(Varied))}")
         base = from_stored({"format": head["format"], **tables})
+        per_method = with_former_defaults(per_method, base, head["format"])
         return cls(folder, base, tuple(methods), tuple(seeds), per_method, vary=vary)
 
     def members(self) -> Iterator[Member]:
@@ -214,6 +215,16 @@ def _settings_of(method: str, settings: Settings) -> Settings:
     """The settings of one method: `method.key` is its option, `method.table.key` a setting of a table."""
     options = {path.removeprefix(f"{method}."): v for path, v in settings.items() if path.startswith(f"{method}.")}
     return {key if key.partition(".")[0] in METHOD_TABLES else f"algorithm.{key}": v for key, v in options.items()}
+
+
+def with_former_defaults(per_method: Mapping[str, Settings], base: Experiment, number: int) -> dict[str, Settings]:
+    """The settings of each method in a file of this format, with its defaults of then unless the base has them."""
+
+    def former(method: str) -> Settings:
+        options = {} if method == base.algorithm.name else former_defaults(method, number)
+        return {f"algorithm.{key}": value for key, value in options.items()}
+
+    return {method: {**former(method), **settings} for method, settings in per_method.items()}
 
 
 def without_none(settings: Settings) -> dict[str, Any]:

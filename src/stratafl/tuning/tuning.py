@@ -33,6 +33,7 @@ from stratafl.runs.comparison import (
     folder_name,
     is_comparison,
     shared_and_own,
+    with_former_defaults,
     without_none,
 )
 from stratafl.runs.directory import TUNING, is_run, new_folder, refuse_existing
@@ -115,6 +116,7 @@ class Tuning:
                 raise ValueError(f"methods must be one or more different names, not {shown(methods)}")
             _check_seeds(seeds, base)
             check_table(per_method, dict.fromkeys(methods, dict))
+            per_method = with_former_defaults(per_method, base, head["format"])
             tuning = cls(folder, base, methods, per_method, _plan(head["plan"]), seeds, trust)
             for method in methods:
                 tuning.experiment_with(method, {})
