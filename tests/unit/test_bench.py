@@ -58,7 +58,7 @@ def test_a_model_with_a_vocabulary_gets_tokens():
     assert int(federation.x.max()) < 98_635
 
 
-@pytest.mark.budget(2, "the first of them imports the compiler of torch")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BASELINES)
 @pytest.mark.parametrize(
     ("given", "samples"), [(SMALL, 10), (replace(SMALL, options={"norm": True}), 9)], ids=["mlp", "statistics"]

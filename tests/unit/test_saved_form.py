@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import every_method
 from stratafl.algorithms import ALGORITHMS, algorithm, fedalp, fedavg30local, fedlag, flayer, pfedla
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import Matrix
 from stratafl.execute.simulation import SavedForm
 from stratafl.testing import Case
+from tiers import slow_except
 
 ACTING = {
     "fedalp": fedalp(groups=2, warmup=1),
@@ -21,7 +21,7 @@ ACTING = {
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, "fedavg30local": fedavg30local(warmup=1), **ACTING}
 
 
-@pytest.mark.parametrize("name", every_method(EVERY))
+@pytest.mark.parametrize("name", slow_except(["fedper", "flayer", "pfedla"], sorted(EVERY)))
 def test_every_method_keeps_the_form_it_starts_with(name):
     sim = Case(EVERY[name], "local", 0.5, rounds=2).plain
     progress, form = sim.start(), SavedForm.of(sim)

@@ -267,7 +267,7 @@ def predict(
     out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Predict new samples with a client's model: of a run, or a site's final one."""
+    """Predict new samples with a client's own model."""
     from stratafl.cli.predict_command import print_predictions
 
     print_predictions(folder, client, data, out, trust)
@@ -280,7 +280,7 @@ def export(
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's model as ONNX or safetensors: of a run, or a site's final one."""
+    """Write a client's own model as ONNX or safetensors."""
     from stratafl.cli.predict_command import export_client_model
 
     export_client_model(folder, client, out, trust)

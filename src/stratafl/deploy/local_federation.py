@@ -1,11 +1,13 @@
 """A rehearsal on one machine: the samples of an experiment, divided into a file for each site."""
 
+import csv
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratafl.config.assemble import federation_of, samples_of, seeds_of
 from stratafl.config.deployment import DEPLOY, FederationFile, federation_from
@@ -37,11 +39,16 @@ def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
 
 
 def divided(file: FederationFile, folder: Path) -> dict[str, Path]:
-    """The samples of each site, as they are in the data, in a file of its own; those that are there are left."""
+    """The samples of each site, as they are in the data, in a file of its own; those that are there are left.
+
+    A table stays a table, so that sites know the names of columns and classes; other samples are arrays.
+    """
     names = file.deploy.sites
-    places = {name: folder / f"{name}.npz" for name in names}
-    if not all(path.exists() for path in places.values()):
+    by_suffix = {suffix: {name: folder / f"{name}{suffix}" for name in names} for suffix in (".npz", ".csv")}
+    places = next((each for each in by_suffix.values() if all(path.exists() for path in each.values())), None)
+    if places is None:
         samples = samples_of(file.experiment.data, seeds_of(file.experiment).partition)
+        places = by_suffix[".csv" if samples.columns else ".npz"]
         named = file.experiment.data.partition == "auto" and samples.owner is not None
         experiment = file.experiment if named else with_values(file.experiment, {"data.clients": len(names)})
         whole = federation_of(experiment, raw=True)
@@ -58,10 +65,25 @@ def _write(whole: Federation, samples: Samples, data: DataTable, places: Mapping
     """One file for each site, with the names that the settings give to labels, clients and groups."""
     for client, path in enumerate(places.values()):
         rows = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
-        arrays = {"x": whole.x[rows].cpu().numpy(), data.label or LABELS[1]: whole.y[rows].cpu().numpy()}
-        if data.client:
-            arrays[data.client] = np.full(len(rows), whole.client_name(client))
+        x, y = whole.x[rows].cpu().numpy(), whole.y[rows].cpu().numpy()
+        more = {data.client: np.full(len(rows), whole.client_name(client))} if data.client else {}
         if data.group and samples.group is not None:
-            arrays[data.group] = samples.group[rows]
-        with atomically(path) as partial, partial.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+            more[data.group] = samples.group[rows]
+        with atomically(path) as partial:
+            if path.suffix == ".csv":
+                _write_table(partial, whole, x, {data.label or LABELS[0]: _named(whole, y), **more})
+            else:
+                with partial.open("wb") as file:
+                    np.savez(file, **{"x": x, data.label or LABELS[1]: y, **more})  # type: ignore[arg-type]
+
+
+def _named(whole: Federation, y: NDArray[Any]) -> list[Any]:
+    return y.tolist() if whole.classes is None else [whole.class_name(label) for label in y.tolist()]
+
+
+def _write_table(path: Path, whole: Federation, x: NDArray[Any], more: Mapping[str, Any]) -> None:
+    """The columns of the samples and more, by name; Python writes numbers so that they read back as the same."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*whole.column_names, *more])
+        writer.writerows([*row, *rest] for row, *rest in zip(x.tolist(), *more.values(), strict=True))
