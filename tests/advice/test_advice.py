@@ -249,8 +249,8 @@ def test_what_cannot_be_advised_on_is_refused() -> None:
         advise(short, federation=federation(labels), model=model(2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["skew_10", pytest.param("tiny", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["skew_10", "tiny"])
 def test_the_advised_method_is_close_to_the_best_at_a_tenth_of_the_steps(name: str, tmp_path) -> None:
     """Where sharing clearly helps; `python tests/advice_table.py` makes the table of all six federations."""
     row = Store(tmp_path, SETTINGS).row(name, seeds=(0,), caution=0)

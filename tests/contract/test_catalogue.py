@@ -39,24 +39,17 @@ ACTING = {
     "simmix": simmix(),
 }
 EVERY = sorted({*ALGORITHMS, *ACTING})
-ALL = ("local", 1.0)
-QUICK = (("follow", 0.5), ALL)  # two settings in which both values of both keys occur
+QUICK = (("follow", 0.5), ("local", 1.0))  # two settings in which both values of both keys occur
 HALF = (("follow", 0.5), ("local", 0.5))  # half of the clients cost less
 
 
 def _settings():
-    """Each method in one of two settings, in turn; one of each kind with all clients too, slowly; the rest nightly."""
+    """Each method in one of two settings with half of the clients, in turn, and nightly in the three others."""
     for place, name in enumerate(EVERY):
         first = QUICK[0] if name in ACTING else HALF[place % 2]
         for setting in (first, *(each for each in SETTINGS if each != first)):
-            marks = _tier(name in KINDS.values(), setting == first, setting == ALL)
+            marks = NIGHTLY if setting != first else () if name in KINDS.values() else SLOW
             yield pytest.param(name, setting, marks=marks, id=f"{name}-{setting[0]}-{setting[1]}")
-
-
-def _tier(stands_for_its_kind, first, everybody):
-    if first:
-        return () if stands_for_its_kind else SLOW
-    return SLOW if stands_for_its_kind and everybody else NIGHTLY
 
 
 @pytest.mark.budget(8, "sixteen laws")

@@ -1,6 +1,6 @@
 """Every method of the catalogue runs with no option set, on the digits and on a table.
 
-On the table for the default rounds; on the digits for two of them, or for all if the mechanism waits.
+On the table for the default rounds; on the digits for one of them, or for all if the mechanism waits.
 """
 
 import numpy as np
@@ -60,4 +60,4 @@ def test_a_method_runs_on_a_table_with_no_option_set(name, table):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_method_runs_on_the_digits_with_no_option_set(name):
-    check_run(name, "digits", None if name in WAITING else 2)
+    check_run(name, "digits", None if name in WAITING else 1)

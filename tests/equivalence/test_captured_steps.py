@@ -321,7 +321,7 @@ def test_a_compiled_step_that_computes_something_else_is_left(wrong, monkeypatch
     assert bool(sim.runtime.tuning["switched"]) is not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("own_cache")
 def test_a_run_switches_when_the_compiled_step_is_there_and_a_resumed_one_in_the_same_round(monkeypatch):
     ready, open_from = Compiler.ready, []

@@ -161,7 +161,7 @@ def test_one_that_fails_ends_all(tmp_path, how, code, says):
     assert len(lines(tmp_path / "run", "rounds")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_under_torchrun_one_line_says_what_failed(tmp_path):
     two = (*TORCHRUN, "--standalone", "--nproc-per-node", 2)
     (done,) = ended([started([*two, *FAILING, "--out", tmp_path / "run"])])

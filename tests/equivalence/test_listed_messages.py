@@ -22,7 +22,7 @@ from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.models import build
-from tiers import slow_except
+from tiers import slow_and_nightly
 
 SHAPE, CLASSES, SIZES, ROUNDS = (1, 6, 6), 3, (9, 12, 7), 3
 # Options with which every phase begins within these rounds, and layers become personal.
@@ -135,7 +135,9 @@ def check_every_message(name):
 
 
 @pytest.mark.budget(1.5, "three sites and a server are built")
-@pytest.mark.parametrize("name", slow_except(FAST, (*ALGORITHMS, *sorted(COMPOSED))))
+@pytest.mark.parametrize(
+    "name", [*FAST, *slow_and_nightly(each for each in (*ALGORITHMS, *sorted(COMPOSED)) if each not in FAST)]
+)
 def test_every_message_of_a_round_over_bytes_has_the_fields_and_bytes_that_are_listed(name):
     check_every_message(name)
 

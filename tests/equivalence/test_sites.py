@@ -28,6 +28,7 @@ from stratafl.models import build
 from stratafl.policies import LocalTraining, Mean
 from stratafl.runtime.engine import LoopEngine, StackedEngine
 from stratafl.testing import difference
+from tiers import slow_and_nightly
 
 SIZES, SHAPE, CLASSES = (14, 31, 4, 23, 12, 7), (1, 6, 6), 3  # not in the order in which they are summed up
 LACKING = {1: 2, 3: 0, 4: 1}  # a class that a client has no samples of
@@ -90,11 +91,12 @@ def acting(name):
 
 
 BITS = PAPERS | MECHANISMS  # the others may round otherwise
+CHECKED = PAPERS | set(sorted(MECHANISMS)[::2])
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=SLOW if name in BITS else pytest.mark.nightly) for name in sorted(ALGORITHMS)],
+    [pytest.param(name, marks=SLOW if name in CHECKED else pytest.mark.nightly) for name in sorted(ALGORITHMS)],
 )
 def test_every_method_ends_where_the_simulation_ends(name):
     sites, simulated = both(acting(name), torch.float32 if name in BITS else torch.float64, rounds=3)
@@ -110,8 +112,7 @@ def test_sites_have_the_simulations_bits():
 ROBUST = [("fedper+median", {}), ("fedper+krum", {"f": 0, "keep": 2}), ("flayer+clipped", {"norm": 0.05})]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), ROBUST)
+@pytest.mark.parametrize(("name", "options"), slow_and_nightly(ROBUST))
 def test_robust_merges_have_the_simulations_bits(name, options):
     sites, simulated = both(algorithm(name, **options), torch.float32, participation=0.7)
     assert difference(sites, simulated) == 0

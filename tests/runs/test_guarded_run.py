@@ -15,8 +15,8 @@ from stored_runs import UNSTEADY, selected_early
 from stored_runs import finished as finished_run
 
 import stratafl
-from stratafl import api
 from stratafl.algorithms import ditto, fedper, fedrod, local
+from stratafl.api import fitted as api
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import EvaluateTable

@@ -37,6 +37,7 @@ from stratafl.runs import Run
 from stratafl.runs.json_files import read_lines
 from stratafl.runtime import engine
 from stratafl.testing import CLASSES, SHAPE, difference, everything, tiny_federation, tiny_model, within_reach
+from tiers import slow_and_nightly
 
 PLAIN = {"round", "layer", "columns", "bytes.down", "bytes.up"}
 ALWAYS = {"cka", "conflicts", "cosine", "update_norm", "sent"}
@@ -417,7 +418,7 @@ TELLING = ("flayer", "pfedla")  # notes of clients, and a matrix of the server
 
 
 @pytest.mark.parametrize(
-    "name", [*TELLING, *(pytest.param(m, marks=pytest.mark.slow) for m in sorted(ALGORITHMS) if m not in TELLING)]
+    "name", [*TELLING, *slow_and_nightly(name for name in sorted(ALGORITHMS) if name not in TELLING)]
 )
 def test_every_method_has_its_lines(name):
     _, _, entries = examined(name)
