@@ -22,17 +22,20 @@ from stratafl.runtime.compiling import Compiler
 
 # In place of the compiler: a module written by hand, as soon as there is a file `go` beside the entries.
 WRITES = """
-import hashlib, json, pathlib, sys, time
+import hashlib, json, os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
+def write(name, text):  # at once, as the compiler does: another process may read it
+    (folder / f"{os.getpid()}.partial").write_text(text)
+    os.replace(folder / f"{os.getpid()}.partial", folder / name)
 while not (folder.parent / "go").exists():
     time.sleep(0.01)
-(folder / "step.py").write_text("def call(args): args[0].mul_(2).add_(args[1])")
+write("step.py", "def call(args): args[0].mul_(2).add_(args[1])")
 (folder / "torch").mkdir(exist_ok=True)
-(folder / "torch" / "kernel.so").write_text("library")
+write("torch/kernel.so", "library")
 names = ("request.json", "step.py", "torch/kernel.so")
 key, made, library = (hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in names)
 done = {"key": key, "sha256": made, "libraries": {"torch/kernel.so": library}, "seconds": {"module": 1}}
-(folder / "done.json").write_text(json.dumps(done))
+write("done.json", json.dumps(done))
 """
 DIES = "import sys; print('first words'); sys.exit('no g++')"
 IS_KILLED = "import os; os.kill(os.getpid(), 9)"
