@@ -14,6 +14,7 @@ from torch import Tensor
 from stratafl.algorithms import fedalp, fedavg
 from stratafl.algorithms.fedalp import USUAL_GROUPS, FormGroups, LearnGroups, MixGroups, shares, ward
 from stratafl.algorithms.special_cases import SpecialCase
+from stratafl.core.fields import ShareOfClients
 from stratafl.core.layers import Layer
 from stratafl.core.layout import Layout, Spec
 from stratafl.core.parcel import Field, Parcel
@@ -480,6 +481,7 @@ def test_the_default_number_of_groups_by_hand():
     """Three quarters of the clients, but two at least, because one group is FedAvg, and twenty at most."""
     clients_and_groups = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 12: 9, 20: 15, 26: 19, 27: 20, 100: 20}
     assert {clients: USUAL_GROUPS.of(clients) for clients in clients_and_groups} == clients_and_groups
+    assert ShareOfClients(0.29).of(100) == 29  # 0.29 · 100 is a little less in floating point
 
 
 @pytest.mark.parametrize(("count", "groups"), [(2, 2), (3, 2), (5, 3), pytest.param(20, 15, marks=pytest.mark.slow)])

@@ -104,8 +104,8 @@ class Trial:
             line |= {measure.EVALUATED: len(self.ids)} if len(self.ids) < self.sim.setup.clients else {}
         line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
         plain = measure.layer_lines(report, rnd.layout)
-        layers = [{"round": progress.t, **each, **more} for each, more in zip(plain, seen, strict=True)]
-        return progress, RoundLines(line, [{"round": progress.t, **each} for each in clients], layers)
+        layers = [{"round": progress.t, **facts, **more} for facts, more in zip(plain, seen, strict=True)]
+        return progress, RoundLines(line, [{"round": progress.t, **of_client} for of_client in clients], layers)
 
     def _evaluates(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
@@ -131,13 +131,13 @@ class Trial:
         line |= measure.score_line(scores, classes, values=values)
         if len(trained.clients) < len(ids):
             line["trained.clients"] = len(trained.clients)
-        by_client = {each["client"]: each for each in measure.client_lines(ids, scores, classes, values)}
-        lines = [{**each, **by_client[each["client"]]} for each in lines]
+        by_client = {row["client"]: row for row in measure.client_lines(ids, scores, classes, values)}
+        lines = [{**row, **by_client[row["client"]]} for row in lines]
         if len(new_clients):
             scored = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
             scores, values = self._measured(new_clients, *scored)
             line |= measure.score_line(scores, classes, "new.", values)
-            lines += [{"new": True, **each} for each in measure.client_lines(new_clients, scores, classes, values)]
+            lines += [{"new": True, **row} for row in measure.client_lines(new_clients, scores, classes, values)]
         return line, lines
 
     def _stages(self, progress: Progress) -> tuple[str, ...]:
@@ -171,10 +171,10 @@ class Trial:
     def summed(self, ids: Tensor, predictions: StagePredictions) -> tuple[StageScores, StageValues]:
         """Hits, loss and the metric of these clients' predictions; stages with the same ones are computed once."""
         assert self.metric is not None
-        metric, distinct = self.metric, {id(each): each for each in predictions.values()}
-        scores = {key: each.summed(ids) for key, each in distinct.items()}
-        values = {key: MetricValues.of(metric, each) for key, each in distinct.items()}
-        places = {place: id(each) for place, each in predictions.items()}
+        metric, distinct = self.metric, {id(predicted): predicted for predicted in predictions.values()}
+        scores = {key: predicted.summed(ids) for key, predicted in distinct.items()}
+        values = {key: MetricValues.of(metric, predicted) for key, predicted in distinct.items()}
+        places = {place: id(predicted) for place, predicted in predictions.items()}
         return {place: scores[key] for place, key in places.items()}, {p: values[key] for p, key in places.items()}
 
 
