@@ -207,7 +207,7 @@ class Federation:
 
     def _by_client(self) -> Self:
         """Every client's columns standardised by its own training samples, or by all its samples if it has none."""
-        apart = self._apart()
+        apart = self.apart()
         x, columns = apart.x.to(_floating(apart.x), copy=True), list[Standardisation]()
         for client in range(self.clients):
             rows = {split: ragged.of(client) for split, ragged in apart.splits.items()}
@@ -216,7 +216,7 @@ class Federation:
             x[every] = columns[-1].applied(apart.x[every], x.dtype)
         return replace(apart, x=x, client_columns=tuple(columns), raw=self.x.dtype)
 
-    def _apart(self) -> Self:
+    def apart(self) -> Self:
         """The federation itself, or if clients share samples one in which each client has copies of its own."""
         owner = torch.cat([ragged.clients() for ragged in self.splits.values()])
         sample = torch.cat([ragged.indices for ragged in self.splits.values()])
