@@ -1,7 +1,7 @@
 """Advice on a federation: whether to federate, with which method, what each client can expect, and what it costs.
 
-`advice_on` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides. All
-it says is in the record `Advice`; `advice_text` puts it into sentences.
+`advice_on` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides.
+All it says is in the record `Advice`; `advice_text` puts it into sentences.
 """
 
 from collections.abc import Sequence
