@@ -1,6 +1,5 @@
 """Builds a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stratafl.core.describe import columns
+from stratafl.core.describe import columns, light_copy
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout
 from stratafl.core.objectives import default_objective
@@ -69,9 +68,13 @@ def build_runtime(
     if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
         alike = None
 
+    on_device = (
+        module if device.type == "cpu" else light_copy(module).to(device)
+    )  # frozen tensors, once for all threads
+
     def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
-        return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
+        return Model(on_device, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
 
     asked_speed = speed
     with precision(speed.precision):
@@ -133,7 +136,7 @@ def _two(x: Tensor) -> Tensor:
 def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wanted: int) -> None:
     """Raise unless the module gives scores for all classes, or `wanted` numbers where there are no classes."""
     name, shape = type(module).__name__, tuple(sample.shape[1:])
-    trial = copy.deepcopy(module).to(sample.device).eval()
+    trial = light_copy(module).to(sample.device).eval()
     try:
         with torch.no_grad():
             output = trial(sample)
@@ -164,7 +167,7 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
         return 1
     try:
         with torch.no_grad(), torchs_generator():
-            copy.deepcopy(module).to(sample.device).train()(sample[:1])
+            light_copy(module).to(sample.device).train()(sample[:1])
     except ValueError:
         return 2
     return 1
