@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.describe import head_of
+from stratafl.core.describe import COMPOSED, head_of
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import ModelError
-from stratafl.models import load_weights
+from stratafl.models import Adaptation, load_weights, own_model
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 COMMON, PER_CLIENT = "model", "own model"  # the model that all start from, and one for each client
@@ -62,8 +63,26 @@ class ModelDraw:
                 load_weights(module.to(self.dtype), weights)
                 example = example.to(self.dtype) if numbers else example
             with torch.no_grad():  # in evaluation mode, so that an extension may run the model and keep its statistics
-                head = head_of(module, self.head)
-                return self.algorithm.extend(module.eval(), example, self.samples.classes, head).to(self.dtype)
+                return self._extended(self._adaptation(module.eval(), example)(module), example).to(self.dtype)
+
+    def _adaptation(self, module: nn.Module, example: Tensor) -> Adaptation:
+        """The same for all models, so it is found with the first one."""
+        if not self._adaptations:
+            samples = self.samples
+            self._adaptations.append(Adaptation.of(module, example, samples.classes, samples.preprocessing.inputs))
+        return self._adaptations[0]
+
+    @cached_property
+    def _adaptations(self) -> list[Adaptation]:
+        return []
+
+    def _extended(self, module: nn.Module, example: Tensor) -> nn.Module:
+        extended = self.algorithm.extend(module, example, self.samples.classes, head_of(module, self.head))
+        composed = any(getattr(sub, COMPOSED, False) for sub in extended.modules())
+        if composed and getattr(module, "one_logit", False):
+            name = type(own_model(module)).__name__
+            raise ModelError(f"{name} gives one logit for two classes, but this method replaces its head: give it two")
+        return extended
 
     def _module(self, redrawn: bool) -> nn.Module:
         if not isinstance(self.model, nn.Module):

@@ -1,6 +1,5 @@
 """A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics."""
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from stratafl.core.describe import head_of
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
+from stratafl.models import AdaptedModel, shared_copy
 from stratafl.runtime.modules import Context, prepare
 from stratafl.runtime.ways import Way
 
@@ -36,7 +36,7 @@ class Model:
         self.context = Context()
         self.layout = layout
         self.head_name = head_of(module, head)
-        skeleton = _skeleton(module).to(device)
+        skeleton = shared_copy(module).to(device)  # its values are never used: every call brings columns
         self.module = prepare(skeleton, self.context, stacked=stacked, device=device, rounded=rounded)
         for path, product in (products or {}).items():
             self.module.get_submodule(path).product = product  # type: ignore[assignment]
@@ -127,7 +127,8 @@ class FilledModel:
         return self.both(row, x, train=train)[1]
 
     def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
-        return self.part(self._model.head_name, row, features, train=train)
+        outputs, whole = self.part(self._model.head_name, row, features, train=train), self._model.module
+        return whole.finished(outputs) if isinstance(whole, AdaptedModel) else outputs
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         path = self._model.path_of(path)
@@ -170,12 +171,6 @@ def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict
         caught.append(next(iter((*inputs, *named.values()))))
 
     return catch
-
-
-def _skeleton(module: nn.Module) -> nn.Module:
-    """A copy that shares its parameters, which are never used: every call brings columns."""
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, shared)
 
 
 def _parents(path: str) -> list[str]:
