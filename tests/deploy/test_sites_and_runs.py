@@ -27,8 +27,8 @@ from stratafl.deploy.control import ControlClient, write_app
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.host import RESTARTS, RestartedProcess
 from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus
-from stratafl.deploy.tasks import pause_after
 from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
+from stratafl.deploy.tasks import pause_after
 from stratafl.errors import DeployError
 
 
