@@ -3,7 +3,6 @@
 Frozen tensors are no columns: the module has them, once for all clients and threads.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from stratafl.core.describe import frozen_tensors, head_of
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
+from stratafl.models import AdaptedModel, shared_copy
 from stratafl.runtime.modules import Context, prepare
 from stratafl.runtime.products import MatmulConv2d, MatmulLinear
 from stratafl.runtime.ways import Way
@@ -41,7 +41,7 @@ class Model:
         self.context = Context()
         self.layout = layout
         self.head_name = head_of(module, head)
-        skeleton = _skeleton(module, device).to(device)
+        skeleton = shared_copy(module).to(device)  # of columns its values are never used: every call brings them
         names = frozen_tensors(module)
         self.frozen: tuple[Tensor, ...] = tuple(attrgetter(name)(skeleton) for name in names)
         self.module = prepare(skeleton, self.context, stacked=stacked, device=device, rounded=rounded)
@@ -137,7 +137,8 @@ class FilledModel:
         return self.both(row, x, train=train)[1]
 
     def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
-        return self.part(self._model.head_name, row, features, train=train)
+        outputs, whole = self.part(self._model.head_name, row, features, train=train), self._model.module
+        return whole.finished(outputs) if isinstance(whole, AdaptedModel) else outputs
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         path = self._model.path_of(path)
@@ -180,13 +181,6 @@ def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict
         caught.append(next(iter((*inputs, *named.values()))))
 
     return catch
-
-
-def _skeleton(module: nn.Module, device: torch.device) -> nn.Module:
-    """A copy that shares its parameters: the frozen ones as they are, the others never used, since calls bring them."""
-    frozen = {id(p): p for p in module.parameters() if not p.requires_grad and p.device == device}
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, {**shared, **frozen})
 
 
 def _parents(path: str) -> list[str]:
