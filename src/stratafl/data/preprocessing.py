@@ -19,6 +19,7 @@ from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
+_OPTIONAL_KEYS = ("clients", "inputs")
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
@@ -118,6 +119,7 @@ class Preprocessing:
     targets: Standardisation | None = None
     classes: tuple[str, ...] = ()
     clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
+    inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, such as input_ids and attention_mask
 
     @property
     def standardises(self) -> bool:
@@ -162,12 +164,12 @@ class Preprocessing:
 
     def to_table(self) -> dict[str, Any]:
         table = {"format": FORMAT, **dataclasses.asdict(self)}
-        return table if self.clients else {key: value for key, value in table.items() if key != "clients"}
+        return {key: value for key, value in table.items() if value or key not in _OPTIONAL_KEYS}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
-    if set(table) - {"clients"} != set(_KEYS) or table["format"] != FORMAT:
+    if set(table) - {*_OPTIONAL_KEYS} != set(_KEYS) or table["format"] != FORMAT:
         raise ValueError(f"it needs the keys {', '.join(_KEYS)}, in format {FORMAT}")
     if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
         raise ValueError("its dtype is not the name of a type of numbers")
@@ -180,6 +182,7 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             _part(Standardisation, "targets", table["targets"]),
             checked("classes", tuple[str, ...], table["classes"]),
             tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
+            checked("inputs", tuple[str, ...], table.get("inputs", ())),
         )
     except StrataError as error:
         raise ValueError(f"its {error}") from error
