@@ -1,6 +1,6 @@
 """Arrays from users, checked and turned into the few kinds of CPU tensors that a federation holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,20 @@ def in_columns(values: Any, names: Sequence[str], what: str) -> Any:
     labels = dict(zip(present, _labels(values), strict=True))
     ordered = [labels[name] for name in names]
     return values.select(ordered) if hasattr(type(values), "column_names") else values[ordered]
+
+
+def cells_of(values: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """The cells of a table by column: of a DataFrame, a dict of columns, or an array with columns in this order."""
+    if isinstance(values, Mapping):
+        return {str(name): np.asarray(cells) for name, cells in values.items()}
+    if column_names(values):
+        rows = in_columns(values, [name for name in names if name in column_names(values)], what)
+        return {str(name): np.asarray(rows[name]) for name in _labels(rows)}
+    array = np.asarray(values)
+    if array.ndim != 2 or array.shape[1] != len(names):
+        wrong = f"{what} has shape {array.shape}, but a sample has {counted(len(names), 'column')}"
+        raise DataError(f"{wrong}: give a DataFrame, a dict of columns, or [n, {len(names)}]")
+    return {name: array[:, place] for place, name in enumerate(names)}
 
 
 def align_columns(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
