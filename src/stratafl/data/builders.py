@@ -13,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, align_columns, client_pair, column_names, join_parts
+from stratafl.data.arrays import (
+    Array,
+    Part,
+    align_columns,
+    client_pair,
+    column_names,
+    join_parts,
+    sample_count,
+    stack_inputs,
+)
 from stratafl.data.cache import draw_partition
 from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
@@ -97,15 +106,16 @@ def from_clients(
     names, values = _named_clients(clients)
     titles = _titles(names, len(values))
     pairs = [client_pair(samples, title) for samples, title in zip(values, titles, strict=True)]
-    for (x, _), title in zip(pairs, titles, strict=True):
-        check_some_samples(len(x), title)
-    parts, columns = align_columns([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
+    parts, inputs = stack_inputs([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
+    for part, title in zip(parts, titles, strict=True):
+        check_some_samples(len(part.x), title)
+    parts, columns = align_columns(parts)
     parts, class_names = without_names(parts, name)
     x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split), names=names)
     splits = _ragged(splitter.split_clients(indices))
-    return Federation(x, y, classes, splits, name, None, names, class_names, columns)
+    return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
 
 
 def from_splits(
@@ -115,16 +125,18 @@ def from_splits(
     names, values = _named_clients(clients)
     titles = _titles(names, len(values))
     split_pairs = [_pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
-    sizes = {split: [len(pairs[split][0]) if split in pairs else 0 for pairs in split_pairs] for split in SPLITS}
+    counts = [{split: sample_count(x) for split, (x, _) in pairs.items()} for pairs in split_pairs]
+    sizes = {split: [of_client.get(split, 0) for of_client in counts] for split in SPLITS}
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
-    parts, columns = align_columns([Part(f" of {titles[i]} ({split})", *split_pairs[i][split]) for split, i in present])
+    parts, inputs = stack_inputs([Part(f" of {titles[i]} ({split})", *split_pairs[i][split]) for split, i in present])
+    parts, columns = align_columns(parts)
     parts, class_names = without_names(parts, name)
     x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(values)
     splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
-    return Federation(x, y, classes, splits, name, None, names, class_names, columns)
+    return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
 
 
 def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
@@ -226,11 +238,11 @@ def _pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
         if split not in SPLITS:
             raise unknown(f"split of {title}", split, SPLITS)
     pairs = {split: client_pair(samples, f"split '{split}' of {title}") for split, samples in splits.items()}
-    if "train" not in pairs or len(pairs["train"][0]) == 0:
+    if "train" not in pairs or sample_count(pairs["train"][0]) == 0:
         raise DataError(f"{title} has no training sample: its splits are {', '.join(splits) or 'none'}")
     for split, (x, y) in pairs.items():
-        if len(x) != len(y):
-            raise DataError(f"{title} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
+        if sample_count(x) != len(y):
+            raise DataError(f"{title} holds {sample_count(x)} samples, but {len(y)} targets in its split '{split}'")
     return pairs
 
 

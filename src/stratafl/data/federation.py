@@ -77,6 +77,7 @@ class Federation:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
+    input_names: tuple[str, ...] = ()  # of the inputs that a sample stacks, `[k, …]`, for a model that names them
     mode: str = ""  # of the image files that the samples were read from
     outliers: tuple[Any, ...] | None = None  # found before samples were standardised, see outliers.py
     suspects: tuple[Any, ...] | None = None  # … and suspicious columns, see suspects.py
@@ -172,7 +173,8 @@ class Federation:
         columns = (self.columns, self.targets)
         if self.table is not None:
             kind, shape = dtype_name(torch.float64), (len(self.table.columns),)
-        return Preprocessing(kind, shape, self.scaling, *columns, self.class_names, self.client_columns, self.table)
+        names, inputs = self.class_names, self.input_names
+        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, inputs, self.table)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))

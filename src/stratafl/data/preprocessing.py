@@ -20,7 +20,7 @@ from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
-_OPTIONAL = ("clients", "table")  # keys that are left out where there is nothing to say
+_OPTIONAL_KEYS = ("clients", "inputs", "table")
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
@@ -120,6 +120,7 @@ class Preprocessing:
     targets: Standardisation | None = None
     classes: tuple[str, ...] = ()
     clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
+    inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, such as input_ids and attention_mask
     table: TableEncoding | None = None  # of raw samples that are rows of codes; columns are standardised after it
 
     @property
@@ -137,7 +138,7 @@ class Preprocessing:
         return torch_dtype
 
     @property
-    def inputs(self) -> tuple[int, ...]:
+    def input_shape(self) -> tuple[int, ...]:
         """The shape of a model's input."""
         return self.shape if self.table is None else (len(self.table.inputs),)
 
@@ -172,12 +173,12 @@ class Preprocessing:
     def to_table(self) -> dict[str, Any]:
         plain = dataclasses.asdict(dataclasses.replace(self, table=None))
         table = {"format": FORMAT, **plain, "table": self.table and self.table.to_table()}
-        return {key: value for key, value in table.items() if key not in _OPTIONAL or value}
+        return {key: value for key, value in table.items() if key not in _OPTIONAL_KEYS or value}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
-    if set(table) - {*_OPTIONAL} != set(_KEYS) or table["format"] != FORMAT:
+    if set(table) - {*_OPTIONAL_KEYS} != set(_KEYS) or table["format"] != FORMAT:
         raise ValueError(f"it needs the keys {', '.join(_KEYS)}, in format {FORMAT}")
     if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
         raise ValueError("its dtype is not the name of a type of numbers")
@@ -190,6 +191,7 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             _part(Standardisation, "targets", table["targets"]),
             checked("classes", tuple[str, ...], table["classes"]),
             tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
+            checked("inputs", tuple[str, ...], table.get("inputs", ())),
             encoding_from(table["table"]) if table.get("table") else None,
         )
     except StrataError as error:

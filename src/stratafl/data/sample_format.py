@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.data.arrays import Array, Part, join_parts, plain_tensor
+from stratafl.data.arrays import Array, Part, join_parts, plain_tensor, sample_count, stack_named
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.preprocessing import PIXELS, Preprocessing, dtype_name, preprocessing_from
 from stratafl.errors import DataError, choices, shown, unknown
@@ -60,7 +60,7 @@ class SampleFormat:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of a model's input."""
-        return self.preprocessing.inputs
+        return self.preprocessing.input_shape
 
     @property
     def kept(self) -> torch.dtype:
@@ -85,8 +85,8 @@ class SampleFormat:
         for split in splits:
             if split not in SPLITS:
                 raise unknown("split", split, SPLITS)
-        filled = {split: splits[split] for split in SPLITS if split in splits and len(splits[split][0])}
-        counts = [len(filled[split][0]) if split in filled else 0 for split in SPLITS]
+        filled = {split: splits[split] for split in SPLITS if split in splits and sample_count(splits[split][0])}
+        counts = [sample_count(filled[split][0]) if split in filled else 0 for split in SPLITS]
         ends = torch.tensor(counts).cumsum(0).tolist()
         ranges = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         federation = Federation(
@@ -98,6 +98,7 @@ class SampleFormat:
             client_names=(name,),
             class_names=self.preprocessing.classes,
             column_names=self.columns,
+            input_names=self.preprocessing.inputs,
         )
         return self._standardised(federation)
 
@@ -143,7 +144,7 @@ class SampleFormat:
         return x, y
 
     def _raw(self, x: Array) -> Tensor:
-        return self.preprocessing.raw(plain_tensor(x, "x"))
+        return self.preprocessing.raw(plain_tensor(stack_named(x, self.preprocessing.inputs, "x"), "x"))
 
     # As a table
 

@@ -106,7 +106,7 @@ def test_a_table_of_every_kind_is_encoded_by_training_samples(mixed):
     assert (federation.x[torch.from_numpy(rare)][:, 3:7] == torch.tensor([0, 0, 0, float(rare[train].any())])).all()
     again = preprocessing_from(federation.preprocessing.to_table())
     assert again == federation.preprocessing
-    assert (again.shape, again.inputs) == ((4,), (9,))
+    assert (again.shape, again.input_shape) == ((4,), (9,))
 
 
 def test_sums_of_clients_add_up_and_are_all_that_an_encoding_needs(mixed):
