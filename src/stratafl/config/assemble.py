@@ -121,10 +121,9 @@ def federation_of(experiment: Experiment, *, raw: bool = False) -> Federation:
     """The data over its clients, standardised as the experiment says, or `raw`."""
     data, plan = experiment.data, split_plan(experiment, minimum_test=2 if experiment.data.name == "digits" else 1)
     samples = samples_of(data, plan.seed, reading_limit(experiment.run))
-    samples = dataclasses.replace(samples, standardise=()) if raw else samples
     partition, fallback = None if data.partition == "auto" else partition_of(data), _fallback(data, samples)
     shares = {"clients": data.clients, "new_clients": data.new_clients}
-    return from_samples(samples, plan, partition=partition, fallback=fallback, **shares)
+    return from_samples(samples, plan, partition=partition, fallback=fallback, raw=raw, **shares)
 
 
 def split_plan(experiment: Experiment, minimum_test: int = 1) -> SplitPlan:

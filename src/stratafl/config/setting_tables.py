@@ -133,6 +133,12 @@ class DataTable:
         "a column in your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
         "the data must name its clients",
     ] = None
+    columns: Annotated[
+        str | None,
+        "the columns of your own table to use, with a kind where you know better: `age,sex:category`; kinds: `number`,",
+        "`boolean`, `category`, `date`, `identifier`, `constant`, `text`; none: all, see [tables](tables.md)",
+    ] = None
+    ignore: Annotated[str | None, "columns of your own table to ignore, by name or pattern: `patient_id,*_date`"] = None
     targets: Annotated[
         str,
         Named(TARGETS),

@@ -24,6 +24,7 @@ from stratafl.data.arrays import (
     stack_inputs,
 )
 from stratafl.data.cache import draw_partition
+from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
@@ -162,8 +163,12 @@ def from_samples(
     partition: Partition | None,
     fallback: Partition,
     new_clients: int = 0,
+    raw: bool = False,
 ) -> Federation:
-    """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn."""
+    """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn.
+
+    `raw`: samples are neither standardised nor encoded.
+    """
     _check_keeps_groups(samples, partition)
     tests = samples.tests
     if partition is None and samples.owner is not None:
@@ -175,8 +180,9 @@ def from_samples(
         chosen = partition or fallback
         assignment = draw_partition(chosen, samples.y, clients, plan.seed, tests=tests, owner=samples.owner)
     owned = partition is None or isinstance(partition, Owners)
+    placeholder = np.zeros((len(samples.x), 1), np.float32)  # codes may be missing, which samples must not
     federation = federate(
-        samples.x,
+        placeholder if samples.codes else samples.x,
         samples.y,
         assignment,
         classes=samples.classes,
@@ -186,20 +192,28 @@ def from_samples(
         group=samples.group,
         **vars(plan if samples.validations is None else replace(plan, validation=0.0)),
     )
+    x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
+    federation = replace(federation, x=x, codes=samples.codes)
     named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     if partition is None and samples.validations is not None:
         named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
-    return with_standardised(named, samples.standardise, new_clients)
+    return named if raw else with_standardised(named, samples.standardise, new_clients)
 
 
 def with_standardised(federation: Federation, what: Sequence[str], new_clients: int = 0) -> Federation:
-    """`Federation.standardised` of what was looked at before: it hides another unit of a client, and whole numbers."""
-    if not what:
+    """`Federation.standardised` of what was looked at before: it hides another unit of a client, and whole numbers.
+
+    A coded table is encoded.
+    """
+    if not what and not federation.codes:
         return federation
     looked_at = replace(federation, outliers=outliers(federation), suspects=suspects(federation))
+    if federation.codes:
+        targets = [each for each in what if each == "y"]
+        return encoded(looked_at, what, new_clients).standardised(targets, new_clients)
     return looked_at.standardised(what, new_clients)
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
+from stratafl.data.tables.kinds import TableColumn
+from stratafl.data.tables.table_encoding import TableEncoding
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -83,6 +85,8 @@ class Federation:
     columns: Standardisation | None = None  # how the columns of `x` were standardised
     client_columns: tuple[Standardisation, ...] = ()  # how each client standardised the columns of its own samples
     targets: Standardisation | None = None  # how `y` was standardised
+    codes: tuple[TableColumn, ...] = ()  # of a table that is not encoded yet: `x` holds their codes, [n, K] in float64
+    table: TableEncoding | None = None  # how such a table was encoded
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
 
@@ -167,8 +171,10 @@ class Federation:
     def preprocessing(self) -> Preprocessing:
         kind, shape = dtype_name(self.raw or self.x.dtype), tuple(self.x.shape[1:])
         columns = (self.columns, self.targets)
+        if self.table is not None:
+            kind, shape = dtype_name(torch.float64), (len(self.table.columns),)
         names, inputs = self.class_names, self.input_names
-        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, inputs)
+        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, inputs, self.table)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))

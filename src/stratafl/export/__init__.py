@@ -62,6 +62,8 @@ class Predictor(nn.Module):
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples as the model takes them, with the same arithmetic as in training."""
         kind = self.preprocessing.kind
+        if self.preprocessing.table is not None:
+            x, kind = self.preprocessing.table.applied(x), torch.float32
         if self.preprocessing.columns is not None:
             x = x.to(kind) if kind.is_floating_point else x
             return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
