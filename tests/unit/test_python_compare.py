@@ -43,11 +43,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(folder):
-    return stratafl.compare(["local", "fedavg"], pairs(), Net(), folder=folder / "compared", **QUICK)
+    return stratafl.compare(["local", "fedavg"], pairs(), Net(), folder=folder / "compared", cross_site=True, **QUICK)
 
 
 def again(result, **other):
-    asked = {"methods": "local,fedavg", "clients": pairs(), "model": Net(), "folder": result.folder, **QUICK, **other}
+    asked = {"methods": "local,fedavg", "clients": pairs(), "model": Net(), "folder": result.folder, **QUICK}
+    asked |= {"cross_site": True, **other}
     return stratafl.compare(asked.pop("methods"), asked.pop("clients"), asked.pop("model"), **asked)
 
 
@@ -67,7 +68,11 @@ def test_a_result_has_tables_a_report_and_a_picture(result, tmp_path):
     assert result.best.method in scores
     assert result.best.score == scores[result.best.method]
     assert {"client"} <= {*result.to_pandas("clients").columns}
-    assert "plotly" in result.report(tmp_path / "report.html").read_text()
+    page = result.report(tmp_path / "report.html").read_text()
+    assert "plotly" in page
+    assert 'id="chart-cross-site"' in page
+    stored = next(rank for rank in result.study.ranks if rank.label == "local").members[0].cross_site
+    assert torch.equal(stored.values, result.fitted("local").cross_site().values)
     assert "<svg" in result._repr_html_()
     assert all(name in result._repr_html_() for name in scores)
 

@@ -1,7 +1,7 @@
 """A trained federation: every client's model, its predictions and metrics, and the guard's choice."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stac
 from stratafl.data.federation import Federation
 from stratafl.errors import DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
+from stratafl.evaluation.cross_site import cross_site
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.measure import NOT_FINITE, Line
@@ -30,6 +31,7 @@ from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model, finite_outputs
 from stratafl.models import own_model
+from stratafl.report.notebook import CrossSiteResult
 from stratafl.runs.directory import GUARD, config_of
 from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.summary import DEFAULTS, evaluated, selected
@@ -121,6 +123,23 @@ class Fitted:
         if split not in HELD_OUT:
             raise unknown("split", split, HELD_OUT)
         return predictions(self.sim, self.progress, torch.arange(self.clients), split, self._stage)
+
+    def cross_site(
+        self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
+    ) -> CrossSiteResult:
+        """The metric of every client's model on every client's samples of a split, or of some clients on each other's.
+
+        Samples are as their own client prepares them: only the model travels. By default the metric is the run's own.
+        """
+        if split not in HELD_OUT:
+            raise unknown("split", split, HELD_OUT)
+        ids = list(range(self.clients)) if clients is None else [self.number_of(client) for client in clients]
+        if not ids or len({*ids}) < len(ids):
+            raise DataError(f"clients must be one or more different clients, not {list(clients or ())}")
+        chosen = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        chosen = chosen if metric is None else named_metric(metric)
+        table = cross_site(self.sim, self.progress, chosen, ids, split, self._stage)
+        return CrossSiteResult(table.metric, table.split, table.names, table.values, chosen)
 
     @property
     def _stage(self) -> str:

@@ -1,7 +1,6 @@
 """What `compare`, `tune` and `advise` return: the best method, tables, a report, and a picture in a notebook."""
 
 from functools import cached_property
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +11,14 @@ from stratafl.api.fitting import load
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
-from stratafl.errors import DataError, RunError, counted, unknown
+from stratafl.errors import RunError, counted, unknown
 from stratafl.files import check_new, write_atomically
 from stratafl.report import Study, to_csv
 from stratafl.report.decision import decision
 from stratafl.report.formats import score_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.in_short import in_short
-from stratafl.report.notebook import Dot, dot_picture, fragment, standalone
+from stratafl.report.notebook import Dot, data_frames, dot_picture, fragment, standalone
 from stratafl.report.page import check_report_file, write_report
 from stratafl.report.pair_tables import pairs_csv
 from stratafl.report.ranking import winner
@@ -238,11 +237,7 @@ def _frame(table: str, written: dict[str, Any]) -> Frame:
     """One of several tables, which are written as CSV, as a DataFrame."""
     if table not in written:
         raise unknown("table", table, written)
-    try:
-        pandas = import_module("pandas")
-    except ImportError as error:
-        raise DataError("to_pandas needs the package 'pandas': run pip install pandas") from error
-    return pandas.read_csv(StringIO(written[table]()))
+    return data_frames().read_csv(StringIO(written[table]()))
 
 
 def _reported(study: Study, path: Path) -> Path:

@@ -97,7 +97,7 @@ def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     """The runs and verdicts in these folders and below, by their own metric or by another one; all of it is read."""
     study = read_study(folders, metric)
     for run in study.outcomes:  # damage is an error here, not in the middle of a page
-        _ = run.environment, run.client_lines, run.layers, run.split_counts
+        _ = run.environment, run.client_lines, run.layers, run.split_counts, run.cross_site
     return study
 
 
