@@ -17,6 +17,8 @@ from stratafl.config.assemble import federation_of
 from stratafl.config.experiment import with_values
 from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, ModelError, RecordError, RunError, StrataError, UnknownNameError
+from stratafl.report.chance import MAJORITY
+from stratafl.runs.logistic import LOGISTIC_ALONE, LOGISTIC_POOLED
 
 NAMES = ("Basel", "Aarau", "Chur")  # not in the order of the alphabet
 QUICK = {"rounds": 2, "seeds": 1, "progress": False}
@@ -64,7 +66,10 @@ def test_a_run_of_a_comparison_is_what_fit_gives(result):
 def test_a_result_has_tables_a_report_and_a_picture(result, tmp_path):
     scores = {rank.label: rank.mean("score") for rank in result.study.ranks}
     table = result.to_pandas()
-    assert dict(zip(table["method"], table["score_mean"], strict=True)) == pytest.approx(scores)
+    shown = dict(zip(table["method"], table["score_mean"], strict=True))
+    assert {method: shown.pop(method) for method in scores} == pytest.approx(scores)
+    assert {*shown} == {LOGISTIC_ALONE, LOGISTIC_POOLED, MAJORITY}
+    assert shown[LOGISTIC_POOLED] > 0.8  # the label is the sign of a column
     assert result.best.method in scores
     assert result.best.score == scores[result.best.method]
     assert {"client"} <= {*result.to_pandas("clients").columns}
@@ -189,7 +194,7 @@ def test_advice_in_python(tmp_path):
     advised = stratafl.advise(pairs(count=40), Net(), rounds=4, budget=0.6, folder=tmp_path / "a", progress=False)
     assert advised.best.method == (advised.advice.candidate.method if advised.federate else "local")
     assert list(advised.to_pandas("clients")["name"]) == list(NAMES)
-    assert {"local", "fedavg"} <= {*advised.to_pandas()["method"]}
+    assert {"local", "fedavg", LOGISTIC_ALONE, LOGISTIC_POOLED} <= {*advised.to_pandas()["method"]}
     assert "<svg" in advised.report(tmp_path / "advice.html").read_text()
     assert advised.report(tmp_path / "advice.md").read_text().startswith("#")
 

@@ -26,6 +26,7 @@ from stratafl.report.ranking_tables import ranking_table
 from stratafl.report.report_tables import ReportTable, as_csv, text
 from stratafl.report.study import ranked_study
 from stratafl.report.tuned import TunedMethod
+from stratafl.runs.logistic import WHY
 from stratafl.runs.comparison import Comparison
 from stratafl.tuning.search import shown_settings
 from stratafl.tuning.tuning import WINNERS, Tuning
@@ -77,7 +78,7 @@ class ComparisonResult:
         """A table: the `ranking`, the `clients` with what each gains, or all `pairs` of methods."""
         study = self.study
         written = {
-            "ranking": lambda: to_csv(study.ranks),
+            "ranking": lambda: to_csv([*study.ranks, *study.rows_below]),
             "clients": lambda: clients_csv(study.ranks, study.gains),
             "pairs": lambda: pairs_csv(study.pairs),
         }
@@ -201,6 +202,8 @@ class AdviceResult:
             for result in advice.tryout.results
             if result.score == result.score
         ]
+        for name, score in advice.baselines.items():
+            dots.append(Dot(name, sign * score, None, score_text(sign * score, advice.metric), faint=True))
         head = ("method", "rounds", advice.metric.title, "expected", "why")
         rows = tuple(tuple(map(text, row)) for row in advice_text.tried(advice))
         table = ReportTable("tried", "Methods tried, on validation samples", head, rows)
@@ -210,13 +213,14 @@ class AdviceResult:
 def _tried(advice: Advice) -> tuple[list[str], list[list[Any]]]:
     sign, results = advice.metric.sign, advice.tryout.results
     rows = [[r.candidate.name, r.rounds, sign * r.score, sign * r.expected, r.candidate.why] for r in results]
+    rows += [[name, None, sign * score, None, WHY[name]] for name, score in advice.baselines.items()]
     return ["method", "rounds", "score", "expected", "why"], rows
 
 
 def study_picture(study: Study) -> str:
     """The score of every method, the best first, with its standard deviation over seeds."""
     metric, dots = study.measured, list[Dot]()
-    for rank in [*study.ranks, *([study.majority] if study.majority else [])]:
+    for rank in (*study.ranks, *study.rows_below):
         score = rank.numbers.get("score")
         if score is not None:
             dots.append(Dot(rank.label, score.mean, score.std, score_text(score.mean, metric), not rank.members))

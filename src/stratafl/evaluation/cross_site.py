@@ -65,11 +65,11 @@ def cross_site(
     values = torch.full((len(ids), len(ids)), torch.nan, dtype=torch.float64)
     with sim.arithmetic():
         for some in client_models(sim, progress, sim.checked(every)):
-            rows, own = some.rows(stage), torch.tensor([place[client] for client in some.ids.tolist()])
+            rows, models = some.rows(stage), torch.tensor([place[client] for client in some.ids.tolist()])
             for shift in range(len(ids)):  # every model has the samples of another client, all at a time
-                others = (own + shift) % len(ids)
+                others = (models + shift) % len(ids)
                 scores = row_predictions(sim, some.rnd, rows, every[others], split).by_client(metric)
-                for model, samples in zip(own.tolist(), others.tolist(), strict=True):
+                for model, samples in zip(models.tolist(), others.tolist(), strict=True):
                     values[model, samples] = scores.get(ids[samples], torch.nan)
     names = tuple(sim.runtime.federation.client_name(client) for client in ids)
     return CrossSite(metric.name, split, names, values)

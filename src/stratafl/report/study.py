@@ -12,7 +12,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, StrataError
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
-from stratafl.report.chance import Chance, NoChoice, chance, majority, no_choice
+from stratafl.report.chance import Chance, NoChoice, baselines, chance, majority, no_choice
 from stratafl.report.charts import short_labels
 from stratafl.report.gains import Gains, client_gains
 from stratafl.report.outcome import Outcome, measured_by, read_outcome, run_folders
@@ -66,6 +66,16 @@ class Study:
     def majority(self) -> Rank | None:
         """What always giving each client's most frequent class scores; None if it is unknown."""
         return majority(self.ranks)
+
+    @cached_property
+    def baselines(self) -> list[Rank]:
+        """Logistic regressions outside the federation, if the comparison is of a table."""
+        return baselines(self.ranks)
+
+    @property
+    def rows_below(self) -> list[Rank]:
+        """What stands below the methods in a ranking: none of it is a method of the federation."""
+        return [*self.baselines, *([self.majority] if self.majority else [])]
 
     @cached_property
     def chance(self) -> Chance | None:
