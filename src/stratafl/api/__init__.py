@@ -10,7 +10,8 @@ basel.export("basel.onnx")     or .safetensors
 fitted.metric("auroc")         of all clients' models on their test samples; also your own f(y_true, y_score)
 """
 
-from stratafl.api.fitted import Fitted, FittedClient, Guarded
+from stratafl.api.fitted import Fitted, FittedClient
 from stratafl.api.fitting import fit, load
+from stratafl.api.guarded import Guarded
 
 __all__ = ["Fitted", "FittedClient", "Guarded", "fit", "load"]

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from stratafl.errors import ModelError, unknown
+from stratafl.models.architecture import RECIPE
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
     BiasedHead,
@@ -65,4 +66,6 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, **options: Any) ->
     for option in options:
         if not any_option and option not in existing:
             raise ModelError(str(unknown(f"option of model '{name}',", option, existing)))
-    return MODELS[name](shape=shape, classes=classes, **options)
+    module = MODELS[name](shape=shape, classes=classes, **options)
+    setattr(module, RECIPE, {"model": name, "options": {"shape": list(shape), "classes": classes, **options}})
+    return module
