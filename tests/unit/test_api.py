@@ -440,7 +440,7 @@ def test_what_is_not_a_run_directory_is_one_sentence(tmp_path):
 def test_the_package_offers_what_it_says():
     assert stratafl.fit is stratafl.api.fit
     assert stratafl.load is stratafl.api.load
-    assert set(stratafl.__all__) == {"Fitted", "__version__", "fit", "load"}
+    assert set(stratafl.__all__) == {"Fitted", "__version__", "advise", "compare", "fit", "load", "tune"}
     with pytest.raises(AttributeError, match="'train'"):
         _ = stratafl.train
 

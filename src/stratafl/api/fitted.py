@@ -19,7 +19,7 @@ from stratafl.api.training import Callback, TrainingRun, watchers
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, in_columns, plain_tensor
+from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
 from stratafl.data.builders import client_like
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import Preprocessing
@@ -34,6 +34,7 @@ from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.execute import SINGLE_PROCESS, Progress, Simulation
 from stratafl.execute.tokens import check_given
 from stratafl.export import ModelFacts, Predictor, export_model, finite_outputs
+from stratafl.models import own_model
 from stratafl.runs.directory import config_of, stored_progress
 from stratafl.runs.distributed import trial_of
 from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
@@ -342,11 +343,11 @@ class FittedClient:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model in evaluation mode; it takes samples as training does, scaled and standardised.
+        """Your own module in evaluation mode; it takes samples as training does, scaled and standardised.
 
         It is yours to change: predictions are those of a copy.
         """
-        return module_of(self.fitted.sim, self.state)
+        return own_model(module_of(self.fitted.sim, self.state))
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -369,7 +370,7 @@ class FittedClient:
         Columns of a DataFrame are taken by name, where the data has names for them.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        samples = federation.preprocessing.raw(plain_tensor(in_columns(x, federation.column_names, "x"), "x"))
+        samples = _raw_samples(federation, x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -424,3 +425,12 @@ def trained(
         raise
     finally:
         training.trial.sim.runtime.close()
+
+
+def _raw_samples(federation: Federation, x: Any) -> Tensor:
+    """Samples as the data has them; a row of a table of more than numbers as its codes."""
+    table = federation.table
+    if table is not None:
+        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
+    return federation.preprocessing.raw(plain_tensor(values, "x"))

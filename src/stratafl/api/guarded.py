@@ -20,6 +20,7 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.drawing import filled
+from stratafl.models import own_model
 from stratafl.runs.directory import GUARD, config_of
 from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
 
@@ -72,7 +73,7 @@ class Guarded:
         local = self.choices[client].candidate == SAFE
         sim = self.models.candidates.alone if local else self.models.candidates.sim
         assert sim is not None  # it was trained to choose
-        return module_of(sim, _only_row(self.models.rows(client)))
+        return own_model(module_of(sim, _only_row(self.models.rows(client))))
 
 
 def choose_models(fitted: Trained, epochs: int) -> Guarded:
@@ -108,10 +109,10 @@ def stored_choice(fitted: Trained, client: int) -> nn.Module:
     name, experiment = record.choices[client].candidate, config_of(folder)
     if name == SAFE:
         alone = companion(sim, experiment, fitted.trust) if extended(sim) else sim
-        return module_of(alone, local_model(folder, client))
+        return own_model(module_of(alone, local_model(folder, client)))
     train, stage = experiment.train, experiment.evaluate.stage
     candidates = GuardCandidates(sim, fitted.progress, train=train, stage=stage, epochs=record.epochs)
-    return module_of(sim, _only_row(candidates.rows(name, torch.tensor([client]))))
+    return own_model(module_of(sim, _only_row(candidates.rows(name, torch.tensor([client])))))
 
 
 def module_of(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:

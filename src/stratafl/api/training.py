@@ -90,7 +90,7 @@ class TrainingRun:
         return any(answer is True for answer in answers)
 
 
-class ProgressLine:
+class RoundPrinter:
     """Prints each round to stderr: in a terminal on one line, else one after the other."""
 
     def __init__(self, training: TrainingRun) -> None:
@@ -133,4 +133,4 @@ def watchers(callbacks: Iterable[Callback], progress: bool, training: TrainingRu
     for callback in listed:
         if not callable(callback):
             raise RecordError(f"callbacks must be functions that take the line of a round, not {shown(callback)}")
-    return [ProgressLine(training), *listed] if progress else listed
+    return [RoundPrinter(training), *listed] if progress else listed

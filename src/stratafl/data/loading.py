@@ -23,7 +23,7 @@ from stratafl.data.federation import Federation
 from stratafl.data.formats.columns import import_extra
 from stratafl.data.outliers import outliers
 from stratafl.data.published_files import published_samples
-from stratafl.data.reading import Reading
+from stratafl.data.reading import CHOOSING, Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
 from stratafl.data.user_files import npz_samples, user_samples
@@ -31,9 +31,9 @@ from stratafl.errors import DataError, first_line, shown, unknown
 
 _DECODER_VERSION = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 # Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
-_NOT_IN_KEY = ("path", "normalise", "targets", "limit")
+_NOT_IN_KEY = ("path", "normalise", "targets", "limit", *CHOOSING)
 _SHARD_OPTIONS = ["normalise", "owners", "fewest", "most"]  # settings that apply to samples decoded before, too
-_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "targets", "size"]
+_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "columns", "ignore", "targets", "size"]
 log = logging.getLogger("stratafl")
 USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
@@ -64,7 +64,7 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
     samples = _published(name, DATASETS[name], reading) if name in DATASETS else _user(Path(name), reading)
     if samples.remark:
         log.warning("'%s': %s", name, samples.remark)
-    return reading.scaled(samples)
+    return reading.scaled(reading.chosen(samples))
 
 
 def _check_options(reading: Reading, allowed: Sequence[str], name: str) -> None:
@@ -123,8 +123,9 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_IN_KEY}
     # The seed matters only where owners are drawn; otherwise all seeds share one entry.
     options = options if reading.owners is not None else options | {"seed": 0}
-    if reading.group is None:
-        del options["group"]  # so that entries of older versions are still found
+    for name in ("group", "columns", "ignore"):
+        if options[name] is None:
+            del options[name]  # so that entries of older versions are still found
     # How files of the hub are decoded has never changed, so their keys have no version.
     decoding = {"decoding": _DECODER_VERSION} if "files" in source else {}
     return {"format": 1, "options": options, **decoding, **source}

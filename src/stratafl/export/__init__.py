@@ -15,7 +15,7 @@ from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, ModelError, RunError, first_line
 from stratafl.files import atomically
-from stratafl.models import save_weights
+from stratafl.models import own_model, save_weights
 
 __all__ = ["ModelFacts", "Predictor", "check_model", "export_model", "finite_outputs", "to_onnx", "to_safetensors"]
 
@@ -82,6 +82,8 @@ class Predictor(nn.Module):
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples as the model takes them, with the same arithmetic as in training."""
         kind = self.preprocessing.kind
+        if self.preprocessing.table is not None:
+            x, kind = self.preprocessing.table.applied(x), torch.float32
         if self.preprocessing.columns is not None:
             x = x.to(kind) if kind.is_floating_point else x
             return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
@@ -123,7 +125,7 @@ def export_model(model: Predictor, path: Path, facts: ModelFacts, whose: str = "
     if path.suffix == ".onnx":
         to_onnx(model, path, facts)
     elif path.suffix == ".safetensors":
-        to_safetensors(model.module, path, model.preprocessing, facts)
+        to_safetensors(own_model(model.module), path, model.preprocessing, facts)
     else:
         raise RunError(f"cannot export to '{path}': choose a name that ends in .onnx or .safetensors")
 
@@ -175,7 +177,7 @@ def to_onnx(model: Predictor, path: Path, facts: ModelFacts) -> None:
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch refuses some modules, with many types of errors
-        name = type(model.module).__name__
+        name = type(own_model(model.module)).__name__
         raise ModelError(f"{name} cannot be exported to ONNX: {first_line(error, typed=True)}") from error
 
 

@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
 GUARD, CHOICES = "guard", "guard.json"  # a folder in a run directory, and the file in it that tells it from a run
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
 EXTENDED = "extended"  # the key of an environment that lists numbers of rounds given later
+RUNS = Path("runs")  # where folders are made if none is named
 TUNING = "tune.toml"  # in a folder that holds the trials of a tuning
 MAX_NAMED_RUNS = 3  # in a message
 log = logging.getLogger("stratafl")
@@ -96,6 +98,13 @@ def refuse_existing(folder: Path) -> None:
             again = f"strata resume {shlex.quote(str(folder))}"
             raise RunError(f"'{folder}' already holds a {kind}: continue it with '{again}', or choose another --out")
     raise RunError(f"'{folder}' exists and is not empty: choose another --out")
+
+
+def unused_run_folder(name: str) -> Path:
+    """A directory of this name in runs/ that does not exist yet."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    first = RUNS / plain
+    return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
 
 
 @contextmanager
