@@ -193,9 +193,14 @@ def reading_limit(run: RunTable) -> MemoryLimit:
 
 def model_of(
     table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NO_TRUST
-) -> Callable[[], nn.Module]:
-    """A function that makes the model for samples of this shape and this number of classes (or 1 output)."""
+) -> ModelSource:
+    """A function that makes the model for samples of this shape and this number of classes (or 1 output).
+
+    A module that was given in Python is the model itself.
+    """
     maker = maker_of(table.name, trust)
+    if isinstance(maker, nn.Module):
+        return maker
     offered = {"shape": shape, "classes": classes or 1}
 
     def make() -> nn.Module:

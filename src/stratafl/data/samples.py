@@ -16,8 +16,8 @@ from stratafl.data.tables.kinds import TableColumn, column_from
 from stratafl.errors import DataError
 
 FORMAT = 1
-ARRAYS = ("x", "y", "tests", "owner", "group")
-_FACTS = ("name", "classes", "names", "columns", "standardise", "mode", "remark")
+ARRAYS = ("x", "y", "tests", "validations", "owner", "group")
+_FACTS = ("name", "classes", "names", "clients", "columns", "standardise", "mode", "remark")
 
 
 @holder
@@ -41,10 +41,12 @@ class Samples:
     ] = ()  # of a table that has more than numbers; `x` holds the codes of those that count
     group: NDArray[Any] | None = None  # samples with the same value stay in one part of a split
     group_name: str | None = None  # the column of these values
+    clients: tuple[str, ...] = ()  # names of the owners, if `owner` has their numbers
+    validations: NDArray[np.bool_] | None = None  # which samples are for validation; `tests` then has all for testing
     elsewhere: bool = False  # in files that a table names outside of its folder, so changes would go unnoticed
 
     def __post_init__(self) -> None:
-        for what in ("y", "tests", "owner", "group"):
+        for what in ("y", "tests", "validations", "owner", "group"):
             values = getattr(self, what)
             if values is not None and len(values) != len(self.x):
                 raise DataError(f"'{self.name}' has {len(self.x)} samples, but '{what}' has {len(values)} values")
