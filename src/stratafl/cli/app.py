@@ -338,15 +338,16 @@ def data_export(
     "show", epilog="Example: [bold]strata data show --set data.partition=classes --set data.clients=10 -o data.svg[/]"
 )
 def data_show(
+    place: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     data: Data = None,
     config: Config = None,
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.")] = None,
 ) -> None:
-    """Show which client has which samples and classes."""
+    """Show which client has which samples and classes, what columns are taken for, and what looks wrong."""
     from stratafl.cli.data_command import show_data
 
-    show_data(config, settings_of(settings, data=data), out)
+    show_data(config, settings_of(settings, data=place or data), out)
 
 
 @app.callback(invoke_without_command=True)
