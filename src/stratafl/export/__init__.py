@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, ModelError, RunError, first_line
+from stratafl.export.table_inputs import name_columns
 from stratafl.files import atomically
 from stratafl.models import own_model, save_weights
 
@@ -174,6 +175,8 @@ def to_onnx(model: Predictor, path: Path, facts: ModelFacts) -> None:
             assert program is not None  # it is if no file is named
             program.model.metadata_props.update(facts.metadata)
             program.save(partial)
+            if model.preprocessing.table is not None:
+                name_columns(partial, model.preprocessing.table)
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch refuses some modules, with many types of errors
