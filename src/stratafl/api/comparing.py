@@ -15,9 +15,9 @@ from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.runs.advancing import DisplayedRun, Watch, advance_comparison, displayed_runs
-from stratafl.runs.logistic import write_baselines
 from stratafl.runs.comparison import Comparison, is_comparison
 from stratafl.runs.directory import TUNING
+from stratafl.runs.logistic import write_baselines
 from stratafl.runs.workers import Crew, share
 from stratafl.tuning import Tuning, TuningPlan, advance, is_tuning
 from stratafl.tuning.reuse import with_tuned

@@ -26,8 +26,8 @@ from stratafl.report.ranking_tables import ranking_table
 from stratafl.report.report_tables import ReportTable, as_csv, text
 from stratafl.report.study import ranked_study
 from stratafl.report.tuned import TunedMethod
-from stratafl.runs.logistic import WHY
 from stratafl.runs.comparison import Comparison
+from stratafl.runs.logistic import WHY
 from stratafl.tuning.search import shown_settings
 from stratafl.tuning.tuning import WINNERS, Tuning
 from stratafl.tuning.tuning_result import (

@@ -58,6 +58,8 @@ def cross_site(
     stage: str = "deployed",
 ) -> CrossSite:
     """The models of these clients on each other's samples, as many models at a time as memory allows."""
+    if not ids or len({*ids}) < len(ids) or max(ids) >= sim.setup.clients:
+        raise DataError("a cross-site table needs one or more different clients of those that took part in training")
     if len(ids) > MAX_CLIENTS:
         taken = f"a cross-site table of {len(ids):,} clients takes {len(ids) ** 2:,} evaluations"
         raise DataError(f"{taken}: choose at most {MAX_CLIENTS} clients")
