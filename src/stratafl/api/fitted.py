@@ -160,20 +160,17 @@ class Fitted:
         if split not in HELD_OUT:
             raise unknown("split", split, HELD_OUT)
         if self.saved is not None:
-            raise DataError(
-                "a saved folder has no samples to score: use predict, or `history` with every round's scores"
-            )
+            raise DataError("a saved folder has no samples to score: use predict, or `history` with its scores")
 
     def cross_site(
         self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
     ) -> CrossSiteResult:
-        """A metric, by default the run's own, of every client's model on every client's samples (see docs/report.md)."""
+        """A metric, by default the run's own, of every client's model on every client's samples (docs/report.md)."""
         self._check_scored(split)
         ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
         usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
         chosen = usual if metric is None else named_metric(metric)
-        table = cross_site(self.sim, self.progress, chosen, ids, split, self.stage)
-        return CrossSiteResult(table.metric, table.split, table.names, table.values, chosen)
+        return CrossSiteResult.of(cross_site(self.sim, self.progress, chosen, ids, split, self.stage), chosen)
 
     @property
     def stage(self) -> str:

@@ -85,6 +85,10 @@ class CrossSiteResult(CrossSite):
 
     measure: Metric | None = None
 
+    @staticmethod
+    def of(table: CrossSite, metric: Metric) -> "CrossSiteResult":
+        return CrossSiteResult(table.metric, table.split, table.names, table.values, metric)
+
     def to_pandas(self) -> Any:
         """The table as a DataFrame: rows are models, columns are samples."""
         return data_frames().DataFrame(self.values.numpy(), index=list(self.names), columns=list(self.names))
