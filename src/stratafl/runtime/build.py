@@ -4,7 +4,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import keeps_state, likeness
 from stratafl.runtime.model import Model
+from stratafl.runtime.modules import draws_by_functions
 from stratafl.runtime.runtime import Runtime, steps_of
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed, check_precision, precision, with_convolutions
 from stratafl.runtime.tables import table_of
@@ -70,9 +71,12 @@ def build_runtime(
     if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
         alike = None
 
+    functions = once("functions", lambda: draws_by_functions(module, sample))
+
     def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
-        return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
+        how: dict[str, Any] = {"rounded": rounded, "products": products, "functions": functions}
+        return Model(module, layout, head=head, stacked=stacked, device=device, **how)
 
     asked_speed = speed
     with precision(speed.precision):
