@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, in_columns, plain_tensor, stack_named
+from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
+from stratafl.data.federation import Federation
 from stratafl.errors import DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
@@ -274,8 +276,7 @@ class FittedClient:
         Columns of a DataFrame are taken by name, where the data has names for them.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        x = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
-        samples = federation.preprocessing.raw(plain_tensor(x, "x"))
+        samples = _raw_samples(federation, x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -345,6 +346,15 @@ class Guarded:
         sim = self.models.candidates.alone if local else self.models.candidates.sim
         assert sim is not None  # it was trained to choose
         return own_model(_module(sim, _only_row(self.models.rows(client))))
+
+
+def _raw_samples(federation: Federation, x: Any) -> Tensor:
+    """Samples as the data has them; a row of a table of more than numbers as its codes."""
+    table = federation.table
+    if table is not None:
+        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
+    return federation.preprocessing.raw(plain_tensor(values, "x"))
 
 
 def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:

@@ -65,9 +65,11 @@ def run(
     return start_run(options, algorithm)
 
 
-@app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
+@app.command(
+    "compare", epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]"
+)
 @with_options
-def compare(
+def compare_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 5,
@@ -85,9 +87,9 @@ def compare(
     return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
 
 
-@app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
+@app.command("tune", epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
 @with_options
-def tune(
+def tune_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
@@ -314,15 +316,16 @@ def data_export(
     "show", epilog="Example: [bold]strata data show --set data.partition=classes --set data.clients=10 -o data.svg[/]"
 )
 def data_show(
+    place: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     data: Data = None,
     config: Config = None,
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.")] = None,
 ) -> None:
-    """Show which client has which samples and classes."""
+    """Show which client has which samples and classes, what columns are taken for, and what looks wrong."""
     from stratafl.cli.data_command import show_data
 
-    show_data(config, settings_of(settings, data=data), out)
+    show_data(config, settings_of(settings, data=place or data), out)
 
 
 @app.callback(invoke_without_command=True)

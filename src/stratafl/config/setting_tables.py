@@ -133,6 +133,12 @@ class DataTable:
         "a column in your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
         "the data must name its clients",
     ] = None
+    columns: Annotated[
+        str | None,
+        "the columns of your own table to use, with a kind where you know better: `age,sex:category`; kinds: `number`,",
+        "`boolean`, `category`, `date`, `identifier`, `constant`, `text`; none: all, see [tables](tables.md)",
+    ] = None
+    ignore: Annotated[str | None, "columns of your own table to ignore, by name or pattern: `patient_id,*_date`"] = None
     targets: Annotated[
         str,
         Named(TARGETS),
@@ -145,7 +151,8 @@ class DataTable:
         "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
         "they are; `columns`: a table of numbers by each column's mean and deviation over the client's own training",
         "samples; `pooled`: over those of all clients together, which a deployment cannot know; `auto`: `half` for",
-        "images, `columns` for tables; `images`: `half` for images, tables as they are",
+        "images, `columns` for tables of numbers, `pooled` for [other tables](tables.md); `images`: `half` for images,",
+        "tables as they are",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
     vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: number of tokens to keep"] = None

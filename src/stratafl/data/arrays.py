@@ -78,6 +78,20 @@ def in_columns(values: Any, names: Sequence[str], what: str) -> Any:
     return values.select(ordered) if hasattr(type(values), "column_names") else values[ordered]
 
 
+def cells_of(values: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """The cells of a table by column: of a DataFrame, a dict of columns, or an array with columns in this order."""
+    if isinstance(values, Mapping):
+        return {str(name): np.asarray(cells) for name, cells in values.items()}
+    if column_names(values):
+        rows = in_columns(values, [name for name in names if name in column_names(values)], what)
+        return {str(name): np.asarray(rows[name]) for name in _labels(rows)}
+    array = np.asarray(values)
+    if array.ndim != 2 or array.shape[1] != len(names):
+        wrong = f"{what} has shape {array.shape}, but a sample has {counted(len(names), 'column')}"
+        raise DataError(f"{wrong}: give a DataFrame, a dict of columns, or [n, {len(names)}]")
+    return {name: array[:, place] for place, name in enumerate(names)}
+
+
 def align_columns(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
     """The parts with the columns of all tables in the order of the first one, and the names of the samples' columns.
 

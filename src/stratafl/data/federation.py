@@ -14,6 +14,8 @@ from torch import Tensor
 
 from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
+from stratafl.data.tables.kinds import TableColumn
+from stratafl.data.tables.table_encoding import TableEncoding
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -83,6 +85,8 @@ class Federation:
     columns: Standardisation | None = None  # how the columns of `x` were standardised
     client_columns: tuple[Standardisation, ...] = ()  # how each client standardised the columns of its own samples
     targets: Standardisation | None = None  # how `y` was standardised
+    codes: tuple[TableColumn, ...] = ()  # of a table that is not encoded yet: `x` holds their codes, [n, K] in float64
+    table: TableEncoding | None = None  # how such a table was encoded
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
 
@@ -167,8 +171,10 @@ class Federation:
     def preprocessing(self) -> Preprocessing:
         kind, shape = dtype_name(self.raw or self.x.dtype), tuple(self.x.shape[1:])
         columns = (self.columns, self.targets)
+        if self.table is not None:
+            kind, shape = dtype_name(torch.float64), (len(self.table.columns),)
         names, inputs = self.class_names, self.input_names
-        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, inputs)
+        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, inputs, self.table)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))
@@ -209,7 +215,7 @@ class Federation:
 
     def _by_client(self) -> Self:
         """Every client's columns standardised by its own training samples, or by all its samples if it has none."""
-        apart = self._apart()
+        apart = self.apart()
         x, columns = apart.x.to(_floating(apart.x), copy=True), list[Standardisation]()
         for client in range(self.clients):
             rows = {split: ragged.of(client) for split, ragged in apart.splits.items()}
@@ -218,7 +224,7 @@ class Federation:
             x[every] = columns[-1].applied(apart.x[every], x.dtype)
         return replace(apart, x=x, client_columns=tuple(columns), raw=self.x.dtype)
 
-    def _apart(self) -> Self:
+    def apart(self) -> Self:
         """The federation itself, or if clients share samples one in which each client has copies of its own."""
         owner = torch.cat([ragged.clients() for ragged in self.splits.values()])
         sample = torch.cat([ragged.indices for ragged in self.splits.values()])

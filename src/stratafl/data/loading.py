@@ -33,7 +33,7 @@ _DECODER_VERSION = 2  # raised when images or tables are decoded differently, so
 # Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
 _NOT_IN_KEY = ("path", "normalise", "targets", "limit", *CHOOSING)
 _SHARD_OPTIONS = ["normalise", "owners", "fewest", "most"]  # settings that apply to samples decoded before, too
-_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "targets", "size"]
+_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "columns", "ignore", "targets", "size"]
 log = logging.getLogger("stratafl")
 USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
@@ -123,8 +123,9 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_IN_KEY}
     # The seed matters only where owners are drawn; otherwise all seeds share one entry.
     options = options if reading.owners is not None else options | {"seed": 0}
-    if reading.group is None:
-        del options["group"]  # so that entries of older versions are still found
+    for name in ("group", "columns", "ignore"):
+        if options[name] is None:
+            del options[name]  # so that entries of older versions are still found
     # How files of the hub are decoded has never changed, so their keys have no version.
     decoding = {"decoding": _DECODER_VERSION} if "files" in source else {}
     return {"format": 1, "options": options, **decoding, **source}

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from stratafl.core.annotations import Range, checked
 from stratafl.core.reprs import short_repr
+from stratafl.data.tables.table_encoding import TableEncoding, encoding_from
 from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
-_OPTIONAL_KEYS = ("clients", "inputs")
+_OPTIONAL_KEYS = ("clients", "inputs", "table")
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
@@ -120,6 +121,7 @@ class Preprocessing:
     classes: tuple[str, ...] = ()
     clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
     inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, such as input_ids and attention_mask
+    table: TableEncoding | None = None  # of raw samples that are rows of codes; columns are standardised after it
 
     @property
     def standardises(self) -> bool:
@@ -135,12 +137,18 @@ class Preprocessing:
         torch_dtype: torch.dtype = getattr(torch, self.dtype)
         return torch_dtype
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a model's input."""
+        return self.shape if self.table is None else (len(self.table.inputs),)
+
     def raw(self, x: Tensor) -> Tensor:
         """The samples in the type of the data; refused if shape or values are not those of raw samples."""
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"x has shape {tuple(x.shape)}: give [n, {', '.join(map(str, self.shape))}] for n samples")
-        if x.is_floating_point() and not bool(x.isfinite().all()):
-            wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
+        finite = x.isfinite() if self.table is None else ~x.isinf()  # a code may be missing
+        if x.is_floating_point() and not bool(finite.all()):
+            wrong = int((~finite).flatten(1).any(1).nonzero()[0])
             raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value with a number")
         if self.kind.is_floating_point:
             return x.to(self.kind)
@@ -163,8 +171,9 @@ class Preprocessing:
             raise DataError(f"x has numbers from {int(x.min())} to {int(x.max())}, but samples are from 0 to {most}")
 
     def to_table(self) -> dict[str, Any]:
-        table = {"format": FORMAT, **dataclasses.asdict(self)}
-        return {key: value for key, value in table.items() if value or key not in _OPTIONAL_KEYS}
+        plain = dataclasses.asdict(dataclasses.replace(self, table=None))
+        table = {"format": FORMAT, **plain, "table": self.table and self.table.to_table()}
+        return {key: value for key, value in table.items() if key not in _OPTIONAL_KEYS or value}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
@@ -183,6 +192,7 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             checked("classes", tuple[str, ...], table["classes"]),
             tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
             checked("inputs", tuple[str, ...], table.get("inputs", ())),
+            encoding_from(table["table"]) if table.get("table") else None,
         )
     except StrataError as error:
         raise ValueError(f"its {error}") from error

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +13,13 @@ from numpy.typing import NDArray
 
 from stratafl.core.annotations import Named
 from stratafl.core.records import record
-from stratafl.data.formats.columns import Column, Columns, taken
+from stratafl.data.formats.columns import Column, Columns, is_ignored, taken
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples, arrays
 from stratafl.data.splitting import apportioned
+from stratafl.data.tables.kinds import KINDS
 from stratafl.errors import DataError, counted, shown, unknown
 
 log = logging.getLogger("stratafl")
@@ -45,6 +48,8 @@ class Reading:
     label: str | None = None
     client: str | None = None
     group: str | None = None
+    columns: str | None = None
+    ignore: str | None = None
     targets: Annotated[str, Named(TARGETS)] = "auto"
     size: int | None = None
     vocabulary: int | None = None
@@ -60,6 +65,38 @@ class Reading:
         """Options that are not at their default; `images`, which older runs have, is one only for a table."""
         options = [f for f in fields(self) if f.name not in _NOT_OPTIONS]
         return [f.name for f in options if getattr(self, f.name) not in (f.default, "images")]
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of the columns that are ignored."""
+        return tuple(pattern.strip() for pattern in (self.ignore or "").split(",") if pattern.strip())
+
+    @cached_property
+    def kinds(self) -> dict[str, str | None]:
+        """The columns of `columns` by name, with their kind if it is given: `age,sex:category`."""
+        entries = [entry.strip() for entry in (self.columns or "").split(",") if entry.strip()]
+        pairs = [entry.rpartition(":") for entry in entries]
+        return {name or entry: kind if name else None for entry, (name, _, kind) in zip(entries, pairs, strict=True)}
+
+    def column_problems(self, columns: Columns, place: Path) -> list[str]:
+        """What is wrong with `columns` and `ignore`, for a table with these columns."""
+        problems, names = list[str](), ", ".join(columns)
+        for name, kind in self.kinds.items():
+            near = get_close_matches(name, columns, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            if name not in columns:
+                problems.append(f"data.columns names '{name}', which '{place}' lacks; {hint}choose among: {names}")
+            elif kind not in (None, *KINDS):
+                problems.append(f"data.columns has '{name}:{kind}': choose a kind among {', '.join(KINDS)}")
+        for pattern in self.ignored:
+            if not any(is_ignored(name, [pattern]) for name in columns):
+                problems.append(f"data.ignore = '{pattern}' fits no column of '{place}'; choose among: {names}")
+        return problems
+
+    def used_columns(self, columns: Columns) -> Columns:
+        """The columns to use: those of `columns`, or all; without those of `ignore`."""
+        wanted = {name: columns[name] for name in self.kinds if name in columns} if self.kinds else columns
+        return {name: cells for name, cells in wanted.items() if not is_ignored(name, self.ignored)}
 
     def _chooses_owners(self) -> bool:
         return any(limit is not None for limit in (self.owners, self.fewest, self.most))
@@ -100,9 +137,13 @@ class Reading:
             samples = taken_samples(samples, subset_rows(samples, self.subset, self.seed))
         return samples
 
-    def standardisation(self, x: Any) -> str | None:
-        """How columns of these samples are standardised, in words of `Federation.standardised`; None: not."""
-        return _TABLES.get("columns" if self.normalise == "auto" and is_table(x) else self.normalise)
+    def standardisation(self, x: Any, coded: bool = False) -> str | None:
+        """How columns of these samples are standardised, in words of `Federation.standardised`; None: not.
+
+        A `coded` table is encoded by sums over all clients in any case, so `auto` takes means from these sums, too.
+        """
+        usual = "pooled" if coded else "columns"
+        return _TABLES.get(usual if self.normalise == "auto" and is_table(x) else self.normalise)
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling of `normalise`; images have that of `auto` already."""
@@ -112,7 +153,7 @@ class Reading:
             shape = "×".join(map(str, samples.x.shape[1:]))
             wrong = f"scales tables of numbers, but a sample of '{samples.name}' is {shape}"
             raise DataError(f"data.normalise = '{self.normalise}' {wrong}")
-        way = self.standardisation(samples.x)
+        way = self.standardisation(samples.x, bool(samples.codes))
         if way is not None or self.normalise == "none":
             others = tuple(what for what in samples.standardise if what not in _TABLES.values())
             samples = replace(samples, standardise=(*others, *([way] if way else [])))

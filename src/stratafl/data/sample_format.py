@@ -43,7 +43,7 @@ class SampleFormat:
             raise DataError(f"{self.classes} classes do not fit targets of shape {self.target}: give single labels")
         if named and len(named) != self.classes:
             raise DataError(f"there are {len(named)} names for {self.classes} classes: give one name each")
-        if self.columns and self.shape != (len(self.columns),):
+        if self.columns and self.preprocessing.shape != (len(self.columns),):
             raise DataError(f"there are {len(self.columns)} names of columns for samples of shape {self.shape}")
         if self.own_columns and self.preprocessing.columns is not None:
             raise DataError("columns are standardised by the agreed numbers or by each site's own samples: choose one")
@@ -54,11 +54,13 @@ class SampleFormat:
         kind = floats[0] if floats else torch.get_default_dtype()
         common = replace(federation.preprocessing, clients=())
         facts = (common, federation.classes, tuple(federation.y.shape[1:]), kind, bool(federation.client_columns))
-        return SampleFormat(*facts, columns=federation.column_names)
+        table = federation.table
+        return SampleFormat(*facts, columns=federation.column_names if table is None else table.names)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.preprocessing.shape
+        """Of a model's input."""
+        return self.preprocessing.input_shape
 
     @property
     def kept(self) -> torch.dtype:

@@ -114,10 +114,12 @@ def new_samples(place: Path, reading: Reading, agreed: SampleFormat) -> NewSampl
         channels = agreed.shape[0]
         content = stack_images(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
         return NewSamples(content.x, tuple(file.relative_to(root).as_posix() for file in images))
-    columns, _ = joined_splits(
-        formats.read(place, Request(label=reading.label or LABELS[0], limit=reading.limit)), place
-    )
-    return _named_by_row(features(_chosen(columns, reading, agreed, place), reading, place, owned=True).x)
+    request = Request(label=reading.label or LABELS[0], limit=reading.limit, ignore=reading.ignored)
+    columns, _ = joined_splits(formats.read(place, request), place)
+    table = agreed.preprocessing.table
+    if table is not None:
+        return _named_by_row(table.coded(columns, f"'{place}'"))
+    return _named_by_row(features(_chosen(columns, reading, agreed, place), reading, place, owner=None).x)
 
 
 def _named_by_row(x: NDArray[Any]) -> NewSamples:

@@ -11,18 +11,19 @@ from torch import Tensor, nn
 
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.describe import COMPOSED, head_of
+from stratafl.core.describe import COMPOSED, head_of, light_copy
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import ModelError
 from stratafl.models import Adaptation, load_weights, own_model, without_fast_paths
 
 ModelSource = nn.Module | Callable[[], nn.Module]
+LORA = ".lora_"  # in the paths of layers of PEFT
 COMMON, PER_CLIENT = "model", "own model"  # the model that all start from, and one for each client
 
 
-def filled(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a model with these columns, in evaluation mode."""
-    module = copy.deepcopy(template)
+def filled(template: nn.Module, state: Mapping[str, Tensor], *, light: bool = False) -> nn.Module:
+    """A copy of a model with these columns, in evaluation mode; a light one, to be read only, shares frozen tensors."""
+    module = light_copy(template) if light else copy.deepcopy(template)
     module.load_state_dict(dict(state), strict=False)  # a row has no counters
     return module.eval()
 
@@ -89,10 +90,15 @@ class ModelDraw:
             return self.model()
         module = copy.deepcopy(self.model)
         for path, sub in module.named_modules() if redrawn else ():
-            reset = getattr(sub, "reset_parameters", None)
+            reset, parameters = getattr(sub, "reset_parameters", None), list(sub.parameters(recurse=False))
+            trained = [p for p in parameters if p.requires_grad]
+            if (parameters and not trained) or (
+                LORA in path and parameters and not any(bool(p.any()) for p in trained)
+            ):
+                continue  # a frozen layer, or one that starts at zero so that an adapter adds nothing
             if callable(reset):
                 reset()
-            elif next(sub.parameters(recurse=False), None) is not None:
+            elif parameters:
                 raise ModelError(
                     f"'{path}' cannot draw new weights for each client: pass a function that makes the model"
                 )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stratafl.data.preprocessing import Preprocessing
 from stratafl.errors import DataError, ModelError, RunError, first_line
+from stratafl.export.table_inputs import name_columns
 from stratafl.files import atomically
 from stratafl.models import own_model, save_weights
 
@@ -62,6 +63,8 @@ class Predictor(nn.Module):
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples as the model takes them, with the same arithmetic as in training."""
         kind = self.preprocessing.kind
+        if self.preprocessing.table is not None:
+            x, kind = self.preprocessing.table.applied(x), torch.float32
         if self.preprocessing.columns is not None:
             x = x.to(kind) if kind.is_floating_point else x
             return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
@@ -126,6 +129,8 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
             program = torch.onnx.export(model, (samples,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
             assert program is not None  # it is if no file is named
             program.save(partial)
+            if model.preprocessing.table is not None:
+                name_columns(partial, model.preprocessing.table)
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch refuses some modules, with many types of errors

@@ -1,6 +1,5 @@
 """Builds a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stratafl.core.describe import columns
+from stratafl.core.describe import columns, light_copy
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout
 from stratafl.core.objectives import default_objective
@@ -72,11 +71,13 @@ def build_runtime(
         alike = None
 
     functions = once("functions", lambda: draws_by_functions(module, sample))
+    # Frozen tensors are moved once for all threads.
+    on_device = module if device.type == "cpu" else light_copy(module).to(device)
 
     def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
         how: dict[str, Any] = {"rounded": rounded, "products": products, "functions": functions}
-        return Model(module, layout, head=head, stacked=stacked, device=device, **how)
+        return Model(on_device, layout, head=head, stacked=stacked, device=device, **how)
 
     asked_speed = speed
     with precision(speed.precision):
@@ -138,7 +139,7 @@ def _two(x: Tensor) -> Tensor:
 def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wanted: int) -> None:
     """Raise unless the module gives scores for all classes, or `wanted` numbers where there are no classes."""
     name, shape = type(own_model(module)).__name__, tuple(sample.shape[1:])
-    trial = copy.deepcopy(module).to(sample.device).eval()
+    trial = light_copy(module).to(sample.device).eval()
     try:
         with torch.no_grad():
             output = trial(sample)
@@ -172,7 +173,7 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
         return 1
     try:
         with torch.no_grad(), torchs_generator():
-            copy.deepcopy(module).to(sample.device).train()(sample[:1])
+            light_copy(module).to(sample.device).train()(sample[:1])
     except ValueError:
         return 2
     return 1
