@@ -266,10 +266,11 @@ class FittedClient:
     def outputs(self, x: Array) -> Tensor:
         """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
 
-        Columns of a DataFrame are taken by name, where the data has names for them.
+        Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        samples = federation.preprocessing.raw(plain_tensor(in_columns(x, federation.column_names, "x"), "x"))
+        form = federation.preprocessing
+        samples = form.raw(plain_tensor(in_columns(form.coded(x), federation.column_names, "x"), "x"))
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
+from stratafl.data.texts import TextEncoding, texts_of, trimmed
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -84,6 +85,7 @@ class Federation:
     targets: Standardisation | None = None  # how `y` was standardised
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
+    text: TextEncoding | None = None  # how texts became the tokens in `x`
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -166,7 +168,7 @@ class Federation:
     def preprocessing(self) -> Preprocessing:
         kind, shape = dtype_name(self.raw or self.x.dtype), tuple(self.x.shape[1:])
         columns = (self.columns, self.targets)
-        return Preprocessing(kind, shape, self.scaling, *columns, self.class_names, self.client_columns)
+        return Preprocessing(kind, shape, self.scaling, *columns, self.class_names, self.client_columns, self.text)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))
@@ -197,6 +199,17 @@ class Federation:
             targets = Standardisation.of(y, training)
             federation = replace(federation, targets=targets, y=targets.applied(y, _floating(y)))
         return federation
+
+    def tokenized(self, encoding: TextEncoding, new_clients: int = 0) -> Self:
+        """Texts as tokens; if `x` holds their bytes, by a tokenizer of the training texts of clients that train."""
+        if self.x.dtype != torch.uint8:
+            return replace(self, text=encoding)
+        texts = texts_of(self.x.numpy())
+        trained = int(self.splits["train"].offsets[self.clients - new_clients])
+        rows = sorted({*self.splits["train"].indices[:trained].tolist()})
+        encoding = encoding.trained(texts[row] for row in rows)
+        coded, encoding = trimmed(encoding.applied(texts), encoding)
+        return replace(self, x=torch.from_numpy(coded), text=encoding)
 
     def standardisation_note(self, change: str = "data.normalise = 'none'") -> str:
         """What was done to columns, and how to `change` that; "" if nothing was done."""

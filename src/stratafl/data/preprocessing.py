@@ -15,10 +15,12 @@ from torch import Tensor
 
 from stratafl.core.annotations import Range, checked
 from stratafl.core.reprs import short_repr
+from stratafl.data.texts import TextEncoding, encoding_from
 from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
+_LATER_KEYS = ("clients", "text")  # which older versions do not write, and this one only where they are needed
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
@@ -118,6 +120,7 @@ class Preprocessing:
     targets: Standardisation | None = None
     classes: tuple[str, ...] = ()
     clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
+    text: TextEncoding | None = None  # how texts become tokens
 
     @property
     def standardises(self) -> bool:
@@ -132,6 +135,10 @@ class Preprocessing:
     def kind(self) -> torch.dtype:
         torch_dtype: torch.dtype = getattr(torch, self.dtype)
         return torch_dtype
+
+    def coded(self, x: Any) -> Any:
+        """Samples as they come, with tokens in the place of texts."""
+        return x if self.text is None else self.text.coded(x)
 
     def raw(self, x: Tensor) -> Tensor:
         """The samples in the type of the data; refused if shape or values are not those of raw samples."""
@@ -162,12 +169,12 @@ class Preprocessing:
 
     def to_table(self) -> dict[str, Any]:
         table = {"format": FORMAT, **dataclasses.asdict(self)}
-        return table if self.clients else {key: value for key, value in table.items() if key != "clients"}
+        return {key: value for key, value in table.items() if key not in _LATER_KEYS or value}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
-    if set(table) - {"clients"} != set(_KEYS) or table["format"] != FORMAT:
+    if set(table) - set(_LATER_KEYS) != set(_KEYS) or table["format"] != FORMAT:
         raise ValueError(f"it needs the keys {', '.join(_KEYS)}, in format {FORMAT}")
     if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
         raise ValueError("its dtype is not the name of a type of numbers")
@@ -180,6 +187,7 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             _part(Standardisation, "targets", table["targets"]),
             checked("classes", tuple[str, ...], table["classes"]),
             tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
+            None if table.get("text") is None else encoding_from(table["text"]),
         )
     except StrataError as error:
         raise ValueError(f"its {error}") from error

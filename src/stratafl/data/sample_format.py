@@ -96,6 +96,7 @@ class SampleFormat:
             client_names=(name,),
             class_names=self.preprocessing.classes,
             column_names=self.columns,
+            text=self.preprocessing.text,
         )
         return self._standardised(federation)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Scaling
+from stratafl.data.texts import TextEncoding, encoding_from
 from stratafl.errors import DataError
 
 FORMAT = 1
@@ -38,6 +39,7 @@ class Samples:
     group: NDArray[Any] | None = None  # samples with the same value stay in one part of a split
     group_name: str | None = None  # the column of these values
     elsewhere: bool = False  # in files that a table names outside of its folder, so changes would go unnoticed
+    text: TextEncoding | None = None  # how texts became tokens, or will, if `x` holds their bytes
 
     def __post_init__(self) -> None:
         for what in ("y", "tests", "owner", "group"):
@@ -50,7 +52,8 @@ def facts(samples: Samples) -> dict[str, Any]:
     """Everything but the arrays, for JSON."""
     plain = {name: getattr(samples, name) for name in _FACTS}
     scaling = samples.scaling and asdict(samples.scaling)
-    return {"format": FORMAT, "samples": len(samples.x), **plain, "group": samples.group_name, "scaling": scaling}
+    table = {"format": FORMAT, "samples": len(samples.x), **plain, "group": samples.group_name, "scaling": scaling}
+    return table if samples.text is None else {**table, "text": samples.text.to_table()}
 
 
 def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -70,4 +73,5 @@ def samples_from(manifest: Mapping[str, Any], stored: Mapping[str, Any]) -> Samp
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in present.items()
     }
-    return Samples(**stored, **plain, scaling=scaling_record or None, group_name=manifest.get("group"))
+    text = None if manifest.get("text") is None else encoding_from(manifest["text"])
+    return Samples(**stored, **plain, scaling=scaling_record or None, group_name=manifest.get("group"), text=text)

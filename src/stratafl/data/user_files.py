@@ -12,9 +12,10 @@ from stratafl.data.formats.columns import Column, Columns, Request, joined_split
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
 from stratafl.data.images import Content, are_elsewhere, are_images, stack_images
-from stratafl.data.labels import targets
-from stratafl.data.reading import Reading, check_group, half
+from stratafl.data.labels import name_of, targets
+from stratafl.data.reading import Reading, check_group, half, text_content
 from stratafl.data.samples import Samples
+from stratafl.data.texts import are_texts
 from stratafl.errors import DataError
 
 LABELS = ("label", "y")
@@ -33,7 +34,7 @@ def user_samples(place: Path, reading: Reading) -> Samples:
     columns[label], names = targets(columns[label], reading.targets, str(place))
     columns, tests = reading.rows_of_owners(columns, tests, owner, place)
     rest = {name: cells for name, cells in columns.items() if name not in (label, owner, group)}
-    x, mode, remark = features(rest, reading, place, owner is not None)
+    x, mode, remark, text = features(rest, reading, place, owner is not None)
     return Samples(
         x=x,
         y=np.asarray(columns[label]),
@@ -45,10 +46,11 @@ def user_samples(place: Path, reading: Reading) -> Samples:
         name=place.stem,
         group=None if group is None else np.asarray(columns[group]),
         group_name=group,
-        columns=tuple(rest) if x.ndim == 2 and x.shape[1] == len(rest) else (),
+        columns=tuple(rest) if text is None and x.ndim == 2 and x.shape[1] == len(rest) else (),
         mode=mode,
         remark=remark,
         elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
+        text=text,
     )
 
 
@@ -72,8 +74,12 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
             raise DataError(f"'{path}': {what} has shape {array.shape}, but there are {len(x)} samples")
     y, names = targets(y, reading.targets, str(path))
     classes, name = None if names is None else len(names), Path(path).stem
+    facts: dict[str, Any] = {"owner": owner, "name": name, "group": group, "group_name": reading.group}
+    if x.dtype.kind in "US" and x.ndim == 1:
+        content = text_content(list(map(name_of, x.tolist())), "x", reading, str(path))
+        return Samples(content.x, y, classes, names, **facts, remark=content.remark, text=content.text)
     pixels = half(x.dtype) if x.ndim > 2 else None  # unscaled, the usual learning rates diverge
-    return Samples(x, y, classes, names, owner=owner, name=name, group=group, group_name=reading.group, scaling=pixels)
+    return Samples(x, y, classes, names, **facts, scaling=pixels)
 
 
 def _label(columns: Columns, reading: Reading, place: Path) -> str:
@@ -138,7 +144,7 @@ def _perhaps_clients(name: str, cells: Column) -> str:
 
 
 def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Content:
-    """The samples in columns without labels and clients: images, arrays or numbers."""
+    """The samples in columns without labels and clients: images, texts, arrays or numbers."""
     images = [name for name, cells in columns.items() if are_images(cells)]
     others = [name for name in columns if name not in images[:1]]
     if images and others:
@@ -146,6 +152,8 @@ def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Co
     if images:
         cells = columns[images[0]]
         return stack_images(cells, channels=None, size=reading.size, where=str(place), limit=reading.limit)
+    if any(are_texts(cells) for cells in columns.values()):
+        return _texts(columns, reading, place)
     for name, cells in columns.items():
         if not isinstance(cells, np.ndarray) or cells.dtype.kind not in "biuf":
             hint = "" if owned else _perhaps_clients(name, cells)
@@ -159,3 +167,15 @@ def features(columns: Columns, reading: Reading, place: Path, owned: bool) -> Co
     if any(np.ndim(cells) > 1 for cells in columns.values()):
         raise DataError(f"'{place}' has several columns of arrays: keep the one with the samples")
     return Content(np.stack([np.asarray(cells, np.float32) for cells in columns.values()], axis=1))
+
+
+def _texts(columns: Columns, reading: Reading, place: Path) -> Content:
+    """The tokens of the column of texts; other columns are left out, which is said."""
+    names = [name for name, cells in columns.items() if are_texts(cells)]
+    others = [name for name in columns if name not in names]
+    if len(names) > 1:
+        raise DataError(f"'{place}' has several columns of texts ({', '.join(names)}): keep one, or join them in one")
+    content = text_content(columns[names[0]], names[0], reading, str(place))
+    left_out = f"samples are the texts in '{names[0]}', other columns are left out: {', '.join(others)}"
+    remarks = [*([left_out] if others else []), *filter(None, [content.remark])]
+    return content._replace(remark="; ".join(remarks))
