@@ -1,7 +1,7 @@
 """Advice on a federation: whether to federate, with which method, what each client can expect, and what it costs.
 
-`advise` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides. All
-it says is in the record `Advice`; `advice_text` puts it into sentences.
+`advice_on` looks (`look`), makes a short list (`candidates`), tries it on validation samples (`tryout`) and decides.
+All it says is in the record `Advice`; `advice_text` puts it into sentences.
 """
 
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ class Advice:
         return self.tryout.of(self.candidate.name).bytes_per_round * self.experiment.run.rounds
 
 
-def advise(
+def advice_on(
     experiment: Experiment,
     *,
     federation: Federation | None = None,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, in_columns, plain_tensor
+from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
+from stratafl.data.federation import Federation
 from stratafl.errors import DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.evaluate import state_dict
@@ -27,6 +29,7 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_given
 from stratafl.export import Predictor, export_model, finite_outputs
+from stratafl.models import own_model
 from stratafl.runs.directory import GUARD, config_of
 from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
 from stratafl.runs.summary import DEFAULTS, evaluated, selected
@@ -228,10 +231,10 @@ class Fitted:
         name, experiment = record.choices[client].candidate, config_of(self.folder)
         if name == SAFE:
             sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
-            return _module(sim, local_model(self.folder, client))
+            return own_model(_module(sim, local_model(self.folder, client)))
         train, stage = experiment.train, experiment.evaluate.stage
         candidates = GuardCandidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
-        return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
+        return own_model(_module(self.sim, _only_row(candidates.rows(name, torch.tensor([client])))))
 
 
 @holder
@@ -250,7 +253,11 @@ class FittedClient:
 
     @property
     def model(self) -> nn.Module:
-        """The model in evaluation mode; it takes samples as training does, scaled and standardised."""
+        """Your own module in evaluation mode; it takes samples as training does, scaled and standardised."""
+        return own_model(self._adapted)
+
+    @property
+    def _adapted(self) -> nn.Module:
         sim = self.fitted.sim
         return _module(sim, state_dict(sim, self.fitted.progress, self.number))
 
@@ -261,7 +268,7 @@ class FittedClient:
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
         """
         runtime = self.fitted.sim.runtime
-        return Predictor(self.model, runtime.federation.preprocessing.of(self.number), runtime.dtype)
+        return Predictor(self._adapted, runtime.federation.preprocessing.of(self.number), runtime.dtype)
 
     def outputs(self, x: Array) -> Tensor:
         """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
@@ -269,8 +276,7 @@ class FittedClient:
         Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        form = federation.preprocessing
-        samples = form.raw(plain_tensor(in_columns(form.coded(x), federation.column_names, "x"), "x"))
+        samples = _raw_samples(federation, x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -339,7 +345,18 @@ class Guarded:
         local = self.choices[client].candidate == SAFE
         sim = self.models.candidates.alone if local else self.models.candidates.sim
         assert sim is not None  # it was trained to choose
-        return _module(sim, _only_row(self.models.rows(client)))
+        return own_model(_module(sim, _only_row(self.models.rows(client))))
+
+
+def _raw_samples(federation: Federation, x: Any) -> Tensor:
+    """Samples as the data has them; a row of a table of more than numbers as its codes."""
+    table = federation.table
+    if table is not None:
+        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    if federation.text is not None:
+        x = federation.text.coded(x)
+    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
+    return federation.preprocessing.raw(plain_tensor(values, "x"))
 
 
 def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:

@@ -65,9 +65,11 @@ def run(
     return start_run(options, algorithm)
 
 
-@app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
+@app.command(
+    "compare", epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]"
+)
 @with_options
-def compare(
+def compare_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 5,
@@ -85,9 +87,9 @@ def compare(
     return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
 
 
-@app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
+@app.command("tune", epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
 @with_options
-def tune(
+def tune_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stratafl.config.setting_tables import DataTable, Settings, reading_of
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
 from stratafl.data.cache import cache_folder, entries
+from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS
 from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.loading import is_fetched
@@ -127,7 +129,9 @@ def _classes(federation: Federation, counts: list[int]) -> str:
 def describe_data(federation: Federation, data: DataTable) -> list[str]:
     """How the data was read, a line each: what a sample is, what is predicted, and what looks wrong."""
     way = reading_of(data, 0).standardisation(federation.x)
-    done = federation.standardised([] if way is None else [way], data.new_clients).standardisation_note()
+    ways = [] if way is None else [way]
+    standardise = partial(encoded, federation) if federation.codes else federation.standardised
+    done = standardise(ways, data.new_clients).standardisation_note()
     warnings = [*suspect_warnings(federation), *_warnings(federation, data, way)]
     lines = [_sample(federation), *([done] if done else []), *warnings, _target(federation)]
     if federation.classes == 1:

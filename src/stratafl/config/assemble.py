@@ -129,10 +129,9 @@ def federation_of(experiment: Experiment, *, raw: bool = False) -> Federation:
     """The data over its clients, standardised as the experiment says, or `raw`."""
     data, plan = experiment.data, split_plan(experiment, minimum_test=2 if experiment.data.name == "digits" else 1)
     samples = samples_of(data, plan.seed, reading_limit(experiment.run))
-    samples = dataclasses.replace(samples, standardise=()) if raw else samples
     partition, fallback = None if data.partition == "auto" else partition_of(data), _fallback(data, samples)
     shares = {"clients": data.clients, "new_clients": data.new_clients}
-    return from_samples(samples, plan, partition=partition, fallback=fallback, **shares)
+    return from_samples(samples, plan, partition=partition, fallback=fallback, raw=raw, **shares)
 
 
 def split_plan(experiment: Experiment, minimum_test: int = 1) -> SplitPlan:
@@ -199,9 +198,14 @@ def reading_limit(run: RunTable) -> MemoryLimit:
 
 def model_of(
     table: ModelTable, shape: tuple[int, ...], classes: int | None, trust: Trust | bool = NO_TRUST
-) -> Callable[[], nn.Module]:
-    """A function that makes the model for samples of this shape and this number of classes (or 1 output)."""
+) -> ModelSource:
+    """A function that makes the model for samples of this shape and this number of classes (or 1 output).
+
+    A module that was given in Python is the model itself.
+    """
     maker = maker_of(table.name, trust)
+    if isinstance(maker, nn.Module):
+        return maker
     offered = {"shape": shape, "classes": classes or 1}
 
     def make() -> nn.Module:

@@ -19,8 +19,8 @@ DATA_SETTINGS: dict[str, dict[str, Any]] = {
 MODEL_SETTINGS: dict[str, dict[str, Any]] = {"transformer": {"train.optimizer": "adam", "train.lr": 0.001}}
 TEXT_MODEL = "fasttext"  # of your own texts, unless you name one
 TEXT_SETTINGS: dict[str, dict[str, Any]] = {
-    "fasttext": {"model.pads": False, "train.optimizer": "adam", "train.lr": 0.01},
-    "embedding": {"model.pads": False, "train.optimizer": "adam", "train.lr": 0.01},
+    "fasttext": {"model.pads": False, "train.optimizer": "adam", "train.lr": 0.03},
+    "embedding": {"model.pads": False, "train.optimizer": "adam", "train.lr": 0.03},
     "transformer": {},
 }
 

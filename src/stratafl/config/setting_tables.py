@@ -135,6 +135,12 @@ class DataTable:
         "a column in your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
         "the data must name its clients",
     ] = None
+    columns: Annotated[
+        str | None,
+        "the columns of your own table to use, with a kind where you know better: `age,sex:category`; kinds: `number`,",
+        "`boolean`, `category`, `date`, `identifier`, `constant`, `text`; none: all, see [tables](tables.md)",
+    ] = None
+    ignore: Annotated[str | None, "columns of your own table to ignore, by name or pattern: `patient_id,*_date`"] = None
     targets: Annotated[
         str,
         Named(TARGETS),
@@ -165,6 +171,12 @@ class DataTable:
     owners: Annotated[int | None, Some, "number of owners of samples to draw, by the seed"] = None
     fewest: Annotated[int | None, Some, "… among owners with at least this many samples"] = None
     most: Annotated[int | None, Some, "… and at most this many"] = None
+    classes: Annotated[str | None, "only samples of these classes, such as `0..9` or `cat,dog`; none: all"] = None
+    subset: Annotated[
+        int | None,
+        Some,
+        "number of samples to draw, by the seed, of each client and class in proportion, for a quick try; none: all",
+    ] = None
     clients: Annotated[int, Some, "number of clients that share the data"] = 20
     new_clients: Annotated[int, SomeOrNone, "number of clients, the last ones, that never train"] = 0
     partition: Annotated[

@@ -25,7 +25,7 @@ from stratafl.data.formats.columns import IMAGES, import_extra
 from stratafl.data.memory_limit import USUAL_LIMIT
 from stratafl.data.outliers import outliers
 from stratafl.data.published_files import published_samples
-from stratafl.data.reading import Reading
+from stratafl.data.reading import CHOOSING, Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
 from stratafl.data.texts import TextEncoding
@@ -34,10 +34,10 @@ from stratafl.errors import DataError, StrataError, first_line, shown, unknown
 
 _DECODER_VERSION = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 # Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
-_NOT_IN_KEY = ("path", "normalise", "targets", "limit")
+_NOT_IN_KEY = ("path", "normalise", "targets", "limit", *CHOOSING)
 _SHARD_OPTIONS = ["normalise", "owners", "fewest", "most"]  # settings that apply to samples decoded before, too
 _TEXT_OPTIONS = ["vocabulary", "tokens", "length"]
-_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "targets", "size", *_TEXT_OPTIONS]
+_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "columns", "ignore", "targets", "size", *_TEXT_OPTIONS]
 log = logging.getLogger("stratafl")
 USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
@@ -71,7 +71,7 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
     if samples.text is None and name not in DATASETS:
         without = [option for option in _USER_OPTIONS if option not in _TEXT_OPTIONS]
         _check_options(reading, without, name)
-    return reading.scaled(samples)
+    return reading.scaled(reading.chosen(samples))
 
 
 def own_texts(name: str, reading: Reading) -> TextEncoding | None:
@@ -151,7 +151,7 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_IN_KEY}
     # The seed matters only where owners are drawn; otherwise all seeds share one entry.
     options = options if reading.owners is not None else options | {"seed": 0}
-    for name in ("group", "tokens", "length"):
+    for name in ("group", "columns", "ignore", "tokens", "length"):
         if name not in reading.given():
             del options[name]  # so that entries of older versions are still found
     # How files of the hub are decoded has never changed, so their keys have no version.

@@ -119,19 +119,22 @@ def new_samples(place: Path, reading: Reading, agreed: SampleFormat) -> NewSampl
         arrays = npz_arrays(place, reading.limit)
         if "x" not in arrays:
             raise DataError(f"'{place}' has no array 'x', only: {', '.join(arrays) or 'none'}")
-        return _named_by_row(np.asarray(agreed.preprocessing.coded(arrays["x"])))
+        text = agreed.preprocessing.text
+        return _named_by_row(arrays["x"] if text is None else np.asarray(text.coded(arrays["x"])))
     images = _images(place)
     if images and len(agreed.shape) == IMAGE_AXES:
         root = place if place.is_dir() else place.parent
         channels = agreed.shape[0]
         content = stack_images(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
         return NewSamples(content.x, tuple(file.relative_to(root).as_posix() for file in images))
-    columns, _ = joined_splits(
-        formats.read(place, Request(label=reading.label or LABELS[0], limit=reading.limit)), place
-    )
+    request = Request(label=reading.label or LABELS[0], limit=reading.limit, ignore=reading.ignored)
+    columns, _ = joined_splits(formats.read(place, request), place)
+    table = agreed.preprocessing.table
+    if table is not None:
+        return _named_by_row(table.coded(columns, f"'{place}'"))
     if agreed.preprocessing.text is not None:
         return _named_by_row(_tokens(columns, agreed.preprocessing.text, place))
-    return _named_by_row(features(_chosen(columns, reading, agreed, place), reading, place, owned=True).x)
+    return _named_by_row(features(_chosen(columns, reading, agreed, place), reading, place, owner=None).x)
 
 
 def _tokens(columns: Columns, text: TextEncoding, place: Path) -> NDArray[np.int64]:

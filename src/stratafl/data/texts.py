@@ -24,7 +24,6 @@ PAD, CLS, UNKNOWN = 0, 1, 2
 VOCABULARY, LENGTH = 8192, 128  # tokens of an encoding, and of a text, unless data.vocabulary and data.length are set
 MAX_VOCABULARY, MAX_LENGTH = 2**24, 2**16
 TOKENS = ("hashed", "trained")
-MIN_WORDS, MIN_DIFFERENT = 3, 0.5  # a column is text if its cells have so many words, and so many cells are different
 _MAX_WORDS = 2**16  # hashes that are remembered
 _BYTES_OF_TOKEN = 32  # of a text, for each of its tokens, are enough to train on
 _APART = {sign: f" {sign} " for sign in "'.,()!?"}
@@ -34,15 +33,6 @@ _SIGNS = str.maketrans(_APART | {'"': "", ";": " ", ":": " "})
 def tokens(text: str) -> list[str]:
     """The words and signs of a text, split as by torchtext's `basic_english`."""
     return text.lower().replace("<br />", " ").translate(_SIGNS).split()
-
-
-def are_texts(cells: Any) -> bool:
-    """Whether a column holds texts of several words, most of them different, and not names or categories."""
-    if not isinstance(cells, list) or not cells or not all(cell is None or isinstance(cell, str) for cell in cells):
-        return False
-    filled = [cell for cell in cells if cell]
-    words = sum(len(cell.split()) for cell in filled)
-    return bool(filled) and words >= MIN_WORDS * len(filled) and len({*filled}) > MIN_DIFFERENT * len(filled)
 
 
 @short_repr
@@ -68,7 +58,7 @@ class TextEncoding:
 
     def applied(self, texts: Sequence[str], where: str = "the texts") -> NDArray[np.int64]:
         """The tokens of texts, `[n, length]`: cut, or padded with 0. A missing text has none."""
-        plain = [cell_text(cell, row, where) for row, cell in enumerate(texts, start=1)]
+        plain = [text_in_cell(cell, row, where) for row, cell in enumerate(texts, start=1)]
         if self.tokenizer:
             return sequences(plain, self.length, self._trained_tokens)
         number = lru_cache(_MAX_WORDS)(self.number)
@@ -128,7 +118,7 @@ class TextEncoding:
         return asdict(self)
 
 
-def encoding_from(table: Mapping[str, Any]) -> TextEncoding:
+def text_encoding_from(table: Mapping[str, Any]) -> TextEncoding:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
     kinds = {"vocabulary": int, "length": int, "column": str, "tokenizer": str}
     if not isinstance(table, Mapping) or set(table) != set(kinds):
@@ -139,7 +129,7 @@ def encoding_from(table: Mapping[str, Any]) -> TextEncoding:
     return TextEncoding(**table)
 
 
-def cell_text(cell: Any, row: int, where: str) -> str:
+def text_in_cell(cell: Any, row: int, where: str) -> str:
     """A cell as text; a missing one is empty, and anything else than text is refused."""
     if cell is None or (isinstance(cell, float) and cell != cell):
         return ""
@@ -187,7 +177,7 @@ def text_bytes(texts: Sequence[str], length: int) -> NDArray[np.uint8]:
     return rows
 
 
-def texts_of(rows: NDArray[np.uint8]) -> list[str]:
+def decoded_texts(rows: NDArray[np.uint8]) -> list[str]:
     """The texts of rows that `text_bytes` made."""
     return [row.tobytes().rstrip(b"\0").decode("utf-8", "ignore") for row in rows]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stratafl.data.preprocessing import Preprocessing
 from stratafl.errors import DataError, ModelError, RunError, first_line
 from stratafl.files import atomically
-from stratafl.models import save_weights
+from stratafl.models import own_model, save_weights
 
 __all__ = ["Predictor", "check_model", "export_model", "finite_outputs", "to_onnx", "to_safetensors"]
 
@@ -62,6 +62,8 @@ class Predictor(nn.Module):
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples as the model takes them, with the same arithmetic as in training."""
         kind = self.preprocessing.kind
+        if self.preprocessing.table is not None:
+            x, kind = self.preprocessing.table.applied(x), torch.float32
         if self.preprocessing.columns is not None:
             x = x.to(kind) if kind.is_floating_point else x
             return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
@@ -104,7 +106,7 @@ def export_model(model: Predictor, path: Path, whose: str = "this client") -> No
     if path.suffix == ".onnx":
         to_onnx(model, torch.zeros((2, *raw.shape), dtype=raw.kind), path)
     elif path.suffix == ".safetensors":
-        to_safetensors(model.module, path, raw)
+        to_safetensors(own_model(model.module), path, raw)
     else:
         raise RunError(f"cannot export to '{path}': choose a name that ends in .onnx or .safetensors")
 
@@ -129,7 +131,7 @@ def to_onnx(model: Predictor, samples: Tensor, path: Path) -> None:
     except OSError as error:
         raise RunError(f"cannot write '{path}': {error.strerror}") from error
     except Exception as error:  # torch refuses some modules, with many types of errors
-        name = type(model.module).__name__
+        name = type(own_model(model.module)).__name__
         raise ModelError(f"{name} cannot be exported to ONNX: {first_line(error, typed=True)}") from error
 
 

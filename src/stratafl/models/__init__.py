@@ -2,7 +2,8 @@
 
 `staged.py` defines what every model is, so read it first; the other files hold one family of models each. To add a
 model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`; `strata list` shows the
-first line of its docstring. `heads.py` holds the heads of several parts with which methods replace a model's own. This
+first line of its docstring. `heads.py` holds the heads of several parts with which methods replace a model's own,
+`adapted.py` translates inputs and outputs of models of others. This
 package imports torch, `stratafl.core.records`, `stratafl.errors` and `stratafl.files`; every package but `core` and
 `data` may import it.
 """
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from stratafl.errors import ModelError, unknown
+from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
     BiasedHead,
@@ -43,10 +45,11 @@ from stratafl.models.transformer import TextTransformer
 from stratafl.models.weights import load_weights, save_weights
 
 __all__ = [
-    "CNN", "CNN20", "MLP", "MODELS", "AlexNet", "BiasedHead", "ComposedHead", "ConditionalHead", "Conv", "ConvNet",
-    "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet", "LinearBase", "MobileNet", "PriorHead",
-    "ResNet", "ShiftedHead", "Stage", "Staged", "TextTransformer", "ThreeConv", "TwoHeads", "build", "fasttext",
-    "load_weights", "mnistnn", "replace_head", "resnet9", "resnet18", "resnet20", "resnet34", "save_weights",
+    "CNN", "CNN20", "MLP", "MODELS", "Adaptation", "AdaptedModel", "AlexNet", "BiasedHead", "ComposedHead",
+    "ConditionalHead", "Conv", "ConvNet", "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet",
+    "LinearBase", "MobileNet", "PriorHead", "ResNet", "ShiftedHead", "Stage", "Staged", "TextTransformer", "ThreeConv",
+    "TwoHeads", "build", "fasttext", "load_weights", "mnistnn", "own_model", "replace_head", "resnet9", "resnet18",
+    "resnet20", "resnet34", "save_weights", "shared_copy",
 ]  # fmt: skip
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from stratafl.errors import RunError, counted, printable
-from stratafl.files import write_atomically
+from stratafl.files import check_folder, write_atomically
 from stratafl.report.charts import Chart, on_dark
 from stratafl.report.class_counts_chart import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
@@ -44,6 +44,7 @@ from stratafl.report.tuned import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
+REPORT = "report.html"
 GENERATOR = b'<meta name="generator" content="stratafl">'
 Part = str | ReportTable | Chart  # a str is HTML
 
@@ -93,6 +94,15 @@ def is_report(path: Path) -> bool:
     """Whether a file is a report, so that a new one may replace it."""
     with path.open("rb") as file:
         return GENERATOR in file.read(1000)
+
+
+def check_report_file(path: Path) -> None:
+    """Refuse a file that is not a report; a report may be replaced."""
+    check_folder(path)
+    if path.is_dir():
+        raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")
+    if path.exists() and not is_report(path):
+        raise RunError(f"'{path}' exists and is not a report: choose another name, or remove it")
 
 
 def page(study: Study) -> str:

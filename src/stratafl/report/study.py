@@ -1,5 +1,6 @@
 """Everything that a report needs from a set of run directories, read once."""
 
+import logging
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, is_run
 from stratafl.runs.summary import evaluated
+
+log = logging.getLogger("stratafl")
 
 
 @short_repr
@@ -113,6 +116,19 @@ def read_study(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     compared = comparisons(folders)
     own_rates = any(all("train.lr" in each.per_method[method] for method in each.methods) for each in compared)
     return Study(ranks, scored, empty, repeated, verdicts, not_started(compared), tuned, own_rates)
+
+
+def ranked_study(folders: Sequence[Path], by: Metric | None = None) -> Study:
+    """The runs in these folders, ranked; each without results is a note, or an error if there are no results at all."""
+    for folder in folders:
+        if only_verdicts(folder):
+            raise RunError(f"there is no run in '{folder}'")
+    study = read_study(folders, by)
+    if not study.ranks:
+        raise not_evaluated(study.empty[0])
+    for folder in study.empty:
+        log.warning("'%s' has no evaluated round yet", folder)
+    return study
 
 
 def not_evaluated(folder: Path) -> RunError:

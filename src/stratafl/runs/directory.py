@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ JOURNALS = ("rounds", "clients", "layers")
 CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
 GUARD, CHOICES = "guard", "guard.json"  # a folder in a run directory, and the file in it that tells it from a run
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
+RUNS = Path("runs")  # where folders are made if none is named
 TUNING = "tune.toml"  # in a folder that holds the trials of a tuning
 log = logging.getLogger("stratafl")
 ROUNDS_KEPT = ("selected", "newest")  # whose states can be asked for
@@ -84,6 +86,13 @@ def refuse_existing(folder: Path) -> None:
             again = f"strata resume {shlex.quote(str(folder))}"
             raise RunError(f"'{folder}' already holds a {kind}: continue it with '{again}', or choose another --out")
     raise RunError(f"'{folder}' exists and is not empty: choose another --out")
+
+
+def unused_run_folder(name: str) -> Path:
+    """A directory of this name in runs/ that does not exist yet."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    first = RUNS / plain
+    return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
 
 
 @contextmanager

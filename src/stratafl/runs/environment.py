@@ -18,6 +18,7 @@ import torch
 from stratafl.child_processes import safe_environment
 from stratafl.config.experiment import Experiment
 from stratafl.config.migrations import FORMAT
+from stratafl.core.describe import frozen_tensors
 from stratafl.core.layout import Rows
 from stratafl.core.records import stored_repr
 from stratafl.data.federation import Federation
@@ -132,8 +133,10 @@ def _federation_digest(federation: Federation) -> str:
 
 
 def model_digest(sim: Simulation) -> str:
-    """A checksum of the model's layers and initial weights."""
-    return _digest(sim.setup.start, [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()])
+    """A checksum of the model's layers, initial weights and frozen tensors, of which a run keeps no copy."""
+    frozen = {} if sim.template is None else frozen_tensors(sim.template)
+    words = [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()]
+    return _digest({**sim.setup.start, **frozen}, words)
 
 
 def _digest(tensors: Rows, words: list[str]) -> str:

@@ -186,6 +186,30 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
 
+class _PerClient(torch.autograd.Function):
+    """A tensor that all clients share, as if each had its own; no memory is taken for it.
+
+    Torch would make one product of the samples of all clients, whose bits depend on how many there are.
+    """
+
+    @staticmethod
+    def forward(shared: Tensor, x: Tensor) -> Tensor:
+        return shared.view_as(shared)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, shared: Tensor, x: Tensor) -> tuple[Tensor, int]:
+        return (shared, dims[0]) if dims[0] is not None else (shared.expand(info.batch_size, *shared.shape), 0)
+
+
+def _per_client(shared: Tensor, x: Tensor) -> Tensor:
+    result: Tensor = _PerClient.apply(shared, x.detach())  # type: ignore[no-untyped-call]
+    return result
+
+
 class _GpuProduct(_Product):
     """The product of kernels and columns, whose derivative by the kernels is computed transposed.
 
@@ -227,6 +251,7 @@ class MatmulConv2d(nn.Conv2d):
     """
 
     product: Way = True
+    frozen = False  # whether all clients share its weight
 
     def forward(self, x: Tensor) -> Tensor:
         if not _fusing and self.product in (False, "stock"):
@@ -235,7 +260,7 @@ class MatmulConv2d(nn.Conv2d):
         geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         rows, cols = (_Axis(*axis) for axis in geometry)
         way = self._way(x, rows, cols)
-        stride, weight = (rows.stride, cols.stride), self.weight
+        stride, weight = (rows.stride, cols.stride), _per_client(self.weight, x) if self.frozen else self.weight
         if way == "grouped":
             padding, dilation = (rows.padding, cols.padding), (rows.dilation, cols.dilation)
             y = grouped.grouped_convolution(x, weight, stride, padding, dilation, self.groups, _rounded)
@@ -310,8 +335,11 @@ def _by_weight(gradient: Tensor, x: Tensor) -> Tensor:
 class MatmulLinear(nn.Linear):
     """A linear layer on matrices whose products stay fast when clients are stacked."""
 
+    frozen = False  # whether all clients share its weight
+
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
+        weight = _per_client(self.weight, x) if self.frozen else self.weight
+        y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
         y = y if self.bias is None else y + self.bias
         return y.reshape(*x.shape[:-1], self.out_features)
 

@@ -10,7 +10,7 @@ from stratafl.data.partitions import IID
 from stratafl.data.preprocessing import preprocessing_from
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import new_samples, site_federation
-from stratafl.data.texts import TextEncoding, are_texts, encoding_from, tokens
+from stratafl.data.texts import TextEncoding, text_encoding_from, tokens
 from stratafl.errors import DataError
 
 ILL, WELL = "the patient has a high fever", "a routine visit all is well"
@@ -33,14 +33,7 @@ def test_words_are_hashed_to_the_same_tokens_everywhere():
     assert hashed("fever") == 7217  # blake2b of b"fever" with 8 bytes, mod 8188, plus 4: never Python's hash()
     assert coded[1].tolist() == coded[2].tolist() == [1, 0, 0, 0, 0, 0]
     assert coded[3].tolist() == [1, *map(hashed, "abcde")]
-    assert encoding_from(encoding.to_table()) == encoding
-
-
-def test_a_column_of_texts_is_told_from_names():
-    assert are_texts([row[0] for row in ROWS])
-    assert not are_texts(["north wing of Basel", "south wing of Basel"] * 8)  # long, but repeated
-    assert not are_texts([f"patient-{n}" for n in range(9)])
-    assert not are_texts([None, ""])
+    assert text_encoding_from(encoding.to_table()) == encoding
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "parquet"])
@@ -87,7 +80,7 @@ def test_a_tokenizer_knows_the_words_of_training_texts_alone(tmp_path):
     assert "zy" not in encoding.tokenizer  # of a client that never trains
     assert federation.x.shape == (24, encoding.length)
     assert encoding.applied([ILL]).max() < 60
-    assert encoding_from(encoding.to_table()).applied([ILL]).tolist() == encoding.applied([ILL]).tolist()
+    assert text_encoding_from(encoding.to_table()).applied([ILL]).tolist() == encoding.applied([ILL]).tolist()
 
 
 def test_new_texts_are_taken_by_the_name_of_their_column(tmp_path):

@@ -1,0 +1,153 @@
+"""Frozen parameters: no columns, but one tensor that all clients share, whichever way a step is computed."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from simulations import federation
+from stratafl.algorithms import fedavg, fedper
+from stratafl.core.describe import columns, describe, frozen_tensors, light_copy
+from stratafl.core.layers import select
+from stratafl.errors import ModelError, RecordError, UnknownNameError
+from stratafl.execute import Debug, Executor, Matrix, Messages, simulation
+from stratafl.policies import LocalTraining
+from stratafl.runtime.likeness import likeness
+from stratafl.runtime.model import Model
+from stratafl.runtime.speed import Speed
+from stratafl.testing import everything
+
+SIZES = (5, 3)  # training samples of the clients
+TRAIN = LocalTraining(lr=0.1, batch=3)
+
+
+class Adapted(nn.Module):
+    """A linear layer with a low-rank addition that starts at zero, as LoRA has it."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs)
+        self.lora_A, self.lora_B = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.lora_B(self.lora_A(x))
+
+
+def adapted(frozen: bool = True, dropout: float = 0.2) -> nn.Module:
+    """A convolution and a normalisation, two adapted layers and a head, of which adapters and head are trained."""
+    torch.manual_seed(1)
+    net = nn.Sequential()
+    net.conv, net.norm = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)
+    net.flat, net.drop = nn.Flatten(), nn.Dropout(dropout)
+    net.first, net.relu, net.second = Adapted(72, 8), nn.ReLU(), Adapted(8, 8)
+    net.head = nn.Linear(8, 3)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(not frozen or "lora" in name or name.startswith("head"))
+    return net.double()
+
+
+def run(module: nn.Module, train: LocalTraining = TRAIN, executor: Executor | None = None, **options: object) -> dict:
+    options = {"engine": "stacked", "dtype": torch.float64, **options}
+    sim = simulation(fedavg(train=train), federation(SIZES), module, rounds=1, **options)
+    return everything(sim, sim.run(executor or Matrix()))
+
+
+@cache
+def usual() -> dict[str, Tensor]:
+    return run(adapted())
+
+
+def test_frozen_parameters_are_no_columns_and_neither_are_the_buffers_beside_them():
+    module = adapted()
+    layout = describe(module)
+    assert list(columns(module)) == list(layout.specs)
+    assert layout.names == ("first.lora_A", "first.lora_B", "second.lora_A", "second.lora_B", "head")
+    assert layout.frozen == tuple(frozen_tensors(module))
+    assert {"conv.weight", "norm.weight", "norm.running_mean", "first.base.bias"} <= set(layout.frozen)
+
+
+def test_a_layer_may_be_frozen_in_part():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[0].weight.requires_grad_(False)
+    assert list(columns(module)) == ["0.bias", "1.weight", "1.bias"]
+
+
+def test_a_frozen_model_trains_as_one_of_which_a_method_trains_these_layers():
+    # without dropout, which a layer that the method does not train leaves out
+    frozen = run(adapted(dropout=0.0))
+    lora = replace(TRAIN, layers=select("*.lora_?+head"))
+    whole = run(adapted(frozen=False, dropout=0.0), lora)
+    common = [name for name in whole if name in frozen]
+    assert any("lora_B" in name for name in common)
+    assert all(torch.equal(frozen[name], whole[name]) for name in common)
+
+
+@pytest.mark.parametrize(
+    ("executor", "options", "exact"),
+    [
+        (Messages(), {}, True),
+        (Debug(), {}, True),
+        (Matrix(), {"speed": Speed(graphs="on")}, True),
+        (Matrix(), {"engine": "loop"}, False),
+    ],
+    ids=["messages", "debug", "captured", "loop"],
+)
+def test_frozen_tensors_are_shared_in_every_way_that_a_step_is_computed(executor, options, exact):
+    other = run(adapted(), executor=executor, **options)
+    assert other.keys() == usual().keys()
+    for name, x in usual().items():
+        torch.testing.assert_close(other[name], x, rtol=0 if exact else 1e-9, atol=0 if exact else 1e-12)
+
+
+def test_no_copy_is_made_of_a_frozen_tensor():
+    sim = simulation(fedavg(train=TRAIN), federation(SIZES), adapted, rounds=1, dtype=torch.float64)
+    assert sim.template is not None
+    addresses = {x.data_ptr() for x in sim.template.parameters() if not x.requires_grad}
+    assert addresses <= {x.data_ptr() for x in sim.runtime.engine.model.frozen}
+    assert addresses <= {x.data_ptr() for x in light_copy(sim.template).parameters()}
+
+
+def test_a_round_carries_the_trained_tensors_alone():
+    sim = simulation(fedavg(train=TRAIN), federation(SIZES), adapted(), rounds=1, dtype=torch.float64)
+    _, report = sim.round(sim.start(), Matrix())
+    trained = sum(p.numel() for p in adapted().parameters() if p.requires_grad)
+    assert report.down.total == len(SIZES) * 8 * trained
+    assert report.up.total == len(SIZES) * 8 * (trained + 1)  # and how many samples a client has
+
+
+def test_dropout_of_frozen_layers_drops_and_their_batchnorm_does_not_train():
+    module = adapted()
+    model = Model(module, describe(module), head=None, stacked=True, device=torch.device("cpu"))
+    modes = model.modes(describe(module).trainable())
+    assert "drop" in modes
+    assert "norm" not in modes
+    assert "first.base" in modes
+
+
+def test_runs_with_other_frozen_tensors_are_not_alike():
+    module, same, other = adapted(), adapted(), adapted()
+    other.conv.bias.data += 1
+    assert likeness(module) == likeness(same) != likeness(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("conv", RecordError), ("first.base", RecordError), ("*.base", RecordError), ("*.lora_C", UnknownNameError)],
+)
+def test_a_selection_of_frozen_tensors_is_refused(text, error):
+    with pytest.raises(error):
+        describe(adapted()).resolve(select(text))
+
+
+def test_a_model_without_trained_parameters_is_refused():
+    with pytest.raises(ModelError):
+        describe(adapted().requires_grad_(False))
+
+
+def test_a_frozen_head_cannot_be_personal():
+    module = adapted()
+    module.head.requires_grad_(False)
+    with pytest.raises(ModelError):
+        simulation(fedper(train=TRAIN), federation(SIZES), module, rounds=1, dtype=torch.float64)
