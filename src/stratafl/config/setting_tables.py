@@ -153,7 +153,8 @@ class DataTable:
         "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
         "they are; `columns`: a table of numbers by each column's mean and deviation over the client's own training",
         "samples; `pooled`: over those of all clients together, which a deployment cannot know; `auto`: `half` for",
-        "images, `columns` for tables; `images`: `half` for images, tables as they are",
+        "images, `columns` for tables of numbers, `pooled` for [other tables](tables.md); `images`: `half` for images,",
+        "tables as they are",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
     tokens: Annotated[

@@ -141,9 +141,13 @@ class Reading:
             samples = taken_samples(samples, subset_rows(samples, self.subset, self.seed))
         return samples
 
-    def standardisation(self, x: Any) -> str | None:
-        """How columns of these samples are standardised, in words of `Federation.standardised`; None: not."""
-        return _TABLES.get("columns" if self.normalise == "auto" and is_table(x) else self.normalise)
+    def standardisation(self, x: Any, coded: bool = False) -> str | None:
+        """How columns of these samples are standardised, in words of `Federation.standardised`; None: not.
+
+        A `coded` table is encoded by sums over all clients in any case, so `auto` takes means from these sums, too.
+        """
+        usual = "pooled" if coded else "columns"
+        return _TABLES.get(usual if self.normalise == "auto" and is_table(x) else self.normalise)
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling of `normalise`; images have that of `auto` already."""
@@ -153,7 +157,7 @@ class Reading:
             shape = "×".join(map(str, samples.x.shape[1:]))
             wrong = f"scales tables of numbers, but a sample of '{samples.name}' is {shape}"
             raise DataError(f"data.normalise = '{self.normalise}' {wrong}")
-        way = self.standardisation(samples.x)
+        way = self.standardisation(samples.x, bool(samples.codes))
         if way is not None or self.normalise == "none":
             others = tuple(what for what in samples.standardise if what not in _TABLES.values())
             samples = replace(samples, standardise=(*others, *([way] if way else [])))

@@ -83,10 +83,5 @@ def samples_from(manifest: Mapping[str, Any], stored: Mapping[str, Any]) -> Samp
     }
     codes = tuple(map(column_from, manifest.get("codes", ())))
     text = None if manifest.get("text") is None else text_encoding_from(manifest["text"])
-    more: dict[str, Any] = {
-        "scaling": scaling_record or None,
-        "group_name": manifest.get("group"),
-        "codes": codes,
-        "text": text,
-    }
+    more: dict[str, Any] = {"group_name": manifest.get("group"), "codes": codes, "text": text}
     return Samples(**stored, **plain, **more, scaling=scaling_record or None)

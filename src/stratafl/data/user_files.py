@@ -58,6 +58,13 @@ def _read(place: Path, reading: Reading) -> Splits:
     return (formats.read_client_folders if formats.has_client_folders(place) else formats.read)(place, request)
 
 
+def table_columns(place: Path, reading: Reading) -> list[TableColumn]:
+    """What the columns of a table are taken for, with those of labels and clients, which may not be known yet."""
+    columns, _ = joined_splits(_read(place, reading), place)
+    single = {name: cells for name, cells in columns.items() if not are_images(cells) and np.ndim(cells) == 1}
+    return [decided(name, plain_cells(cells)) for name, cells in single.items()]
+
+
 def _names(columns: Columns, content: Content) -> tuple[str, ...]:
     """The names of the numbers of a sample, if it is a row of a table."""
     if content.codes:

@@ -53,6 +53,11 @@ class ModelDraw:
             except ModelError:
                 raise error from None
 
+    def base(self) -> nn.Module:
+        """The model before the algorithm extends it, with weights that nothing depends on."""
+        with keys.torchs_generator():
+            return self._module(redrawn=False)
+
     def __call__(self, number: int, purpose: str, weights: Path | None = None) -> nn.Module:
         """The extended model; the model that is extended has the given weights, if there are any."""
         with keys.torchs_generator(keys.generator(self.seed, number, purpose).initial_seed()):

@@ -16,6 +16,7 @@ from torch import nn
 
 from stratafl.errors import ModelError, unknown
 from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy
+from stratafl.models.architecture import RECIPE
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
     BiasedHead,
@@ -69,4 +70,6 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, **options: Any) ->
     for option in options:
         if not any_option and option not in existing:
             raise ModelError(str(unknown(f"option of model '{name}',", option, existing)))
-    return MODELS[name](shape=shape, classes=classes, **options)
+    module = MODELS[name](shape=shape, classes=classes, **options)
+    setattr(module, RECIPE, {"model": name, "options": {"shape": list(shape), "classes": classes, **options}})
+    return module

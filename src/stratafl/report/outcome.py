@@ -261,9 +261,9 @@ def is_imported(metric: Metric) -> bool:
 
 def read_outcome(folder: Path) -> Outcome:
     then = directory.environment_of(folder)
-    config = to_tables(directory.config_of(folder))
-    begun = (then.get("identity") or {}).get("config") or config
-    directory.check_config(folder / directory.CONFIG, begun, config, then["format"])
+    experiment = directory.config_of(folder)
+    config = to_tables(experiment)
+    directory.check_stored(folder, then, experiment)
     if (folder / directory.CHOICES).exists():  # what the guard of a run came to is a method of its own
         config["algorithm"]["name"] = f"guarded {config['algorithm']['name']}"
     path, checked = folder / directory.ROUNDS, then["format"] >= CHECKSUMS
