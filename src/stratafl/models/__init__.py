@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from stratafl.errors import ModelError, unknown
-from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy
+from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy, without_fast_paths
 from stratafl.models.architecture import RECIPE
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
@@ -50,7 +50,7 @@ __all__ = [
     "ConditionalHead", "Conv", "ConvNet", "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet",
     "LinearBase", "MobileNet", "PriorHead", "ResNet", "ShiftedHead", "Stage", "Staged", "TextTransformer", "ThreeConv",
     "TwoHeads", "build", "fasttext", "load_weights", "mnistnn", "own_model", "replace_head", "resnet9", "resnet18",
-    "resnet20", "resnet34", "save_weights", "shared_copy",
+    "resnet20", "resnet34", "save_weights", "shared_copy", "without_fast_paths",
 ]  # fmt: skip
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
