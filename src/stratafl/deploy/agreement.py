@@ -211,4 +211,6 @@ def _reading(what: str) -> Iterator[None]:
 def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
     wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
+    if wrong == ["frozen"]:
+        return "host and site have different frozen tensors, which no round carries: load the same base at both"
     return f"host and site differ in {', '.join(wrong)}: use the same file for both" if wrong else ""
