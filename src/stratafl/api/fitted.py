@@ -380,7 +380,7 @@ class FittedClient:
     def outputs(self, x: Array) -> Tensor:
         """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
 
-        Columns of a DataFrame are taken by name, where the data has names for them.
+        Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
         samples = _raw_samples(federation, x)
@@ -445,5 +445,7 @@ def _raw_samples(federation: Federation, x: Any) -> Tensor:
     table = federation.table
     if table is not None:
         return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    if federation.text is not None:
+        x = federation.text.coded(x)
     values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
     return federation.preprocessing.raw(plain_tensor(values, "x"))

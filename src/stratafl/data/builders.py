@@ -231,6 +231,8 @@ def from_samples(
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
+    if samples.text is not None:
+        return named.tokenized(samples.text, new_clients)
     return named if raw else with_standardised(named, samples.standardise, new_clients)
 
 
