@@ -317,8 +317,10 @@ def test_onnx_gives_the_same_for_any_number_of_samples(fitted, tmp_path):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for count in (1, 7, 300):  # it was exported with 2
         x = np.random.default_rng(count).standard_normal((count, 5)).astype(np.float32)
-        (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
-        np.testing.assert_allclose(outputs, fitted.outputs(2, x), atol=1e-5, rtol=0)
+        logits, probabilities = session.run(["logits", "probabilities"], {"x": x})
+        np.testing.assert_allclose(logits, fitted.outputs(2, x), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(probabilities, fitted.client(2).predict_proba(x), atol=1e-5, rtol=0)
+    assert session.get_modelmeta().custom_metadata_map == {"client": "2", "classes": '["0", "1", "2"]'}
 
 
 class Unexportable(nn.Module):
@@ -438,7 +440,7 @@ def test_what_is_not_a_run_directory_is_one_sentence(tmp_path):
 def test_the_package_offers_what_it_says():
     assert stratafl.fit is stratafl.api.fit
     assert stratafl.load is stratafl.api.load
-    assert set(stratafl.__all__) == {"Fitted", "__version__", "fit", "load"}
+    assert set(stratafl.__all__) == {"Fitted", "__version__", "advise", "compare", "fit", "load", "tune"}
     with pytest.raises(AttributeError, match="'train'"):
         _ = stratafl.train
 

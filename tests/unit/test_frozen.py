@@ -1,7 +1,8 @@
 """Frozen parameters: no columns, but one tensor that all clients share, whichever way a step is computed."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,9 +12,17 @@ from simulations import federation
 from stratafl.algorithms import fedavg, fedper
 from stratafl.core.describe import columns, describe, frozen_tensors, light_copy
 from stratafl.core.layers import select
+from stratafl.core.objectives import default_objective
+from stratafl.core.task import Inputs, Stack
+from stratafl.data.sample_format import SampleFormat
+from stratafl.deploy.agreement import check_digests
 from stratafl.errors import ModelError, RecordError, UnknownNameError
+from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Debug, Executor, Matrix, Messages, simulation
+from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.memory import peak_bytes
 from stratafl.policies import LocalTraining
+from stratafl.runs.environment import model_digest
 from stratafl.runtime.likeness import likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.speed import Speed
@@ -126,6 +135,46 @@ def test_dropout_of_frozen_layers_drops_and_their_batchnorm_does_not_train():
     assert "first.base" in modes
 
 
+def test_members_and_runs_do_not_go_on_with_another_base():
+    def begun(module: nn.Module) -> tuple[Mapping[str, str], str]:
+        sim = simulation(fedavg(train=TRAIN), federation(SIZES), module, rounds=1, dtype=torch.float64)
+        format = SampleFormat.of(federation(SIZES))
+        return Blueprint(fedavg(), module, format, 2, 1, dtype=torch.float64).digests, model_digest(sim)
+
+    other = adapted()
+    other.conv.bias.data += 1
+    (digests, digest), (other_digests, other_digest) = begun(adapted()), begun(other)
+    assert digest != other_digest
+    assert [part for part in digests if digests[part] != other_digests[part]] == ["frozen"]
+    assert check_digests(digests, digests) == "" != check_digests(digests, other_digests)
+
+
+def test_own_draws_of_adapters_begin_at_zero_and_leave_the_base_alone():
+    module = adapted()
+    nn.init.zeros_(module.first.lora_B.weight)
+    method = fedper(personal="all", initial="own", train=replace(TRAIN, epochs=0))
+    sim = simulation(method, federation(SIZES), module, rounds=1, dtype=torch.float64)
+    drawn = sim.setup.fresh(torch.arange(2))
+    assert not drawn["first.lora_B.weight"].any()
+    assert not torch.equal(*drawn["first.lora_A.weight"])
+    assert not torch.equal(drawn["second.lora_B.weight"][0], module.second.lora_B.weight)
+
+
+def test_a_step_takes_no_memory_for_frozen_weights_of_each_client():
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 400), nn.Linear(400, 400), nn.Linear(400, 3))
+    wide[2].requires_grad_(False)
+    sim = simulation(fedavg(train=TRAIN), federation(SIZES), wide, rounds=1, dtype=torch.float64, engine="stacked")
+    engine, layout, count = sim.runtime.engine, sim.setup.layout, 4
+    rows = {name: x.expand(count, *x.shape).contiguous() for name, x in sim.setup.start.items()}
+    x, y = federation(SIZES).x[:3].expand(count, -1, -1, -1, -1), torch.zeros(count, 3, dtype=torch.int64)
+    stack = Stack(x, y, torch.ones(count, 3).double(), torch.zeros(count, dtype=torch.int64), (3,) * count)
+    modes = engine.model.modes(layout.trainable())
+    step = partial(engine.gradients, default_objective(3), rows, stack, layout.trainable(), Inputs(), modes)
+    one = wide[2].weight.numel() * 8
+    trained = sum(block.nbytes for block in rows.values())
+    assert peak_bytes(step, *rows.values(), *engine.model.frozen, x) < 2 * trained < one
+
+
 def test_runs_with_other_frozen_tensors_are_not_alike():
     module, same, other = adapted(), adapted(), adapted()
     other.conv.bias.data += 1
@@ -151,3 +200,37 @@ def test_a_frozen_head_cannot_be_personal():
     module.head.requires_grad_(False)
     with pytest.raises(ModelError):
         simulation(fedper(train=TRAIN), federation(SIZES), module, rounds=1, dtype=torch.float64)
+
+
+# The mean of factors
+
+
+def trained_factors(epochs: int, frozen_a: bool = False) -> tuple[Tensor, Tensor]:
+    """A and B of every client after training alone from a common start, as FedAvg would add them up."""
+    module = adapted(dropout=0.0)
+    nn.init.zeros_(module.first.lora_B.weight)
+    module.first.lora_A.requires_grad_(not frozen_a)
+    method = fedper(personal="all", train=replace(TRAIN, lr=0.5, epochs=epochs))
+    sim = simulation(method, federation(SIZES), module, rounds=1, dtype=torch.float64, engine="stacked")
+    rows = deployed(sim, sim.run(Matrix()), torch.arange(len(SIZES)))
+    a = module.first.lora_A.weight.detach().expand(len(SIZES), -1, -1) if frozen_a else rows["first.lora_A.weight"]
+    return a, rows["first.lora_B.weight"]
+
+
+def share_lost(a: Tensor, b: Tensor) -> float:
+    """‖B̄Ā − mean of B_k·A_k‖ as a share of the latter."""
+    mean = (b @ a).mean(0)
+    return float((b.mean(0) @ a.mean(0) - mean).norm() / mean.norm())
+
+
+def test_the_mean_of_factors_is_not_the_mean_of_products():
+    a, b = torch.eye(2).reshape(2, 1, 2), torch.eye(2).reshape(2, 2, 1)
+    # by hand: the mean of products is ½·I, the product of means ¼ everywhere
+    assert share_lost(a, b) == pytest.approx(0.5**0.5)
+    few, many = (share_lost(*trained_factors(epochs)) for epochs in (1, 10))
+    assert 0 < few < many
+    assert (round(100 * few, 1), round(100 * many, 1)) == pytest.approx((0.3, 13.0), abs=0.11)  # docs/adapters.md
+
+
+def test_with_a_common_a_the_mean_of_factors_is_exact():
+    assert share_lost(*trained_factors(10, frozen_a=True)) < 1e-12

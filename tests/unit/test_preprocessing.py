@@ -176,7 +176,10 @@ def test_onnx_takes_raw_samples(data, request, tmp_path):
         str(fitted.export(2, tmp_path / "c.onnx")), providers=["CPUExecutionProvider"]
     )
     raw = x if x.dtype == np.uint8 else x.astype(np.float32)
-    (given,) = session.run(None, {session.get_inputs()[0].name: raw})
+    names = [each.name for each in session.get_outputs()]
+    assert names == (["values"] if data == "regression" else ["logits", "probabilities"])
+    given = session.run(None, {"x": raw})[0]
+    assert json.loads(session.get_modelmeta().custom_metadata_map.get("classes", "[]")) == list(fitted.classes)
     np.testing.assert_allclose(given, fitted.outputs(2, x), rtol=1e-5, atol=1e-5)
 
 

@@ -14,8 +14,9 @@ result = stratafl.compare("local,fedavg,fedper", clients, model)    the command 
 
 from stratafl.api.advising import advise
 from stratafl.api.comparing import compare, tune
-from stratafl.api.fitted import Fitted, FittedClient, Guarded
+from stratafl.api.fitted import Fitted, FittedClient
 from stratafl.api.fitting import fit, load
+from stratafl.api.guarded import Guarded
 from stratafl.api.results import AdviceResult, BestMethod, ComparisonResult, TuningResult
 
 __all__ = ["AdviceResult", "BestMethod", "ComparisonResult", "Fitted", "FittedClient", "Guarded", "TuningResult"]

@@ -140,16 +140,22 @@ def advise_(
 @app.command("resume", epilog="Example: [bold]strata resume runs/first[/]")
 def resume_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
+    rounds: Annotated[
+        int | None, option("--rounds -r N", "Of a run: rounds in all, more than it was started with.")
+    ] = None,
     jobs: Jobs = None,
     trust: Trust = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
-    """Continue a run, comparison or tuning where it stopped; the result is the same."""
+    """Continue a run, comparison or tuning where it stopped; the result is the same.
+
+    With --rounds a run goes on beyond its end, as if it had been started with that many rounds.
+    """
     from stratafl.cli.compare_command import resume_directory
     from stratafl.config.trust import typed as trust_in
 
-    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust))
+    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust), rounds)
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
@@ -278,14 +284,30 @@ def predict(
 @app.command(epilog="Example: [bold]strata export runs/first --client Basel -o basel.onnx[/]")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
-    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
+    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file, or a folder for a PEFT adapter.")],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's own model as ONNX or safetensors."""
+    """Write a client's own model as ONNX or safetensors, or its PEFT adapter as a folder."""
     from stratafl.cli.predict_command import export_client_model
 
     export_client_model(folder, client, out, trust)
+
+
+@app.command("add-client", epilog="Example: [bold]strata add-client runs/first --client Chur --data chur.csv[/]")
+def add_client_(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or a saved federation.")],
+    client: Annotated[str, option("--client -c NAME", "The name of the new client.")],
+    data: Annotated[str, option("--data -d PATH", "Its samples with labels, in the format of the others.")],
+    trust: Trust = False,
+) -> None:
+    """Personalise for a client that never took part; the other clients stay as they are.
+
+    It gets the model that a simulation gives a new client. Then predict and export take its name.
+    """
+    from stratafl.cli.predict_command import add_client_to
+
+    add_client_to(folder, client, data, trust)
 
 
 # Data

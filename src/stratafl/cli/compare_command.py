@@ -32,7 +32,9 @@ from stratafl.report.study import ranked_study
 from stratafl.runs import Comparison, Run, is_comparison, refuse_existing
 from stratafl.runs.advancing import advance_comparison, displayed_runs
 from stratafl.runs.directory import CONFIG, TUNING, unused_run_folder
+from stratafl.runs.extension import extend_run
 from stratafl.runs.joined import usual_jobs
+from stratafl.runs.logistic import write_baselines
 from stratafl.runs.workers import Crew, share
 from stratafl.tuning import PendingRun, Tuning, TuningPlan, advance
 from stratafl.tuning.reuse import with_tuned
@@ -71,8 +73,13 @@ def start_comparison(
         return drive_comparison(comparison, jobs)
 
 
-def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST) -> int:
-    """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
+def resume_directory(
+    folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST, rounds: int | None = None
+) -> int:
+    """Continue to the end or until it is interrupted, with `rounds` in all if they are given.
+
+    A `worker` is a process that `compare --jobs` started.
+    """
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
             if is_tuning(folder):
@@ -84,11 +91,17 @@ def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust 
             raise RunError(f"there is no folder '{folder}': give the directory of a run, a comparison or a tuning")
         if is_comparison(folder) or is_tuning(folder):
             refuse_torchrun(process_group)
+        if rounds is not None:
+            extend_run(folder, rounds, trust)
         run = Run.open(folder, process_group, trust)
         if run.finished:
             run.notes.append("this run is already finished: there is nothing to do")
         return run
 
+    if rounds is not None and (is_comparison(folder) or is_tuning(folder)):
+        raise RunError(
+            f"--rounds extends one run, and '{folder}' holds several: leave it out, or start it again longer"
+        )
     with torchrun_group() as process_group:
         if process_group.world_size > 1 or not (is_comparison(folder) or is_tuning(folder)):
             return drive(process_group, reopen, trust)
@@ -119,6 +132,7 @@ def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
             finished = share(crew, watches, _print_line, lambda: interrupt.asked)
     if not finished:
         return print_interrupted(comparison.folder, comparison.names_code)
+    write_baselines(comparison)
     study = print_ranking([comparison.folder], details=False)
     write_report_if_possible([comparison.folder], comparison.folder / REPORT, study)
     print_next(study, comparison.folder)

@@ -19,7 +19,9 @@ from stratafl.data.arrays import (
     align_columns,
     client_pair,
     column_names,
+    in_columns,
     join_parts,
+    plain_tensor,
     sample_count,
     stack_inputs,
 )
@@ -31,6 +33,7 @@ from stratafl.data.outliers import outliers
 from stratafl.data.partitions import Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
+from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.data.suspects import suspects
@@ -139,6 +142,34 @@ def from_splits(
     return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
 
 
+def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, number: int) -> Federation:
+    """The federation of one client that comes later, from samples as `from_objects` takes those of each client.
+
+    Its columns, classes and scaling are those of the format; its split is the one of a client with this number.
+    """
+    title = f"client '{shown(name)}'"
+    if isinstance(samples, Mapping):
+        pairs = {split: _in_format(pair, form, title) for split, pair in _pairs_of_splits(title, samples).items()}
+        return form.client(pairs, name)
+    x, y = _in_format(client_pair(samples, title), form, title)
+    check_some_samples(len(x), title)
+    if len(x) != len(y):
+        raise DataError(f"x of {title} holds {len(x)} samples, but y holds {len(y)} targets")
+    splitter = Splitter(_labels(y), plan, names=(name,), first=number)
+    parts = splitter.split_clients([np.arange(len(y))])
+    return form.client({split: (x[indices], y[indices]) for split, (indices,) in parts.items()}, name)
+
+
+def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[Tensor, Tensor]:
+    """Samples with the columns of the format in its order, and targets with its numbers of classes."""
+    x = plain_tensor(in_columns(pair[0], form.columns, f"x of {title}"), f"x of {title}")
+    y = pair[1].cpu().numpy() if isinstance(pair[1], Tensor) else np.asarray(pair[1])
+    if form.classes is None or not form.preprocessing.classes:
+        return x, plain_tensor(y, f"y of {title}")
+    names, numbers = np.unique(np.array(list(map(name_of, y.reshape(-1).tolist()))), return_inverse=True)
+    return x, form.labels(numbers, names.tolist())
+
+
 def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
     """The names of clients, if they have any, and their samples."""
     check_some_clients(clients)
@@ -193,13 +224,15 @@ def from_samples(
         **vars(plan if samples.validations is None else replace(plan, validation=0.0)),
     )
     x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
-    federation = replace(federation, x=x, codes=samples.codes)
+    federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
     named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     if partition is None and samples.validations is not None:
         named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
+    if samples.text is not None:
+        return named.tokenized(samples.text, new_clients)
     return named if raw else with_standardised(named, samples.standardise, new_clients)
 
 
@@ -282,6 +315,8 @@ def samples_of_clients(federation: Federation, *, splits: bool) -> Samples:
         scaling=apart.scaling,
         name=apart.name,
         columns=apart.column_names,
+        codes=apart.codes,
+        inputs=apart.input_names,
     )
     return replace(owned, tests=part[order] == "test", validations=part[order] == "validation") if splits else owned
 

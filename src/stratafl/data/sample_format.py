@@ -70,6 +70,11 @@ class SampleFormat:
         return self.dtype if raw.is_floating_point or standardised else raw
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of classes, or their numbers as text; () if targets are numbers."""
+        return self.preprocessing.classes or tuple(map(str, range(self.classes or 0)))
+
+    @property
     def are_numbers(self) -> bool:
         """Whether a model is given floating-point samples; tokens stay whole numbers."""
         return self.kept.is_floating_point or self.kept in PIXELS
@@ -100,6 +105,7 @@ class SampleFormat:
             class_names=self.preprocessing.classes,
             column_names=self.columns if self.preprocessing.table is None else self.preprocessing.table.inputs,
             input_names=self.preprocessing.inputs,
+            text=self.preprocessing.text,
         )
         return self._standardised(federation, filled)
 
@@ -125,6 +131,25 @@ class SampleFormat:
         seen = [x for split, (x, _) in splits.items() if split == "train"] or [x for x, _ in splits.values()]
         columns = Standardisation(*table.own_moments(np.concatenate(seen)))
         return replace(federation, client_columns=(columns,), x=columns.applied(federation.x, self.dtype))
+
+    def without_samples(
+        self, clients: int, preprocessing: Preprocessing, names: tuple[str, ...] = (), name: str = "saved"
+    ) -> Federation:
+        """A federation of clients whose samples are elsewhere, preprocessed so."""
+        x, y = self.zeros(0)
+        return Federation(
+            *(x, y, self.classes, {split: Ragged.from_lists([[]] * clients) for split in SPLITS}, name),
+            scaling=preprocessing.scaling,
+            client_names=names,
+            class_names=preprocessing.classes,
+            column_names=self.columns if preprocessing.table is None else preprocessing.table.inputs,
+            input_names=preprocessing.inputs,
+            raw=preprocessing.kind,
+            columns=preprocessing.columns,
+            client_columns=preprocessing.clients,
+            targets=preprocessing.targets,
+            table=preprocessing.table,
+        )
 
     def zeros(self, count: int) -> tuple[Tensor, Tensor]:
         """`count` samples and targets of this format, all 0."""

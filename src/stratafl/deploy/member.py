@@ -189,6 +189,8 @@ def own_format(experiment: Experiment, place: str) -> SampleFormat:
     if experiment.data.normalise in alone and samples.table is None:  # its numbers would leave the site
         wrong = f"data.normalise = '{experiment.data.normalise}' would need means over all sites"
         raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
+    if experiment.data.tokens == "trained":
+        raise DataError("data.tokens = 'trained' would need the texts of all sites: use 'hashed'")
     return check_names(shareable_format(SampleFormat.of(samples)))
 
 

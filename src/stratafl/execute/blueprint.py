@@ -72,6 +72,11 @@ class Blueprint:
     def draw(self) -> ModelDraw:
         return ModelDraw(self.model, self.algorithm, self.samples, self.seeds.weights, self.dtype, self.head)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a function makes the model, whose weights are then drawn."""
+        return not isinstance(self.model, nn.Module)
+
     @cached_property
     def module(self) -> nn.Module:
         """The model that all start from, as the algorithm extends it."""

@@ -14,7 +14,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.describe import COMPOSED, head_of, light_copy
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import ModelError
-from stratafl.models import Adaptation, load_weights, own_model
+from stratafl.models import Adaptation, load_weights, own_model, without_fast_paths
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 LORA = ".lora_"  # in the paths of layers of PEFT
@@ -53,10 +53,15 @@ class ModelDraw:
             except ModelError:
                 raise error from None
 
+    def base(self) -> nn.Module:
+        """The model before the algorithm extends it, with weights that nothing depends on."""
+        with keys.torchs_generator():
+            return self._module(redrawn=False)
+
     def __call__(self, number: int, purpose: str, weights: Path | None = None) -> nn.Module:
         """The extended model; the model that is extended has the given weights, if there are any."""
         with keys.torchs_generator(keys.generator(self.seed, number, purpose).initial_seed()):
-            module = self._module(redrawn=purpose != COMMON)
+            module = without_fast_paths(self._module(redrawn=purpose != COMMON))
             numbers = self.samples.are_numbers
             kind = torch.get_default_dtype() if numbers else self.samples.kept
             example = torch.zeros(1, *self.samples.shape, dtype=kind)

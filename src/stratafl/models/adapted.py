@@ -102,6 +102,19 @@ def two_logits(z: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(z), z], 1)
 
 
+def without_fast_paths(module: nn.Module) -> nn.Module:
+    """Torch's encoders have another way for inference, which drops padded places and has no rule for stacked clients.
+
+    A model that reads those places would predict otherwise than it was evaluated.
+    """
+    for sub in module.modules():
+        if isinstance(sub, nn.TransformerEncoderLayer):
+            sub.activation_relu_or_gelu = 0
+        if isinstance(sub, nn.TransformerEncoder):
+            sub.enable_nested_tensor = sub.use_nested_tensor = False
+    return module
+
+
 def shared_copy(module: nn.Module) -> nn.Module:
     """A copy with buffers of its own that shares the values of its parameters."""
     shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}

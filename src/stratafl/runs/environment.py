@@ -61,7 +61,7 @@ def _command() -> list[str]:
 _KINDS = {
     str: "stratafl commit python torch numpy machine device device_name engine store leaks folder started",
     int: "cores threads ranks seed clients columns",
-    list: "resumed command",
+    list: "resumed command extended",
     dict: "tuning identity code",
 }
 
@@ -77,6 +77,9 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     for entry in then.get("resumed") or []:
         if not isinstance(entry, dict) or not is_list_of(str, entry.get("changed", [])):
             return "resumed is a list of resumptions and of what had changed"
+    for entry in then.get("extended") or []:
+        if not isinstance(entry, dict) or type(entry.get("to")) is not int:
+            return "extended is a list of numbers of rounds"
     config = (then.get("identity") or {}).get("config") or {}
     if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
         return "identity.config is not tables of settings"

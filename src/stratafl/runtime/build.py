@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import keeps_state, likeness
 from stratafl.runtime.model import Model
+from stratafl.runtime.modules import draws_by_functions
 from stratafl.runtime.runtime import Runtime, steps_of
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed, check_precision, precision, with_convolutions
 from stratafl.runtime.tables import table_of
@@ -69,12 +70,14 @@ def build_runtime(
     if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
         alike = None
 
+    functions = once("functions", lambda: draws_by_functions(module, sample))
     # Frozen tensors are moved once for all threads.
     on_device = module if device.type == "cpu" else light_copy(module).to(device)
 
     def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
-        return Model(on_device, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
+        how: dict[str, Any] = {"rounded": rounded, "products": products, "functions": functions}
+        return Model(on_device, layout, head=head, stacked=stacked, device=device, **how)
 
     asked_speed = speed
     with precision(speed.precision):

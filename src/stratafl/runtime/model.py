@@ -4,6 +4,7 @@ Frozen tensors are no columns: the module has them, once for all clients and thr
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -17,7 +18,9 @@ from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
 from stratafl.models import AdaptedModel, shared_copy
-from stratafl.runtime.modules import Context, prepare
+from stratafl.runtime.attention import KeyedFunctions
+from stratafl.runtime.draws import Context
+from stratafl.runtime.modules import prepare
 from stratafl.runtime.products import MatmulConv2d, MatmulLinear
 from stratafl.runtime.ways import Way
 
@@ -37,8 +40,9 @@ class Model:
         device: torch.device,
         rounded: bool = False,
         products: Mapping[str, Way] | None = None,
+        functions: bool = False,
     ) -> None:
-        self.context = Context()
+        self.context = Context(packed=functions)  # functions: it attends, or drops by functions
         self.layout = layout
         self.head_name = head_of(module, head)
         skeleton = shared_copy(module).to(device)  # of columns its values are never used: every call brings them
@@ -90,6 +94,10 @@ class Model:
         features = self._caught[-1] if self._caught else output
         self._caught.clear()
         return output, features
+
+    def keyed(self) -> AbstractContextManager[Any]:
+        """Where dropout and attention that the module calls as functions are keyed, if it calls any."""
+        return KeyedFunctions(self.context) if self.context.packed else nullcontext()
 
     def draws(self, row: Mapping[str, Tensor], x: Tensor) -> bool:
         """Whether training draws from torch's own generator, which all threads share."""
@@ -162,7 +170,8 @@ class FilledModel:
         full, written = model.moving(used)
         model.switch(self._modes)
         model.context.statistics.clear()
-        result = run(full)
+        with model.keyed():
+            result = run(full)
         row.update({**written, **model.context.statistics})
         return result
 

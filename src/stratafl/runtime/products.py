@@ -332,6 +332,40 @@ def _by_weight(gradient: Tensor, x: Tensor) -> Tensor:
     return sum(outer[1:], outer[0])
 
 
+class _BatchProduct(_Product):
+    """a·b for stacks of matrices, never with a transposed matrix on the right (see `_LinearProduct`)."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _multiplied(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        return (
+            _multiplied(gradient, turned(b)) if ctx.needs_input_grad[0] else None,
+            _multiplied(a.mT, gradient) if ctx.needs_input_grad[1] else None,
+        )
+
+
+def batch_product(a: Tensor, b: Tensor) -> Tensor:
+    """a·b for `[…, n, k]` and `[…, k, m]`, by products that stay fast when clients are stacked."""
+    y: Tensor = _BatchProduct.apply(a, b)  # type: ignore[no-untyped-call]
+    return y
+
+
+def turned(x: Tensor) -> Tensor:
+    """The transposed matrices, on a CPU as a copy: of 320 products of 32×16 by 16×32, each takes 6 µs instead of 80."""
+    return x.mT if x.is_cuda else x.mT.contiguous()
+
+
+def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x·Wᵀ + b by products that stay fast when clients are stacked."""
+    y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
+    y = y if bias is None else y + bias
+    return y.reshape(*x.shape[:-1], len(weight))
+
+
 class MatmulLinear(nn.Linear):
     """A linear layer on matrices whose products stay fast when clients are stacked."""
 
@@ -339,9 +373,7 @@ class MatmulLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = _per_client(self.weight, x) if self.frozen else self.weight
-        y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
-        y = y if self.bias is None else y + self.bias
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return linear_product(x, weight, self.bias)
 
 
 def may_be_product(sub: nn.Module) -> bool:
