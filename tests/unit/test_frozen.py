@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import stratafl
 from simulations import federation
 from stratafl.algorithms import fedavg, fedper
+from stratafl.api import Fitted
 from stratafl.core.describe import columns, describe, frozen_tensors, light_copy
 from stratafl.core.layers import select
 from stratafl.core.objectives import default_objective
 from stratafl.core.task import Inputs, Stack
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.agreement import check_digests
-from stratafl.errors import ModelError, RecordError, UnknownNameError
+from stratafl.errors import ModelError, RecordError, RunError, UnknownNameError
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Debug, Executor, Matrix, Messages, simulation
 from stratafl.execute.blueprint import Blueprint
@@ -181,25 +183,78 @@ def test_runs_with_other_frozen_tensors_are_not_alike():
     assert likeness(module) == likeness(same) != likeness(other)
 
 
+# What is refused
+
+
 @pytest.mark.parametrize(
-    ("text", "error"),
-    [("conv", RecordError), ("first.base", RecordError), ("*.base", RecordError), ("*.lora_C", UnknownNameError)],
+    "text",
+    [
+        *("*.lora_C", "encoder.layer.[0-5].*", "*.lora_b", "[", "[]", "head.*.lora_A", "", "+", "first:9"),
+        *("conv", "norm", "norm*", "first.base", "*.base", "*.base.weight", "n?rm.running_*", "layer:conv"),  # frozen
+        *("*.bias", "head.bias", "he?d.weight"),  # tensors of a layer that has others
+    ],
 )
-def test_a_selection_of_frozen_tensors_is_refused(text, error):
-    with pytest.raises(error):
-        describe(adapted()).resolve(select(text))
+def test_a_selection_without_a_trained_layer_is_refused_in_one_line(text):
+    with pytest.raises((RecordError, UnknownNameError)) as refused:
+        describe(adapted()).resolve(text)
+    assert "\n" not in str(refused.value)
 
 
-def test_a_model_without_trained_parameters_is_refused():
-    with pytest.raises(ModelError):
-        describe(adapted().requires_grad_(False))
+@cache
+def plain(frozen: tuple[str, ...]) -> nn.Module:
+    """A chain of layers of which these are frozen."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3)).double()
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    return net
 
 
-def test_a_frozen_head_cannot_be_personal():
-    module = adapted()
-    module.head.requires_grad_(False)
-    with pytest.raises(ModelError):
-        simulation(fedper(train=TRAIN), federation(SIZES), module, rounds=1, dtype=torch.float64)
+ALL = ("1", "3")
+
+
+@pytest.mark.parametrize(
+    ("method", "frozen", "options"),
+    [
+        (fedavg(), ALL, {}),
+        (fedper(), ("3",), {}),
+        (fedper(personal="1+head"), ("3",), {"head": "3"}),
+        (fedper(personal="1.bias"), ("1.weight",), {}),
+        (fedper(personal="1"), ("1",), {}),
+        (fedper(personal="*.1"), ("3",), {"granularity": "block"}),
+        (fedavg(), ("1",), {"head": "4"}),
+    ],
+    ids=["all", "head", "its head", "bias", "layer", "blocks", "no head"],
+)
+def test_a_method_without_a_part_that_it_trains_is_refused_in_one_line(method, frozen, options):
+    with pytest.raises((ModelError, RecordError, UnknownNameError)) as refused:
+        simulation(method, federation(SIZES), plain(frozen), rounds=1, dtype=torch.float64, **options)
+    assert "\n" not in str(refused.value)
+
+
+@cache
+def small_fit() -> Fitted:
+    clients = [(torch.randn(12, 1, 6, 6).double(), torch.arange(12) % 3) for _ in range(2)]
+    return stratafl.fit(fedper(), clients, plain(("1",)), rounds=1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["adapter", "adapter.peft", "taken"])
+def test_an_adapter_that_cannot_be_written_leaves_nothing_behind(name, tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(RunError) as refused:
+        small_fit().client(0).export(tmp_path / name)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_saved_folder_knows_what_is_frozen_and_refuses_a_model_with_other_frozen_parameters(tmp_path):
+    done, x = small_fit(), torch.ones(2, 1, 6, 6).double()
+    folder = done.save(tmp_path / "saved")
+    again = stratafl.load(folder)
+    assert again.sim.setup.layout.frozen == ("1.weight", "1.bias")
+    assert torch.equal(again.client(1).outputs(x), done.client(1).outputs(x))
+    for other in ((), ("1.weight",)):
+        with pytest.raises(ModelError):
+            stratafl.load(folder, model=plain(other))
 
 
 # The mean of factors

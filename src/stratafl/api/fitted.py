@@ -353,9 +353,11 @@ class FittedClient:
     def predictor(self) -> Predictor:
         """The model with its preprocessing, as one module that takes raw samples.
 
-        The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
+        The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit. All
+        clients share its frozen tensors: change those of `model` instead.
         """
-        return Predictor(module_of(self.fitted.sim, self.state), self.preprocessing, self.fitted.sim.runtime.dtype)
+        module = module_of(self.fitted.sim, self.state, light=True)
+        return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
 
     @property
     def preprocessing(self) -> Preprocessing:
