@@ -9,6 +9,7 @@ from cli_helpers import checked_line
 from safetensors.torch import load_file
 
 import stratafl
+from stratafl.runs.directory import config_of
 
 SITES = ("Basel", "Bern", "Chur")
 NEW = "b,note,a\n0.1,x,2.0\n0.3,y,-2.0\n-1.5,z,0.1\n"
@@ -69,3 +70,23 @@ def test_what_is_wrong_is_one_line(run, strata, place):
         (("export", "run", "-o", "model.onnx"), "--client"),
     ):
         assert value in checked_line(strata(*words)), words
+
+
+@pytest.mark.budget(1.5, "a run on texts")
+def test_texts_go_from_a_table_to_predictions_in_two_commands(strata, place):
+    words = {"admit": "fever cough acute pain", "discharge": "routine stable healthy well"}
+    rows = [(n, "admit" if n % 3 else "discharge") for n in range(60)]
+    lines = [f"seen on day {n}: {words[label]},{label},{SITES[n % 2]}" for n, label in rows]
+    (place / "notes.csv").write_text("\n".join(["note,label,site", *lines, ""]))
+    (place / "new.csv").write_text("bed,note\n4,fever and cough\n5,routine and stable\n")
+    asked = ("--data", "notes.csv", "--set", "data.client=site", "--set", "data.vocabulary=500")
+    assert strata("run", *asked, "--rounds", 4, "--out", "run").code == 0
+    printed = strata("predict", "run", "--client", "Bern", "--data", "new.csv")
+    assert [row["prediction"] for row in csv.DictReader(io.StringIO(printed.out))] == ["admit", "discharge"]
+    fitted = stratafl.load(place / "run")
+    texts = ["fever and cough", "routine and stable"]
+    assert fitted.client("Bern").predict(texts).tolist() == ["admit", "discharge"]
+    model, train = (experiment := config_of(place / "run")).model, experiment.train
+    assert (model.name, model.options["vocabulary"], train.optimizer) == ("fasttext", 500, "adam")
+    (place / "odd.csv").write_text("bed,notes\n4,fever\n")
+    assert "'note'" in checked_line(strata("predict", "run", "--client", "Bern", "--data", "odd.csv"))

@@ -16,6 +16,7 @@ from stratafl.api.added import AddedClient, personalised
 from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
 from stratafl.api.saved import SavedParts, write_folder
 from stratafl.api.training import Callback, TrainingRun, watchers
+from stratafl.config.metric_choice import metric_for
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
@@ -27,6 +28,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import CallbackError, DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS
+from stratafl.evaluation.cross_site import cross_site
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
@@ -35,6 +37,7 @@ from stratafl.execute import SINGLE_PROCESS, Progress, Simulation
 from stratafl.execute.tokens import check_given
 from stratafl.export import ModelFacts, Predictor, export_model, finite_outputs
 from stratafl.models import own_model
+from stratafl.report.notebook import CrossSiteResult
 from stratafl.runs.directory import config_of, stored_progress
 from stratafl.runs.distributed import trial_of
 from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
@@ -143,13 +146,7 @@ class Fitted:
         It is the model at the stage that counts (`evaluate.stage`); after training as it is deployed, since models
         right after training are not kept.
         """
-        if split not in HELD_OUT:
-            raise unknown("split", split, HELD_OUT)
-        if self.saved is not None:
-            raise DataError(
-                "a saved folder has models and no samples, so nothing can be scored: use predict, or `history`, which "
-                "has the scores of every round"
-            )
+        self._check_scored(split)
         return predictions(self.sim, self.progress, torch.arange(self.clients), split, self.stage)
 
     def _held_out(self, client: int | str, split: str) -> Predictions:
@@ -158,6 +155,22 @@ class Fitted:
         if number not in self.added or split not in HELD_OUT:
             return self.predictions(split).of(number)
         return self.added[number].predictions(self.progress, split, self.stage)
+
+    def _check_scored(self, split: str) -> None:
+        if split not in HELD_OUT:
+            raise unknown("split", split, HELD_OUT)
+        if self.saved is not None:
+            raise DataError("a saved folder has no samples to score: use predict, or `history` with its scores")
+
+    def cross_site(
+        self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
+    ) -> CrossSiteResult:
+        """A metric, by default the run's own, of every client's model on every client's samples (docs/report.md)."""
+        self._check_scored(split)
+        ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
+        usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        chosen = usual if metric is None else named_metric(metric)
+        return CrossSiteResult.of(cross_site(self.sim, self.progress, chosen, ids, split, self.stage), chosen)
 
     @property
     def stage(self) -> str:
@@ -369,7 +382,7 @@ class FittedClient:
     def outputs(self, x: Array) -> Tensor:
         """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
 
-        Columns of a DataFrame are taken by name, where the data has names for them.
+        Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
         samples = _raw_samples(federation, x)
@@ -434,5 +447,7 @@ def _raw_samples(federation: Federation, x: Any) -> Tensor:
     table = federation.table
     if table is not None:
         return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    if federation.text is not None:
+        x = federation.text.coded(x)
     values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
     return federation.preprocessing.raw(plain_tensor(values, "x"))

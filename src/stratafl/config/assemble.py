@@ -13,14 +13,22 @@ from torch import nn
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
-from stratafl.config.setting_tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
+from stratafl.config.setting_tables import (
+    DataTable,
+    ModelTable,
+    RunTable,
+    ServerTable,
+    partition_of,
+    reading_of,
+    without_effect,
+)
 from stratafl.config.trust import NO_TRUST, Trust, called, imported, parameters
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
-from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
+from stratafl.data import IID, Federation, Partition, Samples, from_samples, load_samples
 from stratafl.data.loading import shared_federation
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.splitting import SplitPlan
@@ -140,10 +148,13 @@ def federation_to_run(experiment: Experiment) -> Federation:
 
 
 def log_standardisation(federation: Federation) -> None:
-    """Say once what was done to the columns of a table."""
+    """Say once what was done to the columns of a table, and what a tokenizer gives away."""
     note = federation.standardisation_note()
     if note:
         federation.once("standardisation", lambda: log.warning("%s", note))
+    text = federation.text
+    if text is not None and text.tokenizer:
+        federation.once("tokenizer", lambda: log.warning("%s; data.tokens = 'hashed' has none", text.note()))
 
 
 def _fallback(data: DataTable, samples: Samples) -> Partition:
@@ -177,12 +188,6 @@ def _refuse_set(data: DataTable, keys: Sequence[str], name: str, why: str) -> No
 def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Samples:
     """The samples as the table says that they are read, in as much memory as the limit leaves."""
     return load_samples(data.name, reading_of(data, seed, limit))
-
-
-def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
-    """How the table says that samples are read."""
-    keys = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
-    return Reading(**{key: getattr(data, key) for key in keys}, seed=seed, limit=limit)
 
 
 def reading_limit(run: RunTable) -> MemoryLimit:

@@ -15,14 +15,13 @@ from stratafl.config.assemble import (
     federation_to_run,
     model_of,
     reading_limit,
-    reading_of,
     samples_of,
     seeds_of,
     split_plan,
 )
 from stratafl.config.experiment import Experiment, from_tables, named_files, read_as, to_tables
 from stratafl.config.migrations import UNNUMBERED_FEDERATION, migrate
-from stratafl.config.setting_tables import DataTable
+from stratafl.config.setting_tables import DataTable, reading_of
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.phased import Phased

@@ -104,6 +104,7 @@ class SampleFormat:
             class_names=self.preprocessing.classes,
             column_names=self.columns,
             input_names=self.preprocessing.inputs,
+            text=self.preprocessing.text,
         )
         return self._standardised(federation)
 

@@ -1,11 +1,17 @@
 """A result in a notebook: sentences, a picture and a table, as HTML that needs neither scripts nor a network."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from stratafl.core.reprs import holder
+from stratafl.errors import DataError
+from stratafl.evaluation.cross_site import CrossSite
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report.charts import COLOURS, shortened, value_range
-from stratafl.report.report_tables import ReportTable, escaped
+from stratafl.report.formats import score_text
+from stratafl.report.report_tables import Cell, ReportTable, escaped, text
 
 ROW, LABELS, AXIS, NUMBERS = 22, 190, 300, 70  # pixels: height of a row; width of labels, axis and numbers
 CELL = 26  # pixels of a cell in a heat map
@@ -71,6 +77,37 @@ def heat_picture(labels: Sequence[str], values: Sequence[Sequence[float]], texts
     return _svg(
         LABELS + CELL * len(labels), CELL * (len(labels) + 1), "".join(cells), "Models on other clients' samples"
     )
+
+
+@holder
+class CrossSiteResult(CrossSite):
+    """A cross-site table that a notebook shows as a heat map."""
+
+    measure: Metric | None = None
+
+    @staticmethod
+    def of(table: CrossSite, metric: Metric) -> "CrossSiteResult":
+        return CrossSiteResult(table.metric, table.split, table.names, table.values, metric)
+
+    def to_pandas(self) -> Any:
+        """The table as a DataFrame: rows are models, columns are samples."""
+        return data_frames().DataFrame(self.values.numpy(), index=list(self.names), columns=list(self.names))
+
+    def _repr_html_(self) -> str:
+        values, metric = self.values.tolist(), self.measure or METRICS["accuracy"]
+        texts = [[score_text(value, metric) for value in row] for row in values]
+        head = ("model of", *(f"{at} {name}" for at, name in enumerate(self.names)))
+        rows = tuple((text(name), *map(Cell, row)) for name, row in zip(self.names, texts, strict=True))
+        table = ReportTable("cross-site", f"{metric.title} on {self.split} samples of", head, rows)
+        return fragment("Rows: whose model. Columns: whose samples.", heat_picture(self.names, values, texts), table)
+
+
+def data_frames() -> Any:
+    """The package pandas, imported when a DataFrame is asked for."""
+    try:
+        return import_module("pandas")
+    except ImportError as error:
+        raise DataError("to_pandas needs the package 'pandas': run pip install pandas") from error
 
 
 def fragment(sentences: str, picture: str, table: ReportTable) -> str:
