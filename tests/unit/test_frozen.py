@@ -20,7 +20,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.agreement import check_digests
 from stratafl.errors import ModelError, RecordError, RunError, UnknownNameError
 from stratafl.evaluation.evaluate import deployed
-from stratafl.execute import Debug, Executor, Matrix, Messages, simulation
+from stratafl.execute import Executor, Matrix, Messages, simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.memory import peak_bytes
 from stratafl.policies import LocalTraining
@@ -99,11 +99,10 @@ def test_a_frozen_model_trains_as_one_of_which_a_method_trains_these_layers():
     ("executor", "options", "exact"),
     [
         (Messages(), {}, True),
-        (Debug(), {}, True),
         (Matrix(), {"speed": Speed(graphs="on")}, True),
         (Matrix(), {"engine": "loop"}, False),
     ],
-    ids=["messages", "debug", "captured", "loop"],
+    ids=["messages", "captured", "loop"],
 )
 def test_frozen_tensors_are_shared_in_every_way_that_a_step_is_computed(executor, options, exact):
     other = run(adapted(), executor=executor, **options)
@@ -260,12 +259,12 @@ def test_a_saved_folder_knows_what_is_frozen_and_refuses_a_model_with_other_froz
 # The mean of factors
 
 
-def trained_factors(epochs: int, frozen_a: bool = False) -> tuple[Tensor, Tensor]:
+def trained_factors(steps: int, frozen_a: bool = False) -> tuple[Tensor, Tensor]:
     """A and B of every client after training alone from a common start, as FedAvg would add them up."""
     module = adapted(dropout=0.0)
     nn.init.zeros_(module.first.lora_B.weight)
     module.first.lora_A.requires_grad_(not frozen_a)
-    method = fedper(personal="all", train=replace(TRAIN, lr=0.5, epochs=epochs))
+    method = fedper(personal="all", train=replace(TRAIN, lr=0.5, batch=5, epochs=steps))
     sim = simulation(method, federation(SIZES), module, rounds=1, dtype=torch.float64, engine="stacked")
     rows = deployed(sim, sim.run(Matrix()), torch.arange(len(SIZES)))
     a = module.first.lora_A.weight.detach().expand(len(SIZES), -1, -1) if frozen_a else rows["first.lora_A.weight"]
@@ -282,10 +281,5 @@ def test_the_mean_of_factors_is_not_the_mean_of_products():
     a, b = torch.eye(2).reshape(2, 1, 2), torch.eye(2).reshape(2, 2, 1)
     # by hand: the mean of products is ½·I, the product of means ¼ everywhere
     assert share_lost(a, b) == pytest.approx(0.5**0.5)
-    few, many = (share_lost(*trained_factors(epochs)) for epochs in (1, 10))
-    assert 0 < few < many
-    assert (round(100 * few, 1), round(100 * many, 1)) == pytest.approx((0.3, 13.0), abs=0.11)  # docs/adapters.md
-
-
-def test_with_a_common_a_the_mean_of_factors_is_exact():
-    assert share_lost(*trained_factors(10, frozen_a=True)) < 1e-12
+    assert share_lost(*trained_factors(8)) == pytest.approx(0.042, abs=6e-4)  # docs/adapters.md
+    assert share_lost(*trained_factors(2, frozen_a=True)) < 1e-12  # where A is the same everywhere, it is

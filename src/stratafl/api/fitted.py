@@ -356,18 +356,15 @@ class FittedClient:
 
     @cached_property
     def model(self) -> nn.Module:
-        """Your own module in evaluation mode; it takes samples as training does, scaled and standardised.
-
-        It is yours to change: predictions are those of a copy.
-        """
+        """Your own module in evaluation mode, yours to change; it takes samples scaled and standardised."""
         return own_model(module_of(self.fitted.sim, self.state))
 
     @cached_property
     def predictor(self) -> Predictor:
         """The model with its preprocessing, as one module that takes raw samples.
 
-        The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit. All
-        clients share its frozen tensors: change those of `model` instead.
+        The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
+        Clients share its frozen tensors, so change `model` instead.
         """
         module = module_of(self.fitted.sim, self.state, light=True)
         return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
