@@ -144,8 +144,7 @@ class Fitted:
     def predictions(self, split: str = "test") -> Predictions:
         """What every client's own model gives for its own samples of a split, `test` or `validation`.
 
-        It is the model at the stage that counts (`evaluate.stage`); after training as it is deployed, since models
-        right after training are not kept.
+        It is the model at the stage that counts; where that is `trained` as deployed, since no state holds the other.
         """
         self._check_scored(split)
         return predictions(self.sim, self.progress, torch.arange(self.clients), split, self.stage)
