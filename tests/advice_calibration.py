@@ -22,7 +22,7 @@ from torch import nn
 
 from federations import FEDERATIONS
 from hospitals import patients
-from stratafl.advice import advise
+from stratafl.advice import advice_on
 from stratafl.advice.candidate_methods import Candidate
 from stratafl.advice.forecast import INTERVAL_ERRORS, best_value, crossed_gain
 from stratafl.advice.problem import configured
@@ -172,7 +172,7 @@ class CalibrationStore:
         file = self.folder / f"{name}-{seed}-forecast.json"
         if not file.exists():
             experiment, federation, model = {**FITTED, **SHOWN}[name](seed, self.data)
-            advice = advise(experiment, federation=federation, model=model)
+            advice = advice_on(experiment, federation=federation, model=model)
             problem, best, alone = advice.tryout.problem, advice.best_federated, advice.tryout.of("local")
             raw = crossed_gain(problem, advice.tryout.finalists, alone)
             lacks = (best_value(problem) or 0.0) - alone.score

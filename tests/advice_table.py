@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from federations import FEDERATIONS, Case
-from stratafl.advice import Advice, advise
+from stratafl.advice import Advice, advice_on
 from stratafl.advice.candidate_methods import Candidate, comparable
 from stratafl.advice.problem import configured
 from stratafl.config.assemble import algorithm_of
@@ -74,7 +74,7 @@ class Store:
         file = self.folder / f"{name}-{seed}-advice.json"
         if not file.exists():
             case, experiment = self.case(name, seed)
-            file.write_text(json.dumps(noted(advise(experiment, federation=case.federation, model=case.model))))
+            file.write_text(json.dumps(noted(advice_on(experiment, federation=case.federation, model=case.model))))
         found = json.loads(file.read_text())
         return found, [Candidate(found["method"], found["options"])]
 

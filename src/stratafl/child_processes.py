@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+INTERRUPTED = 130  # the exit code of a process that was interrupted, as shells have it
 
 
 def python_command(*arguments: object) -> list[str]:

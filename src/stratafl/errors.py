@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 MAX_SHOWN_LETTERS = 80  # letters of a name that are shown
 _JOINERS = "\u200c\u200d"  # some scripts are not written without them, and they move nothing
@@ -57,6 +58,12 @@ class WireError(StrataError):
 
 class RunError(StrataError):
     """A run directory that cannot be written, read or continued."""
+
+
+class CallbackError(RunError):
+    """A callback that raised; `fitted` is the federation as it was trained until then."""
+
+    fitted: Any = None
 
 
 class BusyError(RunError):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from advice_table import SETTINGS, Store, printed
-from stratafl.advice import Advice, advise
+from stratafl.advice import Advice, advice_on
 from stratafl.advice import advice_text as words
 from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.advice_files import plain, write_advice
@@ -55,7 +55,7 @@ def given() -> Federation:
 
 @pytest.fixture(scope="module")
 def advice(given: Federation) -> Advice:
-    return advise(EXPERIMENT, federation=given, model=model(2))
+    return advice_on(EXPERIMENT, federation=given, model=model(2))
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_test_samples_change_nothing(given: Federation, advice: Advice) -> None:
     poisoned = replace(given, x=given.x.clone(), y=given.y.clone())
     tests = given.split("test").indices
     poisoned.x[tests], poisoned.y[tests] = float("nan"), 1 - given.y[tests]
-    again = advise(EXPERIMENT, federation=poisoned, model=model(2))
+    again = advice_on(EXPERIMENT, federation=poisoned, model=model(2))
     assert plain(again, Path("x")) == plain(advice, Path("x"))
 
 
@@ -192,7 +192,7 @@ def test_clients_of_one_size_have_no_range(advice: Advice) -> None:
 @pytest.mark.slow
 def test_one_round_is_no_forecast(given: Federation) -> None:
     short = with_values(EXPERIMENT, {"run.rounds": 3})
-    found = advise(short, federation=given, model=model(2), budget=0.15)
+    found = advice_on(short, federation=given, model=model(2), budget=0.15)
     assert found.doubt == "no forecast"
     said = words.advice_answer(found)
     assert "1 of 3 rounds" in said
@@ -204,7 +204,7 @@ def test_one_round_is_no_forecast(given: Federation) -> None:
     assert words.MORE_EPOCHS.format(epochs="3 epochs", alone=1) in more
     assert not words.commands(found, Path("a.toml"))[0].startswith("strata run")
     assert words.clients_title(found) not in words.advice_page(found, Path("a.toml"))
-    assert advise(short, federation=given, model=model(2), budget=budget).tryout.forecast
+    assert advice_on(short, federation=given, model=model(2), budget=budget).tryout.forecast
 
 
 def _named(name: str, advice: Advice) -> Result:
@@ -219,18 +219,18 @@ def rare(x: np.ndarray) -> np.ndarray:
 def test_if_answers_show_nothing_probabilities_are_compared() -> None:
     slow = with_values(EXPERIMENT, {"train.lr": 0.05})
     given = federation(rare, clients=12, samples=60)
-    found = advise(slow, federation=given, model=model(2))
+    found = advice_on(slow, federation=given, model=model(2))
     assert found.tryout.switched
     assert found.experiment.evaluate.metric == found.metric.name == "auroc"
     assert words.SWITCHED.format(metric="AUROC") in words.sentences(found)
-    asked = advise(with_values(slow, {"evaluate.metric": "balanced_accuracy"}), federation=given, model=model(2))
+    asked = advice_on(with_values(slow, {"evaluate.metric": "balanced_accuracy"}), federation=given, model=model(2))
     assert asked.doubt == "nothing learned"
     assert words.advice_answer(asked).endswith(words.TRY_AUROC)
 
 
 @pytest.mark.slow
 def test_numbers_are_judged_by_their_error() -> None:
-    found = advise(EXPERIMENT, federation=federation(numbers, validation=0.0), model=model(1))
+    found = advice_on(EXPERIMENT, federation=federation(numbers, validation=0.0), model=model(1))
     assert found.metric.name == "mse"
     assert "fedprior" not in {each.method for each in found.comparable}
     assert sum(each.validation_samples for each in found.clients) > 10  # taken from training samples
@@ -238,15 +238,15 @@ def test_numbers_are_judged_by_their_error() -> None:
 
 def test_what_cannot_be_advised_on_is_refused() -> None:
     with pytest.raises(DataError, match=r"1 client .*data\.client"):
-        advise(EXPERIMENT, federation=federation(labels, clients=1), model=model(2))
+        advice_on(EXPERIMENT, federation=federation(labels, clients=1), model=model(2))
     same = replace(federation(labels), y=torch.zeros(120, dtype=torch.int64), classes=1)
     with pytest.raises(DataError, match=f"'{same.name}'"):
-        advise(EXPERIMENT, federation=same, model=model(1))
+        advice_on(EXPERIMENT, federation=same, model=model(1))
     with pytest.raises(RecordError, match=r"budget .* not 0"):
-        advise(EXPERIMENT, federation=federation(labels), model=model(2), budget=0)
+        advice_on(EXPERIMENT, federation=federation(labels), model=model(2), budget=0)
     short = with_values(EXPERIMENT, {"run.rounds": 1})
     with pytest.raises(RecordError, match=r"run\.rounds = 1"):
-        advise(short, federation=federation(labels), model=model(2))
+        advice_on(short, federation=federation(labels), model=model(2))
 
 
 @pytest.mark.nightly

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.algorithms.methods import KINDS, METHODS
-from stratafl.cli import main, workers
+from stratafl.cli import main
 from stratafl.cli.list_command import catalogue
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.experiment import Experiment, with_values
@@ -37,7 +37,7 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.models import MODELS
 from stratafl.recipes import recipe_names
 from stratafl.report import INCOMPARABLE
-from stratafl.runs import Run
+from stratafl.runs import Run, workers
 from stratafl.runs.json_files import Journal, read_lines
 from stratafl.testing import laws
 
@@ -708,7 +708,7 @@ def test_a_comparison_is_finished_if_all_its_processes_are(tmp_path, monkeypatch
 
     monkeypatch.setattr(workers, "_worker", worker)
     crew = workers.Crew(tmp_path, NO_TRUST, "strata resume", 2)
-    assert workers.share(crew, SimpleNamespace(asked=False), {}) is finished
+    assert workers.share(crew, {}, print, lambda: False) is finished
 
 
 @pytest.mark.slow

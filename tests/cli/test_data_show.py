@@ -206,3 +206,15 @@ def test_a_picture_with_control_characters_in_names_is_xml(strata, place):
     drawn = (place / "own.svg").read_text(encoding="utf-8")
     ElementTree.fromstring(drawn)
     assert "\x1b" not in drawn
+
+
+def test_a_line_for_each_column_of_a_table(strata, place):
+    lines = [f"p{n},{'ab'[n % 2]},{n % 5 or ''},{'xyz'[n % 3]},{n % 2}" for n in range(40)]
+    (place / "own.csv").write_text("\n".join(["id,site,dose,ward,label", *lines]))
+    unlabelled = strata("data", "show", "own.csv", "--set", "data.label=dead")
+    assert (unlabelled.code, [row[:2] for row in rows(unlabelled.out)][1]) == (2, ["site", "category"])
+    result = strata("data", "show", "own.csv", "--set", "data.client=site")
+    assert (result.code, result.err) == (0, "")
+    listed = {row[0]: row[1:] for row in rows(result.out)}
+    assert [listed[name][0] for name in ("id", "dose", "ward")] == ["identifier", "number", "category"]
+    assert (listed["dose"][1], "flag" in listed["dose"][2], "'x', 'y', 'z'" in listed["ward"][2]) == ("20%", True, True)

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from stratafl.cli import display
 from stratafl.cli.console import result_console, show_warnings, svg_picture
-from stratafl.cli.display import Display, DisplayedRun
+from stratafl.cli.display import Display
 from stratafl.errors import DataError, UnknownNameError, printable, shown, unknown
 from stratafl.report.page import in_script
 from stratafl.report.report_tables import as_csv, escaped
+from stratafl.runs.advancing import DisplayedRun
 
 EVIL = "a\x1b[31m\x07b\x9b2Jc\u202ed\ne\r\x00"
 PLAIN = "a\\x1b[31m\\x07b\\x9b2Jc\\u202ed\\x0ae\\x0d\\x00"

@@ -9,9 +9,9 @@ import pytest
 from cli_helpers import SMALL, TINY, checked_line, snapshot
 
 import stratafl
-from stratafl.cli import workers
 from stratafl.config.trust import typed
 from stratafl.errors import TrustError
+from stratafl.runs import workers
 
 CANARY = """
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_a_comparison_of_a_configuration_imports_nothing(strata, place, canary):
 
 def test_the_processes_of_a_comparison_are_trusted_with_what_was_typed_alone(tmp_path, monkeypatch):
     commands = []
-    monkeypatch.setattr("stratafl.cli.workers.subprocess.Popen", lambda command, **_: commands.append(command))
+    monkeypatch.setattr("stratafl.runs.workers.subprocess.Popen", lambda command, **_: commands.append(command))
     for trust in (typed(["canary:method"]), typed([], True)):
         workers._worker(workers.Crew(tmp_path, trust, "", 2), tmp_path / "log")
     narrow, wide = commands

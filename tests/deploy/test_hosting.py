@@ -31,8 +31,8 @@ from stratafl.deploy.courier import REFUSED, Delivered
 from stratafl.deploy.hosting import AGREED, SERVER, Hosting, _score
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.messages import content_of, read_content
+from stratafl.deploy.processes import SITE_FOLDER
 from stratafl.deploy.serving import checked_log, forget_site
-from stratafl.deploy.site_processes import FOLDER
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, WireError
 from stratafl.execute.exchange import read_site, site_folder, state_form
@@ -387,7 +387,7 @@ def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
     file, _, sites = prepared(tmp_path)
     table = tmp_path / "b.csv"
     table.write_text(table.read_text().replace("\n", "\nJane Roe HIV+,1,1,1,1,1,1,1,3\n", 1))
-    monkeypatch.setenv(FOLDER, str(sites["b"]))
+    monkeypatch.setenv(SITE_FOLDER, str(sites["b"]))
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     member = SiteMember(sites["b"], "b", str(table))
     asked = SimpleNamespace(content=content_of({"federation": file.deploy.name}, b""))

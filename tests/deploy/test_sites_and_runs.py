@@ -28,6 +28,7 @@ from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.host import RESTARTS, RestartedProcess
 from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus
 from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
+from stratafl.deploy.tasks import pause_after
 from stratafl.errors import DeployError
 
 
@@ -377,3 +378,7 @@ def test_a_key_that_was_unregistered_is_refused_with_what_to_do(control: Control
 
 def test_a_pair_names_its_files() -> None:
     assert Pair(Path("a.key"), Path("a.pub")).public == Path("a.pub")
+
+
+def test_a_task_is_asked_for_less_often_the_longer_none_came() -> None:
+    assert [pause_after(waited) for waited in (0.0, 2.0, 5.0, 3600.0)] == [0.2, 0.2, 0.5, 1.0]

@@ -124,12 +124,6 @@ def test_a_buffer_that_is_not_saved_is_no_column():
     assert list(columns(module)) == ["0.weight", "0.bias", "0.kept"]
 
 
-def test_a_frozen_parameter_is_refused_with_the_way_to_freeze_it():
-    module = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
-    with pytest.raises(ModelError, match=r"'0\.weight'"):
-        describe(module)
-
-
 def test_two_layers_of_one_name_in_an_extended_model_are_refused():
     module = nn.Sequential()
     module.inner = nn.Sequential()

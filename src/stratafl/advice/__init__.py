@@ -4,6 +4,6 @@
 validation samples, `advice` decides, and `advice_text` says it. It stands on `report`; only `cli` imports it.
 """
 
-from stratafl.advice.advice import BUDGET, Advice, Expectation, advise
+from stratafl.advice.advice import BUDGET, Advice, Expectation, advice_on
 
-__all__ = ["BUDGET", "Advice", "Expectation", "advise"]
+__all__ = ["BUDGET", "Advice", "Expectation", "advice_on"]

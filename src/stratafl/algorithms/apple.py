@@ -97,11 +97,15 @@ class Weigh(Mix):
         start = torch.where(is_own.any(1, keepdim=True), others.masked_fill(is_own, own_weight), p_0)
         p = torch.where(met[:, None] > 0, p, start)
 
-        r, until = rnd.schedule[0], self.until * rnd.schedule[1]
-        pull = 2 * self.strength * (Cosine()(r, until) if r < until else 0.0)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
+        pull = 2 * self.strength * self.pace(*rnd.schedule)  # ∂/∂p of λ(r)·μ·‖p − p_0‖²
         ones = torch.ones_like(met)
         numbers = {"pull": pull * ones[:, None], "core_speed": ones / own_weight if self.scaled else ones, "met": ones}
         return {"p": p, "p_0": p_0, "is_own": is_own.to(p.dtype), **numbers}
+
+    def pace(self, t: int, rounds: int) -> float:
+        """λ(r), which depends on the number of rounds."""
+        until = self.until * rounds
+        return Cosine()(t, until) if t < until else 0.0
 
 
 @record

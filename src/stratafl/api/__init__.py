@@ -8,9 +8,16 @@ basel.model                    that model, an nn.Module that takes preprocessed 
 basel.predictor                the model with its preprocessing: it takes raw samples, as predict does
 basel.export("basel.onnx")     or .safetensors
 fitted.metric("auroc")         of all clients' models on their test samples; also your own f(y_true, y_score)
+
+result = stratafl.compare("local,fedavg,fedper", clients, model)    the command of this name; also tune and advise
 """
 
-from stratafl.api.fitted import Fitted, FittedClient, Guarded
+from stratafl.api.advising import advise
+from stratafl.api.comparing import compare, tune
+from stratafl.api.fitted import Fitted, FittedClient
 from stratafl.api.fitting import fit, load
+from stratafl.api.guarded import Guarded
+from stratafl.api.results import AdviceResult, BestMethod, ComparisonResult, TuningResult
 
-__all__ = ["Fitted", "FittedClient", "Guarded", "fit", "load"]
+__all__ = ["AdviceResult", "BestMethod", "ComparisonResult", "Fitted", "FittedClient", "Guarded", "TuningResult"]
+__all__ += ["advise", "compare", "fit", "load", "tune"]

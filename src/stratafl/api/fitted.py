@@ -1,37 +1,51 @@
 """A trained federation: every client's model, its predictions and metrics, and the guard's choice."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stratafl.api.added import AddedClient, personalised
+from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
+from stratafl.api.saved import SavedParts, write_folder
+from stratafl.api.training import Callback, TrainingRun, watchers
 from stratafl.config.metric_choice import metric_for
-from stratafl.config.setting_tables import EvaluateTable
+from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
-from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, in_columns, plain_tensor
-from stratafl.errors import DataError, ModelError, RunError, shown, unknown
-from stratafl.evaluation.candidates import EPOCHS, GuardCandidates, GuardedModels, alone_like, guarded, local_descent
+from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
+from stratafl.data.builders import client_like
+from stratafl.data.federation import Federation
+from stratafl.data.preprocessing import Preprocessing
+from stratafl.data.sample_format import SampleFormat
+from stratafl.data.splitting import SplitPlan
+from stratafl.errors import CallbackError, DataError, ModelError, RunError, shown, unknown
+from stratafl.evaluation.candidates import EPOCHS
+from stratafl.evaluation.cross_site import cross_site
 from stratafl.evaluation.evaluate import state_dict
-from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
-from stratafl.evaluation.trial import Trial
-from stratafl.execute import Progress, Simulation
-from stratafl.execute.drawing import filled
+from stratafl.execute import SINGLE_PROCESS, Progress, Simulation
 from stratafl.execute.tokens import check_given
-from stratafl.export import Predictor, export_model, finite_outputs
-from stratafl.runs.directory import GUARD, config_of
-from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
-from stratafl.runs.summary import DEFAULTS, evaluated, selected
+from stratafl.export import ModelFacts, Predictor, export_model, finite_outputs
+from stratafl.models import own_model
+from stratafl.report.notebook import CrossSiteResult
+from stratafl.runs.directory import config_of, stored_progress
+from stratafl.runs.distributed import trial_of
+from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
 
 HELD_OUT = ("test", "validation")
+NONE_ADDED: Mapping[int, AddedClient] = MappingProxyType({})
+MAX_NAME = 64  # letters of a new client's name
 
 
 @holder
@@ -49,6 +63,19 @@ class Fitted:
     evaluate: EvaluateTable = DEFAULTS  # what rounds were selected by, and the stage of the models that count
     selected_by: Metric | None = None  # that metric; None: as `evaluate` names it
     trust: Trust | bool = NO_TRUST
+    training: TrainingRun | None = None  # from which `train` goes on; None: as the run directory has it
+    split: SplitPlan = SplitPlan(validation=0.1)  # how the samples of a client that is added are split
+    saved: Mapping[int, Mapping[str, Tensor]] | None = None  # the clients' models, if the data was left behind
+    added: dict[int, AddedClient] = field(default_factory=dict)
+
+    @staticmethod
+    def of(training: TrainingRun, split: SplitPlan, added: Mapping[int, AddedClient] = NONE_ADDED) -> "Fitted":
+        """What a training delivers; clients that were added before get their models from its server."""
+        sim, state, selection = training.trial.sim, training.delivered, training.selection
+        again = {number: later for number, each in added.items() if (later := each.after(sim, state)) is not None}
+        facts = (sim, state, training.history, selection.line)
+        by, metric = training.evaluate, training.trial.metric
+        return Fitted(*facts, evaluate=by, selected_by=metric, training=training, split=split, added=again)
 
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
@@ -78,8 +105,14 @@ class Fitted:
 
     def title_of(self, client: int) -> str:
         """Words for a client in messages."""
-        names = self.sim.runtime.federation.client_names
-        return f"client '{shown(names[client])}'" if names else f"client {client}"
+        named = client in self.added or self.sim.runtime.federation.client_names
+        return f"client '{shown(self.name_of(client))}'" if named else f"client {client}"
+
+    def name_of(self, client: int) -> str:
+        """The name of the client of this number."""
+        if client in self.added:
+            return self.added[client].name
+        return self.sim.runtime.federation.client_name(client)
 
     def metric(
         self,
@@ -96,9 +129,9 @@ class Fitted:
         chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
         if average not in ("auto", "samples", "clients"):
             raise unknown("average", average, ("auto", "samples", "clients"))
-        held_out = self.predictions(split)
         if client is not None:
-            return held_out.of(self.number_of(client)).value(chosen)
+            return self._held_out(client, split).value(chosen)
+        held_out = self.predictions(split)
         usual = "samples" if chosen.pooled else "clients"
         if chosen.name == self.evaluate.metric and self.evaluate.average != "auto":
             usual = self.evaluate.average
@@ -106,27 +139,48 @@ class Fitted:
 
     def confusion(self, client: int | str | None = None, split: str = "test") -> Tensor:
         """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
-        held_out = self.predictions(split)
-        return (held_out if client is None else held_out.of(self.number_of(client))).confusion()
+        return (self.predictions(split) if client is None else self._held_out(client, split)).confusion()
 
     def predictions(self, split: str = "test") -> Predictions:
         """What every client's own model gives for its own samples of a split, `test` or `validation`.
 
-        It is the model at the stage that counts (`evaluate.stage`); after training as it is deployed, since models
-        right after training are not kept.
+        It is the model at the stage that counts; where that is `trained` as deployed, since no state holds the other.
         """
+        self._check_scored(split)
+        return predictions(self.sim, self.progress, torch.arange(self.clients), split, self.stage)
+
+    def _held_out(self, client: int | str, split: str) -> Predictions:
+        """The predictions of one client's model for its own samples of a split."""
+        number = self.number_of(client)
+        if number not in self.added or split not in HELD_OUT:
+            return self.predictions(split).of(number)
+        return self.added[number].predictions(self.progress, split, self.stage)
+
+    def _check_scored(self, split: str) -> None:
         if split not in HELD_OUT:
             raise unknown("split", split, HELD_OUT)
-        return predictions(self.sim, self.progress, torch.arange(self.clients), split, self._stage)
+        if self.saved is not None:
+            raise DataError("a saved folder has no samples to score: use predict, or `history` with its scores")
+
+    def cross_site(
+        self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
+    ) -> CrossSiteResult:
+        """A metric, by default the run's own, of every client's model on every client's samples (docs/report.md)."""
+        self._check_scored(split)
+        ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
+        usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        chosen = usual if metric is None else named_metric(metric)
+        return CrossSiteResult.of(cross_site(self.sim, self.progress, chosen, ids, split, self.stage), chosen)
 
     @property
-    def _stage(self) -> str:
+    def stage(self) -> str:
+        """The stage of the models that are scored."""
         return "deployed" if self.evaluate.stage == "trained" else self.evaluate.stage
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """What the data calls the clients, or their numbers as text."""
-        return tuple(map(self.sim.runtime.federation.client_name, range(self.clients)))
+        """What the data calls the clients, or their numbers as text; those that were added come last."""
+        return tuple(map(self.name_of, (*range(self.clients), *self.added)))
 
     def client(self, client: int | str) -> "FittedClient":
         """A client by its name or its number, with its own model."""
@@ -137,10 +191,11 @@ class Fitted:
         if isinstance(client, str):
             if client not in self.client_names:
                 raise unknown("client", client, self.client_names)
-            return self.client_names.index(client)
+            numbers: list[int] = [*range(self.clients), *self.added]
+            return numbers[self.client_names.index(client)]
         if not isinstance(client, int):
             raise DataError(f"client must be a name or a whole number from 0 to {self.clients - 1}, not {client!r}")
-        if not 0 <= client < self.clients:
+        if not 0 <= client < self.clients and client not in self.added:
             raise DataError(f"there is no client {client}: the {self.clients} clients are numbered from 0")
         return client
 
@@ -162,76 +217,124 @@ class Fitted:
         federation = self.sim.runtime.federation
         return tuple(map(federation.class_name, range(federation.classes or 0)))
 
-    # Older forms of what `client(…)` gives; they stay.
+    # Going on
+
+    def train(
+        self,
+        rounds: int,
+        *,
+        patience: int | Literal["as before"] | None = "as before",
+        progress: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> "Fitted":
+        """Train for further rounds, from the newest one; the result is that of training with all rounds at once.
+
+        This federation stays as it is, and so does a run directory that it was loaded from: `strata resume --rounds`
+        extends one. A method whose schedule or phases depend on the number of rounds is refused. `patience`, `progress`
+        and `callbacks` are those of `fit`.
+        """
+        training = self._training()
+        wanted = training.stop.patience if patience == "as before" else patience
+        further = training.for_more(rounds, wanted)
+        return trained(further, watchers(callbacks, progress, further), self.split, self.added)
+
+    def _training(self) -> TrainingRun:
+        if self.training is not None:
+            return self.training
+        if self.folder is None or self.saved is not None:
+            raise RunError(
+                "this federation has no training samples, so it cannot be trained further: keep what fit() returned, "
+                "or the run directory"
+            )
+        experiment = config_of(self.folder)
+        newest, lines = stored_progress(self.folder, self.sim, "newest")
+        best, _ = stored_progress(self.folder, self.sim, "selected")
+        trial = trial_of(experiment, self.sim, SINGLE_PROCESS, self.trust)
+        selection = Selection.of(lines, experiment.evaluate, best)
+        return TrainingRun(trial, experiment.evaluate, newest, experiment.stop, lines, selection)
+
+    def add_client(self, name: str, x: Any, y: Any = None) -> "FittedClient":
+        """Personalise for a client that never took part, by its own samples; the other clients stay as they are.
+
+        The model is the one that a simulation gives a new client after this round. `x` and `y` are as in `fit`, or `x`
+        alone is a `Dataset` or the client's splits. Its samples are split as the others' are.
+        """
+        number = self.next_number(name)
+        form = SampleFormat.of(self.sim.runtime.federation)
+        return self.admit(client_like(x if y is None else (x, y), form, self.split, name, number))
+
+    def admit(self, samples: Federation) -> "FittedClient":
+        """Add a client whose samples are a federation of their own, which has its name."""
+        name = samples.client_name(0)
+        number = self.next_number(name)
+        self.added[number] = personalised(self.sim, self.progress, samples, name, number)
+        return self.client(number)
+
+    def next_number(self, name: str) -> int:
+        """The number that a new client of this name gets."""
+        if not (isinstance(name, str) and name.strip() == name and name.isprintable() and 0 < len(name) <= MAX_NAME):
+            raise DataError(f"'{shown(name)}' is not a name of a client: give 1 to {MAX_NAME} printable letters")
+        if name in self.client_names:
+            raise DataError(f"there is a client '{shown(name)}' already: give the new client a name of its own")
+        return max([self.sim.runtime.federation.clients - 1, *self.added]) + 1
+
+    def save(self, folder: str | Path) -> Path:
+        """Write all clients' models and what new clients need to a new folder, without any sample.
+
+        `stratafl.load` reads it on any machine. If the model is a class of your own, `load` needs it:
+        `load(folder, model=…)`.
+        """
+        models = {number: self.client(number).state for number in range(self.clients)}
+        data = config_of(self.folder).data if self.folder is not None and self.saved is None else DataTable()
+        what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added, data)
+        return write_folder(Path(folder), SavedParts(*what))
+
+    # Deprecated forms of what `client(…)` gives
 
     def model(self, client: int | str) -> nn.Module:
-        """`client(client).model`."""
+        """Deprecated: `client(client).model`."""
+        _deprecated("model(client)", "client(client).model")
         return self.client(client).model
 
     def predictor(self, client: int | str) -> Predictor:
-        """`client(client).predictor`."""
+        """Deprecated: `client(client).predictor`."""
+        _deprecated("predictor(client)", "client(client).predictor")
         return self.client(client).predictor
 
     def outputs(self, client: int | str, x: Array) -> Tensor:
-        """`client(client).outputs(x)`."""
+        """Deprecated: `client(client).outputs(x)`."""
+        _deprecated("outputs(client, x)", "client(client).outputs(x)")
         return self.client(client).outputs(x)
 
     def predict(self, client: int | str, x: Array) -> Tensor:
-        """The class of each raw sample as a number, which `classes` names; or for a regression the model's output."""
-        outputs = self.outputs(client, x)
+        """Deprecated: `client(client).predict(x)`, which gives classes by name; this gives their numbers."""
+        _deprecated("predict(client, x)", "client(client).predict(x)")
+        outputs = self.client(client).outputs(x)
         return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
 
     def export(self, client: int | str, path: str | Path) -> Path:
-        """`client(client).export(path)`."""
+        """Deprecated: `client(client).export(path)`."""
+        _deprecated("export(client, path)", "client(client).export(path)")
         return self.client(client).export(path)
 
     # The guard
 
-    def guard(self, epochs: int = EPOCHS) -> "Guarded":
+    def guard(self, epochs: int = EPOCHS) -> Guarded:
         """Train local models, and let each client choose between those, its own model and fine-tuned ones.
 
         It takes as long as training did, and chooses on validation samples. `epochs` are those of fine-tuning, with the
         learning rate of the run that was loaded, or else of the method's own training.
         """
-        stored = None if self.folder is None else config_of(self.folder)
-        if stored is None and extended(self.sim):
-            raise ModelError(
-                "guard() cannot train the model alone, because this method adds layers to it: use "
-                "'strata run --guard', and load that run"
-            )
-        train = local_descent(self.sim.algorithm) if stored is None else stored.train
-        alone = alone_like(self.sim, train) if stored is None else companion(self.sim, stored, self.trust)
-        trial = Trial(self.sim)
-        metric = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
-        best = run_to_end(train_alone(Trial(alone, metric=metric), self.evaluate, self.sim.setup.rounds))
-        candidates = GuardCandidates(self.sim, self.progress, alone, best, train, self._stage, epochs)
-        return Guarded(guarded(candidates, trial.ids, trial.splits, metric))
+        if self.saved is not None:
+            raise DataError("a saved folder has no samples, so the guard cannot choose: call guard() before save()")
+        return choose_models(self, epochs)
 
     def guarded(self, client: int | str) -> nn.Module:
         """The model that a client takes in a run with `--guard`, in evaluation mode.
 
         The guard chooses among the models of the selected round, so models of another round are refused.
         """
-        if self.folder is None or not (self.folder / GUARD).exists():
-            raise RunError("this run has no guard: load one that was started with --guard, or call guard()")
-        record = read_guard(self.folder)
-        if record.round != self.round:
-            raise RunError(
-                f"the guard chose among the models of round {record.round}, but these are of round {self.round}: "
-                "load the run without round='newest'"
-            )
-        client = self.number_of(client) if isinstance(client, str) else client
-        if client not in record.choices:
-            raise DataError(
-                f"client {client!r} has no chosen model: give one of the clients {first_few(record.choices)}"
-            )
-        name, experiment = record.choices[client].candidate, config_of(self.folder)
-        if name == SAFE:
-            sim = companion(self.sim, experiment, self.trust) if extended(self.sim) else self.sim
-            return _module(sim, local_model(self.folder, client))
-        train, stage = experiment.train, experiment.evaluate.stage
-        candidates = GuardCandidates(self.sim, self.progress, train=train, stage=stage, epochs=record.epochs)
-        return _module(self.sim, _only_row(candidates.rows(name, torch.tensor([client]))))
+        return stored_choice(self, self.number_of(client) if isinstance(client, str) else client)
 
 
 @holder
@@ -246,30 +349,45 @@ class FittedClient:
 
     @property
     def name(self) -> str:
-        return self.fitted.sim.runtime.federation.client_name(self.number)
+        return self.fitted.name_of(self.number)
 
-    @property
+    @cached_property
+    def state(self) -> Mapping[str, Tensor]:
+        """The tensors of the model by name."""
+        fitted, number = self.fitted, self.number
+        if number in fitted.added:
+            return fitted.added[number].state
+        return state_dict(fitted.sim, fitted.progress, number) if fitted.saved is None else fitted.saved[number]
+
+    @cached_property
     def model(self) -> nn.Module:
-        """The model in evaluation mode; it takes samples as training does, scaled and standardised."""
-        sim = self.fitted.sim
-        return _module(sim, state_dict(sim, self.fitted.progress, self.number))
+        """Your own module in evaluation mode, yours to change; it takes samples scaled and standardised."""
+        return own_model(module_of(self.fitted.sim, self.state))
 
-    @property
+    @cached_property
     def predictor(self) -> Predictor:
         """The model with its preprocessing, as one module that takes raw samples.
 
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
+        Clients share its frozen tensors, so change `model` instead.
         """
-        runtime = self.fitted.sim.runtime
-        return Predictor(self.model, runtime.federation.preprocessing.of(self.number), runtime.dtype)
+        module = module_of(self.fitted.sim, self.state, light=True)
+        return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is done to its raw samples."""
+        if self.number in self.fitted.added:
+            return self.fitted.added[self.number].preprocessing
+        return self.fitted.sim.runtime.federation.preprocessing.of(self.number)
 
     def outputs(self, x: Array) -> Tensor:
         """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
 
-        Columns of a DataFrame are taken by name, where the data has names for them.
+        Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        samples = federation.preprocessing.raw(plain_tensor(in_columns(x, federation.column_names, "x"), "x"))
+        samples = _raw_samples(federation, x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -305,52 +423,37 @@ class FittedClient:
         preprocessing of samples and outputs as JSON (`preprocessing`).
         """
         target = Path(path)
-        export_model(self.predictor, target, self.fitted.title_of(self.number))
+        form = SampleFormat.of(self.fitted.sim.runtime.federation)
+        export_model(self.predictor, target, ModelFacts.of(self.name, form), self.fitted.title_of(self.number))
         return target
 
 
-@holder
-class Guarded:
-    """A trained federation in which each client has chosen its model on its validation samples."""
-
-    models: GuardedModels
-
-    def _about(self) -> str:
-        counts = Counter(choice.candidate for choice in self.choices.values())
-        return ", ".join(f"{count} {name}" for name, count in counts.most_common())
-
-    @property
-    def choices(self) -> Mapping[int, Choice]:
-        """What each client takes, with the gain and standard error of every candidate."""
-        return self.models.choices
-
-    @property
-    def accuracy(self) -> float:
-        """Test accuracy of the chosen models over all samples."""
-        if "test" not in self.models.all_predictions or not self.models.predictions("test").labelled:
-            raise DataError("there is no test accuracy: the federation has no labelled test samples")
-        return float(self.models.predictions("test").hits().double().mean())
-
-    def model(self, client: int) -> nn.Module:
-        """The model that a client takes, in evaluation mode."""
-        if client not in self.choices:
-            raise DataError(f"client {client!r} has no chosen model: give one of the clients {first_few(self.choices)}")
-        local = self.choices[client].candidate == SAFE
-        sim = self.models.candidates.alone if local else self.models.candidates.sim
-        assert sim is not None  # it was trained to choose
-        return _module(sim, _only_row(self.models.rows(client)))
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"fitted.{old} is deprecated: use fitted.{new}", DeprecationWarning, stacklevel=3)
 
 
-def _module(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:
-    assert sim.template is not None  # every assembled simulation has one
-    return filled(sim.template, state)
+def trained(
+    training: TrainingRun,
+    callbacks: Sequence[Callback],
+    split: SplitPlan,
+    added: Mapping[int, AddedClient] = NONE_ADDED,
+) -> Fitted:
+    """What a training delivers at its end; a callback that raises does not lose what was trained before."""
+    try:
+        return Fitted.of(training.to_end(callbacks), split, added)
+    except CallbackError as error:
+        error.fitted = Fitted.of(error.fitted, split, added)
+        raise
+    finally:
+        training.trial.sim.runtime.close()
 
 
-def _only_row(rows: Rows) -> dict[str, Tensor]:
-    return {name: block[0].clone() for name, block in rows.items()}
-
-
-def first_few(ids: Iterable[int]) -> str:
-    """The first of these numbers."""
-    listed = sorted(ids)
-    return ", ".join(map(str, listed[:8])) + (", …" if len(listed) > 8 else "")
+def _raw_samples(federation: Federation, x: Any) -> Tensor:
+    """Samples as the data has them; a row of a table of more than numbers as its codes."""
+    table = federation.table
+    if table is not None:
+        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    if federation.text is not None:
+        x = federation.text.coded(x)
+    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
+    return federation.preprocessing.raw(plain_tensor(values, "x"))

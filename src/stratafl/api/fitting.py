@@ -1,7 +1,7 @@
-"""Training on a person's own samples and module, and loading what a run left."""
+"""TrainingRun on a person's own samples and module, and loading what a run left."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -9,7 +9,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from stratafl.api.fitted import Fitted
+from stratafl.api.added import read_added
+from stratafl.api.fitted import Fitted, trained
+from stratafl.api.saved import is_saved, read_folder
+from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
+from stratafl.config.assemble import split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import Trust
@@ -17,15 +21,13 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.data import Federation
 from stratafl.data.builders import Clients, from_objects, with_standardised
 from stratafl.data.reading import is_table
-from stratafl.errors import DataError, ModelError, RecordError, check_known, unknown
-from stratafl.evaluation.flags import Notices
-from stratafl.evaluation.measure import Line
+from stratafl.data.splitting import SplitPlan
+from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
-from stratafl.execute import Progress, simulation
+from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
-from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, selected_line
-from stratafl.runs.summary import Selection
+from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
 
 log = logging.getLogger("stratafl")
 
@@ -43,6 +45,9 @@ def fit(
     seed: int = 0,
     evaluate_every: int = 1,
     metric: str | Callable[..., object] = "auto",
+    patience: int | None = None,
+    progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     device: str = "auto",
     **options: Any,
 ) -> Fitted:
@@ -59,6 +64,10 @@ def fit(
     `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
     samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
     60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
+
+    With `patience`, training ends after that many evaluations without a gain of 0.005 on validation samples. `progress`
+    prints every round. Each of the `callbacks` is called with the line of every round, as `fitted.history` has it;
+    training ends if one of them returns True.
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
@@ -72,23 +81,9 @@ def fit(
     sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
-    try:
-        state, history, line = _trained(trial, evaluate)
-    finally:
-        sim.runtime.close()
-    return Fitted(sim, state, history, line, evaluate=evaluate, selected_by=chosen)
-
-
-def _trained(trial: Trial, evaluate: EvaluateTable) -> tuple[Progress, list[Line], Line | None]:
-    """The state after the selected round, or after the last one if none is; all lines; the line of that round."""
-    progress, history, selection, notices = trial.sim.start(), list[Line](), Selection(), Notices()
-    while progress.t < trial.rounds:
-        progress, entry = trial.round(progress)
-        history.append(entry.round)
-        selection = selection.after(entry.round, progress, evaluate)
-        for notice in notices.of(history):
-            log.warning("%s", notice)
-    return selection.progress or progress, history, selection.line
+    training = TrainingRun(trial, evaluate, sim.start(), stop_after(patience, trial))
+    plan = SplitPlan(validation, test, seed=seed, split=split)
+    return trained(training, watchers(callbacks, progress, training), plan)
 
 
 def _standardised(federation: Federation, normalise: str) -> Federation:
@@ -125,16 +120,35 @@ def _evaluation(metric: str | Callable[..., object], federation: Federation) -> 
     return EvaluateTable(metric=chosen.name, average="samples" if chosen.pooled else "clients"), chosen
 
 
-def load(folder: str | Path, *, round: str = "selected", device: str = "auto", trust: bool = False) -> Fitted:
-    """Load a run directory: the models after its selected round, and the metrics of all rounds.
+def load(
+    folder: str | Path,
+    *,
+    round: str = "selected",
+    device: str = "auto",
+    trust: bool = False,
+    model: ModelSource | None = None,
+    algorithm: Algorithm | None = None,
+) -> Fitted:
+    """Load what `Fitted.save` wrote, or a run directory: the models after its selected round, and all metrics.
 
-    `round="newest"` gives the models of the newest checkpoint, from which `strata resume` continues. `device="auto"` is
-    the device of the run, or the CPU if this machine does not have it. If the run uses a model or a method of your own
-    (`package.module:name`), loading it runs that code: allow it with `trust=True`. You may load a run while it is still
-    running.
+    A saved folder needs no data. If its model is a class of your own, give it: `model=Net()`. The same holds for
+    `algorithm`.
+
+    Of a run directory, `round="newest"` gives the models of the newest checkpoint, from which `strata resume`
+    continues. `device="auto"` is the device of the run, or the CPU if this machine does not have it. If the run uses a
+    model or a method of your own (`package.module:name`), loading it runs that code: allow it with `trust=True`. You
+    may load a run while it is still running.
     """
     place = Path(folder)
+    if is_saved(place):
+        parts = read_folder(place, device, model, algorithm)
+        which = (parts.sim, parts.progress, parts.history, parts.selected, place, parts.evaluate)
+        return Fitted(*which, split=parts.split, saved=parts.models, added=parts.added)
+    if model is not None or algorithm is not None:
+        raise RunError(f"model and algorithm are for saved folders, and '{place}' is none: leave them out")
+    refuse_runs(place)
     sim, progress, lines = read_run(place, round, device, trust)
     evaluate, counts = config_of(place).evaluate, selected_line(place, lines)
     trusted = Trust.of(trust).asked_by(place / CONFIG, environment_of(place).get("folder"))
-    return Fitted(sim, progress, lines, counts, place, evaluate, trust=trusted)
+    added, plan = read_added(place, sim, progress.t), split_plan(config_of(place))
+    return Fitted(sim, progress, lines, counts, place, evaluate, trust=trusted, split=plan, added=added)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class EngineRun:
     ) -> None:
         begin = time.perf_counter()
         self.device = torch.device(device)
-        algorithm, module = bench_method(name, workload.batch, workload.clients), partial(BenchModel.module, model)
+        algorithm, module = bench_method(name, workload.batch, workload.clients), model.module
         share, limit = workload.cohort / workload.clients, device_memory(self.device) // 2
         where: dict[str, Any] = {"device": device, "engine": engine, "speed": speed, "memory_limit": limit}
         self.sim = simulation(algorithm, federation, module, rounds=ROUNDS, participation=share, **where)

@@ -7,17 +7,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from stratafl.advice import Advice, advice_text, advise
+from stratafl.advice import Advice, advice_on, advice_text
 from stratafl.advice.advice_files import CONFIG, write_advice
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.cli.interrupt import INTERRUPTED
-from stratafl.cli.run_command import unused_run_folder
 from stratafl.config.experiment import paths_in, with_values
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import typed
 from stratafl.errors import RunError
 from stratafl.files import check_new
+from stratafl.runs.directory import unused_run_folder
 
 ROWS = 40  # of clients that are listed
 
@@ -41,7 +41,7 @@ def give_advice(
             progress.update(task, description=f"trying {name}", completed=min(spent, allowed), total=allowed)
 
         try:
-            advice = advise(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
+            advice = advice_on(experiment, budget=budget, caution=caution, trust=trusted, watch=watch)
         except KeyboardInterrupt:
             progress.stop()
             console.print("stopped before an answer was found: nothing was written")

@@ -65,9 +65,11 @@ def run(
     return start_run(options, algorithm)
 
 
-@app.command(epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]")
+@app.command(
+    "compare", epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]"
+)
 @with_options
-def compare(
+def compare_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 5,
@@ -85,9 +87,9 @@ def compare(
     return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
 
 
-@app.command(epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
+@app.command("tune", epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
 @with_options
-def tune(
+def tune_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
     trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
@@ -138,16 +140,22 @@ def advise_(
 @app.command("resume", epilog="Example: [bold]strata resume runs/first[/]")
 def resume_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
+    rounds: Annotated[
+        int | None, option("--rounds -r N", "Of a run: rounds in all, more than it was started with.")
+    ] = None,
     jobs: Jobs = None,
     trust: Trust = False,
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
-    """Continue a run, comparison or tuning where it stopped; the result is the same."""
+    """Continue a run, comparison or tuning where it stopped; the result is the same.
+
+    With --rounds a run goes on beyond its end, as if it had been started with that many rounds.
+    """
     from stratafl.cli.compare_command import resume_directory
     from stratafl.config.trust import typed as trust_in
 
-    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust))
+    return resume_directory(folder, jobs, worker, trust_in(typed or [], trust), rounds)
 
 
 @app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
@@ -276,14 +284,30 @@ def predict(
 @app.command(epilog="Example: [bold]strata export runs/first --client Basel -o basel.onnx[/]")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
-    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
+    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file, or a folder for a PEFT adapter.")],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's own model as ONNX or safetensors."""
+    """Write a client's own model as ONNX or safetensors, or its PEFT adapter as a folder."""
     from stratafl.cli.predict_command import export_client_model
 
     export_client_model(folder, client, out, trust)
+
+
+@app.command("add-client", epilog="Example: [bold]strata add-client runs/first --client Chur --data chur.csv[/]")
+def add_client_(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or a saved federation.")],
+    client: Annotated[str, option("--client -c NAME", "The name of the new client.")],
+    data: Annotated[str, option("--data -d PATH", "Its samples with labels, in the format of the others.")],
+    trust: Trust = False,
+) -> None:
+    """Personalise for a client that never took part; the other clients stay as they are.
+
+    It gets the model that a simulation gives a new client. Then predict and export take its name.
+    """
+    from stratafl.cli.predict_command import add_client_to
+
+    add_client_to(folder, client, data, trust)
 
 
 # Data
@@ -314,15 +338,16 @@ def data_export(
     "show", epilog="Example: [bold]strata data show --set data.partition=classes --set data.clients=10 -o data.svg[/]"
 )
 def data_show(
+    place: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     data: Data = None,
     config: Config = None,
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.")] = None,
 ) -> None:
-    """Show which client has which samples and classes."""
+    """Show which client has which samples and classes, what columns are taken for, and what looks wrong."""
     from stratafl.cli.data_command import show_data
 
-    show_data(config, settings_of(settings, data=data), out)
+    show_data(config, settings_of(settings, data=place or data), out)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,9 +7,6 @@ trials on validation data, then its choice runs on fresh seeds.
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,37 +14,33 @@ from rich.text import Text
 
 from stratafl.cli.command_options import COMPARED, RunOptions, experiment_of, names_in
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings, titled_table
-from stratafl.cli.display import Display, DisplayedRun, Watch
-from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.report_command import REPORT, pair_lines, print_ranking, ranked_study, write_report_if_possible
-from stratafl.cli.run_command import (
-    advance_run,
-    drive,
-    print_interrupted,
-    resume_command,
-    torchrun_group,
-    unused_run_folder,
-)
-from stratafl.cli.workers import Crew, share
-from stratafl.config.experiment import names_code, paths_in
+from stratafl.cli.display import Display
+from stratafl.cli.interrupt import INTERRUPTED, interruptible
+from stratafl.cli.report_command import pair_lines, print_ranking, write_report_if_possible
+from stratafl.cli.run_command import drive, print_interrupted, resume_command, torchrun_group
+from stratafl.config.experiment import Experiment, paths_in
+from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import DATASETS
-from stratafl.errors import BusyError, RunError, counted
+from stratafl.errors import RunError, counted
 from stratafl.evaluation.guard import SAFE
-from stratafl.evaluation.measure import Line
 from stratafl.execute import ProcessGroup
 from stratafl.report import Study
 from stratafl.report.in_short import suggested_method
-from stratafl.runs import Comparison, Member, Run, is_comparison, refuse_existing
-from stratafl.runs.comparison import folder_name
-from stratafl.runs.directory import CONFIG, ROUNDS, TUNING
-from stratafl.runs.guard_files import local_beside
-from stratafl.runs.joined import JoinedRuns, usual_jobs
-from stratafl.runs.json_files import read_lines
+from stratafl.report.page import REPORT
+from stratafl.report.study import ranked_study
+from stratafl.runs import Comparison, Run, is_comparison, refuse_existing
+from stratafl.runs.advancing import advance_comparison, displayed_runs
+from stratafl.runs.directory import CONFIG, TUNING, unused_run_folder
+from stratafl.runs.extension import extend_run
+from stratafl.runs.joined import usual_jobs
+from stratafl.runs.logistic import write_baselines
+from stratafl.runs.workers import Crew, share
 from stratafl.tuning import PendingRun, Tuning, TuningPlan, advance
-from stratafl.tuning.reuse import reused, untyped_named
-from stratafl.tuning.tuning import UNTUNED, WINNERS, is_tuning, read_tuned
+from stratafl.tuning.reuse import with_tuned
+from stratafl.tuning.tuning import is_tuning, read_tuned
 from stratafl.tuning.tuning_result import HEAD, caption, remarks, result_rows, write_results
+from stratafl.tuning.worker import by_folder, displayed_trials
 
 
 def start_comparison(
@@ -70,17 +63,23 @@ def start_comparison(
             comparison = Comparison.create(folder, base, methods, seeds, typed, trusted, vary)
         else:
             methods = methods if names != COMPARED else list(read_tuned(tuned))
-            config = None if options.config is None else base
-            with untyped_named(tuned, typed) if config is None else nullcontext():
-                base, settings = reused(tuned, methods, typed, config)
-                asked = trusted.asked_by(tuned / TUNING)
-                comparison = Comparison.create(folder, base, methods, seeds, settings, asked, vary)
+            config, asked = None if options.config is None else base, trusted.asked_by(tuned / TUNING)
+
+            def create(base: Experiment, settings: Settings) -> Comparison:
+                return Comparison.create(folder, base, methods, seeds, settings, asked, vary)
+
+            comparison = with_tuned(tuned, methods, typed, config, create)
         release_warnings()
         return drive_comparison(comparison, jobs)
 
 
-def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST) -> int:
-    """Continue to the end or until it is interrupted; a `worker` is a process that `compare --jobs` started."""
+def resume_directory(
+    folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST, rounds: int | None = None
+) -> int:
+    """Continue to the end or until it is interrupted, with `rounds` in all if they are given.
+
+    A `worker` is a process that `compare --jobs` started.
+    """
     if worker:
         with show_warnings(Console(quiet=True)):  # the process that started this one has printed them
             if is_tuning(folder):
@@ -92,11 +91,17 @@ def resume_directory(folder: Path, jobs: int | None, worker: bool, trust: Trust 
             raise RunError(f"there is no folder '{folder}': give the directory of a run, a comparison or a tuning")
         if is_comparison(folder) or is_tuning(folder):
             refuse_torchrun(process_group)
+        if rounds is not None:
+            extend_run(folder, rounds, trust)
         run = Run.open(folder, process_group, trust)
         if run.finished:
             run.notes.append("this run is already finished: there is nothing to do")
         return run
 
+    if rounds is not None and (is_comparison(folder) or is_tuning(folder)):
+        raise RunError(
+            f"--rounds extends one run, and '{folder}' holds several: leave it out, or start it again longer"
+        )
     with torchrun_group() as process_group:
         if process_group.world_size > 1 or not (is_comparison(folder) or is_tuning(folder)):
             return drive(process_group, reopen, trust)
@@ -115,22 +120,19 @@ def refuse_torchrun(process_group: ProcessGroup) -> None:
 
 def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
     """Finish all runs, then print the ranking and write the report; the exit code."""
-    members, console, runs = list(comparison.members()), note_console(), list[DisplayedRun]()
-    for member in members:
-        done = len(read_lines(member.folder / ROUNDS))
-        label = f"{member.method}, seed {member.seed}: "
-        runs.append(DisplayedRun(member.method, member.experiment.run.rounds, done, label))
-    jobs = jobs or usual_jobs(len(members), members[0].experiment.run.device)
-    with Display(console, runs) as display, interruptible(console) as interrupt:
-        watches = {member.folder: display.watch(run) for member, run in zip(members, runs, strict=True)}
+    console, runs = note_console(), displayed_runs(comparison)
+    jobs = jobs or usual_jobs(len(runs), comparison.base.run.device)
+    with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
+        watches = {folder: display.watch(run) for folder, run in runs.items()}
         if jobs == 1:
-            finished = _take(members, interrupt, watches)
+            finished = advance_comparison(comparison, watches, print_note, lambda: interrupt.asked)
         else:
-            again = resume_command(comparison.folder, _names_code(members))
-            crew = Crew(comparison.folder, comparison.trust, again, min(jobs, len(members)))
-            finished = share(crew, interrupt, watches)
+            again = resume_command(comparison.folder, comparison.names_code)
+            crew = Crew(comparison.folder, comparison.trust, again, min(jobs, len(runs)))
+            finished = share(crew, watches, _print_line, lambda: interrupt.asked)
     if not finished:
-        return print_interrupted(comparison.folder, _names_code(members))
+        return print_interrupted(comparison.folder, comparison.names_code)
+    write_baselines(comparison)
     study = print_ranking([comparison.folder], details=False)
     write_report_if_possible([comparison.folder], comparison.folder / REPORT, study)
     print_next(study, comparison.folder)
@@ -157,50 +159,20 @@ def print_next(study: Study, folder: Path) -> None:
         console.print(Text.assemble("  ", command.ljust(width), (f"   {purpose}", "dim")), soft_wrap=True)
 
 
-def _names_code(members: Sequence[Member]) -> bool:
-    return any(names_code(member.experiment) for member in members)
+def _print_line(line: str) -> None:
+    note_console().print(line, markup=False)
 
 
 def take_runs(comparison: Comparison, jobs: int) -> int:
     """The work of one of several processes: runs until none is left, or until the process that started it ends."""
     parent = os.getppid()
 
-    def watch(rounds: int, history: Sequence[Line]) -> None:
-        interrupt.asked |= os.getppid() != parent
+    def is_over() -> bool:
+        return interrupt.asked or os.getppid() != parent
 
-    members = list(comparison.members())
     with interruptible(note_console(), quiet=True) as interrupt:
-        done = _take(members, interrupt, {member.folder: watch for member in members}, jobs)
+        done = advance_comparison(comparison, {}, print_note, is_over, jobs)
     return 0 if done else INTERRUPTED
-
-
-def _take(members: Sequence[Member], interrupt: Interrupt, watches: Mapping[Path, Watch], jobs: int = 1) -> bool:
-    """Finish every run that no other process works on, as many at a time as can be joined; False if interrupted."""
-    joined = JoinedRuns(len(members), jobs, members[0].experiment.run.precision)
-    stopped = list[Member]()
-
-    def work(member: Member) -> None:
-        try:
-            if interrupt.asked or not _advanced(member, joined, interrupt, watches[member.folder]):
-                stopped.append(member)
-        except BusyError:
-            return
-        except KeyboardInterrupt:
-            stopped.append(member)
-
-    try:
-        joined.drive(partial(work, member) for member in members)
-    except KeyboardInterrupt:
-        return False
-    return not stopped
-
-
-def _advanced(member: Member, joined: JoinedRuns, interrupt: Interrupt, watch: Watch) -> bool:
-    """Advance a run to its end; False if interrupted. A guard waits for local training with the same seed."""
-    with joined.opened(member.run) as run, joined.declared(member.folder, run.sim):
-        for note in run.notes:
-            print_note(f"{member.method}, seed {member.seed}: {note}")
-        return advance_run(run, interrupt, watch, lambda: joined.wait_for(local_beside(member.folder)))
 
 
 def start_tuning(options: RunOptions, names: str, plan: TuningPlan, seeds: int, jobs: int | None) -> int:
@@ -222,14 +194,15 @@ def drive_tuning(tuning: Tuning, jobs: int | None) -> int:
     console, again = note_console(), resume_command(tuning.folder, tuning.names_code)
     for sentence in plan_sentences(tuning):
         console.print(sentence, markup=False, soft_wrap=False)
-    runs = _displayed(tuning)
+    runs = displayed_trials(tuning)
     jobs = jobs or usual_jobs(len(runs), tuning.base.run.device)
     with Display(console, list(runs.values())) as display, interruptible(console) as interrupt:
         watches = {folder: display.watch(run) for folder, run in runs.items()}
         if jobs == 1:
-            finished = advance(tuning, _by_folder(watches), note_work, lambda: interrupt.asked)
+            finished = advance(tuning, by_folder(watches), note_work, lambda: interrupt.asked)
         else:
-            finished = share(Crew(tuning.folder, tuning.trust, again, jobs), interrupt, watches)
+            crew = Crew(tuning.folder, tuning.trust, again, jobs)
+            finished = share(crew, watches, _print_line, lambda: interrupt.asked)
     if not finished:
         return print_interrupted(tuning.folder, tuning.names_code)
     study = print_tuning(tuning)
@@ -289,32 +262,6 @@ def print_tuning(tuning: Tuning) -> Study:
     seeds = max(10, 2 * tuning.seeds)  # the winners' own seeds are the first of these
     console.print(Text(f"for more seeds, run: strata compare --tuned {place} --seeds {seeds}", style="dim"))
     return study
-
-
-def _displayed(tuning: Tuning) -> dict[Path, DisplayedRun]:
-    """Every run that there may be, with the rounds that it is expected to have."""
-    displayed: dict[Path, DisplayedRun] = {}
-    for search in tuning.searches:
-        method, total = search.method, search.rounds
-        for number in range(search.planned):
-            # As if the trials with the lowest numbers went on: the sum over all trials is right in any case.
-            expected = max((rung.rounds for rung in search.schedule if number < rung.trials), default=0)
-            displayed[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
-        for name in (WINNERS, UNTUNED):
-            for seed in range(tuning.base.run.seed + 1, tuning.base.run.seed + 1 + tuning.seeds):
-                place = tuning.folder / name / folder_name(method) / f"seed-{seed}"
-                displayed[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
-    for folder, run in displayed.items():
-        run.done = len(read_lines(folder / ROUNDS))
-    return displayed
-
-
-def _by_folder(watches: dict[Path, Watch]) -> Callable[[PendingRun, int, Sequence[Line]], None]:
-    def watch(work: PendingRun, rounds: int, history: Sequence[Line]) -> None:
-        if work.folder in watches:  # a trial that widens the range is not displayed
-            watches[work.folder](rounds, history)
-
-    return watch
 
 
 def note_work(work: PendingRun, message: str) -> None:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,25 @@ from torch import Tensor
 
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
-from stratafl.config.assemble import federation_of, reading_of, samples_of
+from stratafl.config.assemble import federation_of, samples_of
 from stratafl.config.experiment import from_tables, with_values
-from stratafl.config.setting_tables import DataTable, Settings
+from stratafl.config.setting_tables import DataTable, Settings, reading_of
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
 from stratafl.data.cache import cache_folder, entries
+from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS
 from stratafl.data.formats.columns import numbers_or_texts
 from stratafl.data.loading import is_fetched
 from stratafl.data.outliers import FACTOR, columns_differ_in_size, outlier_warnings
 from stratafl.data.plot import plot_class_counts, total_class_counts
 from stratafl.data.suspects import suspect_warnings
-from stratafl.errors import RunError, counted
+from stratafl.data.table_warnings import column_lines, table_warnings
+from stratafl.data.user_files import table_columns
+from stratafl.errors import DataError, RunError, StrataError, counted
 from stratafl.files import check_new, write_atomically
 
+TABLES = (".csv", ".parquet")
 ROWS = 40  # of clients; more are summed up in one
 _CLASSES_OF_CLIENT, _CLASSES = 6, 20  # limits of what is listed by name
 _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
@@ -76,10 +82,17 @@ def show_data(config: Path | None, settings: Settings, out: Path | None) -> None
     if out is not None and out.suffix.lower() != ".svg":
         raise RunError(f"'{out}' must end in .svg, the format of the picture: use '{out.with_suffix('.svg')}'")
     experiment = with_values(experiment_of(config, settings), settings)
-    with show_warnings(note_console()):
-        federation = federation_of(experiment, raw=True)
     console = result_console()
+    try:
+        with show_warnings(note_console()):
+            federation = federation_of(experiment, raw=True)
+    except DataError:
+        with suppress(StrataError):
+            _show_columns(experiment.data)
+        raise
     console.print(client_table(federation))
+    if federation.codes:
+        console.print(column_table(federation, experiment.data))
     for line in describe_data(federation, experiment.data):
         console.print(line, markup=False, soft_wrap=True)
     if out is not None:
@@ -106,6 +119,30 @@ def client_table(federation: Federation) -> Table:
     return table
 
 
+def _show_columns(data: DataTable) -> None:
+    """Print what columns of a table are taken for, if that is all that can be said of it."""
+    if data.name.endswith(TABLES) and Path(data.name).is_file():
+        table = titled_table("columns", columns := ("column", "taken for", "texts"), text=columns)
+        for column in table_columns(Path(data.name), reading_of(data, 0)):
+            table.add_row(
+                *map(
+                    Text,
+                    (column.name, column.kind, column.why or _listed(column.values[:_CLASSES], len(column.values))),
+                )
+            )
+        result_console().print(table)
+
+
+def column_table(federation: Federation, data: DataTable) -> Table:
+    """A row per column of a table that is encoded: what it was taken for, and what is done with it."""
+    ways = [way] if (way := reading_of(data, 0).standardisation(federation.x, True)) else []
+    columns = ("column", "taken for", "missing", "what is done with it")
+    table = titled_table("columns", columns, text=columns)
+    for line in column_lines(federation, encoded(federation, ways, data.new_clients)):
+        table.add_row(*map(Text, line))
+    return table
+
+
 def _title(federation: Federation) -> str:
     sizes = total_class_counts(federation).sum(1)
     clients, samples = counted(federation.clients, "client"), counted(int(sizes.sum()), "sample")
@@ -126,10 +163,17 @@ def _classes(federation: Federation, counts: list[int]) -> str:
 
 def describe_data(federation: Federation, data: DataTable) -> list[str]:
     """How the data was read, a line each: what a sample is, what is predicted, and what looks wrong."""
-    way = reading_of(data, 0).standardisation(federation.x)
-    done = federation.standardised([] if way is None else [way], data.new_clients).standardisation_note()
-    warnings = [*suspect_warnings(federation), *_warnings(federation, data, way)]
-    lines = [_sample(federation), *([done] if done else []), *warnings, _target(federation)]
+    way = reading_of(data, 0).standardisation(federation.x, bool(federation.codes))
+    ways = [] if way is None else [way]
+    standardise = partial(encoded, federation) if federation.codes else federation.standardised
+    done = standardise(ways, data.new_clients).standardisation_note()
+    warnings = [*table_warnings(federation), *suspect_warnings(federation), *_warnings(federation, data, way)]
+    lines = [
+        *([] if federation.codes else [_sample(federation)]),
+        *([done] if done else []),
+        *warnings,
+        _target(federation),
+    ]
     if federation.classes == 1:
         lines.append("all labels are the same, so every prediction is right")
     if federation.group is not None:
@@ -140,6 +184,8 @@ def describe_data(federation: Federation, data: DataTable) -> list[str]:
 
 def _sample(federation: Federation) -> str:
     x, names = federation.x, federation.column_names
+    if federation.text is not None:
+        return federation.text.note()
     kind = _KINDS.get(x.dtype) or ("number" if x.is_floating_point() else "whole number")
     if x.ndim != 2:
         mode = f" (images of mode {federation.mode})" if federation.mode else ""

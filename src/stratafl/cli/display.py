@@ -1,8 +1,7 @@
 """The live display in a terminal: rounds, accuracy so far as a sparkline, time left. A pipe gets one line a minute."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -12,9 +11,9 @@ from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import METRICS
 from stratafl.report.formats import minus
+from stratafl.runs.advancing import DisplayedRun, Watch
 
 BASE_SCORES = ("accuracy", "loss", "std", "worst10", NOT_FINITE)
-Watch = Callable[[int, Sequence[Line]], None]  # rounds done, and their lines
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 10
 _NAME = 16  # letters of a method's name
@@ -57,16 +56,6 @@ def _keys(history: Sequence[Line], split: str) -> list[tuple[str, str]]:
         clients = metric is None or not metric.pooled
         scores.append((f"client_{name}" if clients else name, "{:.1%}" if metric and metric.percent else "{:.4g}"))
     return [*scores, ("accuracy", "{:.1%}"), ("loss", "{:.4g}")]
-
-
-@dataclass
-class DisplayedRun:
-    """A run, the line that shows it, and how its notes begin."""
-
-    line: str
-    rounds: int
-    done: int
-    label: str = ""
 
 
 class Display:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from stratafl.child_processes import INTERRUPTED as INTERRUPTED
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-INTERRUPTED = 130  # the exit code, as shells have it
 
 
 class Interrupt:

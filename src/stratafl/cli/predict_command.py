@@ -1,19 +1,22 @@
 """`strata predict` and `strata export`: with the model of a client of a run, or of a site that joined a federation."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from stratafl.api import FittedClient, load
+from stratafl.api.added import write_added
+from stratafl.api.saved import experiment_of_saved, is_saved
 from stratafl.cli.console import note_console, show_warnings
-from stratafl.config.deployment import new_samples_of
+from stratafl.config.deployment import new_samples_of, site_federation_of
+from stratafl.config.experiment import Experiment
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import RunError, counted, shown
-from stratafl.export import export_model
 from stratafl.export.predicted import Predicted, check_prediction_file, predict_samples
 from stratafl.files import check_new
-from stratafl.runs.directory import CONFIG, config_of, is_run
+from stratafl.runs.directory import config_of, is_run, refuse_runs
 
-MAX_NAMED_CLIENTS, MAX_NAMED_RUNS = 8, 3  # in a message
+MAX_NAMED_CLIENTS = 8  # in a message
 
 
 def print_predictions(folder: Path, client: str | None, data: Path, out: Path | None, trust: bool) -> None:
@@ -35,39 +38,53 @@ def export_client_model(folder: Path, client: str | None, out: Path, trust: bool
     check_new([out])
     console = note_console()
     with show_warnings(console):
-        if is_run(folder):
+        if _has_clients(folder):
             _client_of(folder, client, trust).export(out)
         else:
             _refuse_client(folder, client)
-            from stratafl.deploy.site_model import final_model, member_in
+            from stratafl.deploy.site_model import export_final, member_in
 
-            export_model(final_model(member_in(folder, trust=trust)), out)
+            export_final(member_in(folder, trust=trust), out)
     console.print(f"exported, '{out}'", markup=False)
 
 
 def _predicted(folder: Path, client: str | None, data: Path, trust: bool) -> Predicted:
-    if not is_run(folder):
+    if not _has_clients(folder):
         _refuse_client(folder, client)
         from stratafl.deploy.site_model import member_in, predicted
 
         return predicted(member_in(folder, trust=trust), data)
     chosen = _client_of(folder, client, trust)
     form = SampleFormat.of(chosen.fitted.sim.runtime.federation)
-    samples = new_samples_of(config_of(folder), form, data)
+    samples = new_samples_of(_experiment_of(folder), form, data)
     return predict_samples(chosen.predictor, samples, form, chosen.fitted.title_of(chosen.number))
 
 
-def _refuse_runs(folder: Path) -> None:
-    """Refuse the folder of a comparison or a tuning: which of its runs is meant?"""
-    runs = sorted(path.parent for path in folder.glob(f"**/{CONFIG}") if is_run(path.parent))
-    if runs:
-        few = ", ".join(f"'{shown(str(run))}'" for run in runs[:MAX_NAMED_RUNS])
-        rest = ", …" if len(runs) > MAX_NAMED_RUNS else ""
-        raise RunError(f"'{folder}' holds {counted(len(runs), 'run')}, and each has models: name one of {few}{rest}")
+def add_client_to(folder: Path, name: str, data: str, trust: bool) -> None:
+    """Add a client to a run or a saved federation, and write its model there."""
+    console = note_console()
+    with show_warnings(console):
+        if not _has_clients(folder):
+            refuse_runs(folder)
+            raise RunError(f"'{folder}' is neither a run directory nor a saved federation: give one of these")
+        fitted, experiment = load(folder, device="cpu", trust=trust), _experiment_of(folder)
+        form, number = SampleFormat.of(fitted.sim.runtime.federation), fitted.next_number(name)
+        samples = site_federation_of(experiment, form, data, number)
+        added = fitted.admit(replace(samples, client_names=(name,)))
+        path = write_added(folder, fitted.added[added.number])
+    console.print(f"client '{shown(name)}' added after round {fitted.round}, '{path}'", markup=False)
+
+
+def _has_clients(folder: Path) -> bool:
+    return is_run(folder) or is_saved(folder)
+
+
+def _experiment_of(folder: Path) -> Experiment:
+    return config_of(folder) if is_run(folder) else experiment_of_saved(folder)
 
 
 def _refuse_client(folder: Path, client: str | None) -> None:
-    _refuse_runs(folder)
+    refuse_runs(folder)
     if client is not None:
         raise RunError(f"--client is for run directories, and '{folder}' is none: a site has one model, leave it out")
 

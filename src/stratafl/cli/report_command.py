@@ -11,7 +11,7 @@ from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds
 from stratafl.config.metric_choice import metric_of
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
-from stratafl.files import check_folder, check_new, write_atomically
+from stratafl.files import check_new, write_atomically
 from stratafl.report import INCOMPARABLE, MARK, Study, gather, to_csv
 from stratafl.report.chance import MAJORITY, NoChoice, how_to_rank
 from stratafl.report.flagged_clients import flag_sentences, where_to_look
@@ -21,12 +21,11 @@ from stratafl.report.guards import guard_sentences
 from stratafl.report.in_short import in_short
 from stratafl.report.notes import one_class
 from stratafl.report.outcome import OF_ANSWERS, measure, what_counts
-from stratafl.report.page import is_report, write_report
+from stratafl.report.page import check_report_file, write_report
 from stratafl.report.pair_tables import corrected_for, pairs_csv
 from stratafl.report.paired import with_first
-from stratafl.report.study import not_evaluated, only_verdicts, read_study
+from stratafl.report.study import only_verdicts, ranked_study
 
-REPORT = "report.html"
 NO_OPTIONS = ReportOptions()
 
 
@@ -34,7 +33,7 @@ def print_report(folders: Sequence[Path], options: ReportOptions) -> None:
     """Print the ranking, and write the HTML report if a file is given."""
     out = options.out
     if out is not None:
-        _check_report_file(out)
+        check_report_file(out)
     by = None if options.metric is None else metric_of(options.metric)
     ranked = [folder for folder in folders if out is None or not only_verdicts(folder)]
     with show_warnings(note_console()) as release_warnings:
@@ -96,19 +95,6 @@ def print_ranking(
     return study
 
 
-def ranked_study(folders: Sequence[Path], by: Metric | None = None) -> Study:
-    """The runs in these folders, ranked; each without results is a note, or an error if there are no results at all."""
-    for folder in folders:
-        if only_verdicts(folder):
-            raise RunError(f"there is no run in '{folder}'")
-    study = read_study(folders, by)
-    if not study.ranks:
-        raise not_evaluated(study.empty[0])
-    for folder in study.empty:
-        print_note(f"'{folder}' has no evaluated round yet")
-    return study
-
-
 def write_report_if_possible(folders: Sequence[Path], path: Path, study: Study | None = None) -> None:
     """Write the HTML report at the end of another command; if that fails, print a note instead of failing.
 
@@ -123,15 +109,6 @@ def write_report_if_possible(folders: Sequence[Path], path: Path, study: Study |
 def _write_report(study: Study, path: Path) -> None:
     count = write_report(study, path)
     result_console().print(Text(f"report: {path} ({size_text(count)}, opens in any browser)"))
-
-
-def _check_report_file(path: Path) -> None:
-    """Refuse a file that is not a report; a report may be replaced."""
-    check_folder(path)
-    if path.is_dir():
-        raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")
-    if path.exists() and not is_report(path):
-        raise RunError(f"'{path}' exists and is not a report: choose another name, or remove it")
 
 
 def _no_choice_notes(no_choice: NoChoice, folders: Sequence[Path], metric: Metric) -> list[str]:
@@ -182,6 +159,8 @@ def _caption(study: Study) -> str:
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients", "s: training and server"]
     parts += [f"{MAJORITY}: always predicting each client's most frequent training class"] if study.majority else []
+    outside = "baselines outside the federation, of each client's own samples or of all samples in one place"
+    parts += [f"logistic regression: {outside}"] if study.baselines else []
     is_own_metric = ":" in outcomes[0].metric.name and not outcomes[0].regression
     parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if is_own_metric else []
     new_clients = any(outcome.config["data"]["new_clients"] for outcome in outcomes)

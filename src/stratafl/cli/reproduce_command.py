@@ -14,10 +14,9 @@ from rich.text import Text
 from stratafl.cli.command_options import ReproduceOptions, settings_of
 from stratafl.cli.compare_command import note_work
 from stratafl.cli.console import note_console, result_console, show_warnings
-from stratafl.cli.display import Display, DisplayedRun, Watch
+from stratafl.cli.display import Display
 from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
-from stratafl.cli.report_command import REPORT, write_report_if_possible
-from stratafl.cli.run_command import RUNS, advance_run
+from stratafl.cli.report_command import write_report_if_possible
 from stratafl.config.experiment import paths_in
 from stratafl.config.trust import typed
 from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataError, counted, shown
@@ -26,8 +25,11 @@ from stratafl.recipes import RecipeCell, recipes
 from stratafl.recipes.claims import MEASURES
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.result import HERE, column_heads, legend, table_rows, write_result
+from stratafl.report.page import REPORT
 from stratafl.report.verdict import Verdict, tally
+from stratafl.runs.advancing import DisplayedRun, Watch, advance_run
 from stratafl.runs.comparison import MAX_SEEDS
+from stratafl.runs.directory import RUNS
 from stratafl.runs.joined import JoinedRuns
 from stratafl.tuning import advance as advance_search
 
@@ -128,7 +130,7 @@ def _advance(
             return
         with run, joined.declared(run.folder, run.sim):
             reproduction.check(run)
-            advance_run(run, interrupt, watch)
+            advance_run(run, lambda: interrupt.asked, watch)
     except BusyError:  # another process runs it; the next call reads its numbers
         return
     except StrataError as error:  # reported at the end, since other cells may still run

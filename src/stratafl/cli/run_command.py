@@ -5,25 +5,21 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
-
-import torch
 
 from stratafl.cli.command_options import RunOptions, experiment_of
 from stratafl.cli.console import note_console, print_note, show_warnings
-from stratafl.cli.display import Display, DisplayedRun, Watch
-from stratafl.cli.interrupt import INTERRUPTED, Interrupt, interruptible
+from stratafl.cli.display import Display
+from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.cli.report_command import print_ranking
 from stratafl.config.experiment import names_code, paths_in, with_values
 from stratafl.config.trust import Trust
-from stratafl.errors import MemoryLimitError
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup
 from stratafl.execute.ranks import Ranks, world_size
 from stratafl.policies.accountant import in_words
 from stratafl.runs import FollowerRun, Run
-
-RUNS = Path("runs")
+from stratafl.runs.advancing import DisplayedRun, advance_run
+from stratafl.runs.directory import unused_run_folder
 
 
 def start_run(options: RunOptions, algorithm: str | None) -> int:
@@ -55,13 +51,6 @@ def torchrun_group() -> Iterator[ProcessGroup]:
     process_group.leave()
 
 
-def unused_run_folder(name: str) -> Path:
-    """A directory of this name in runs/ that does not exist yet."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    first = RUNS / plain
-    return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
-
-
 def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], trust: Trust) -> int:
     """Advance the run that rank 0 begins, and the other ranks follow; then print its result. The exit code."""
     console = note_console()
@@ -73,7 +62,7 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         with interruptible(console, finish_round=process_group.world_size > 1) as interrupt, run, display:
             for note in run.notes:
                 print_note(note, console)
-            done = advance_run(run, interrupt, display.watch(shown))
+            done = advance_run(run, lambda: interrupt.asked, display.watch(shown))
         if isinstance(run, FollowerRun):
             return 0 if done else INTERRUPTED
         if not done:
@@ -84,31 +73,6 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         if spent := run.trial.sim.algorithm.spent(run.trial.sim.at(run.progress.t)):
             console.print(in_words(spent, run.progress.t, simulated=True), markup=False)
         return 0
-
-
-def advance_run(
-    run: Run | FollowerRun, interrupt: Interrupt, watch: Watch, before_guard: Callable[[], None] = lambda: None
-) -> bool:
-    """Run all rounds, and show each to `watch`; False if interrupted before the end."""
-    watch(run.progress.t, run.history)
-    try:
-        for _ in run.rounds():
-            watch(run.progress.t, run.history)
-            if any(run.process_group.gather(interrupt.asked)):
-                return run.finished and not (isinstance(run, Run) and run.unguarded)
-        if isinstance(run, Run) and run.unguarded:
-            before_guard()
-        for _ in run.guarding() if isinstance(run, Run) else ():
-            if interrupt.asked:
-                return False
-    except KeyboardInterrupt:
-        return False
-    except torch.OutOfMemoryError as error:
-        raise MemoryLimitError(
-            f"the GPU ran out of memory after round {run.progress.t}: if other processes use this GPU, resume the run "
-            "when they have ended; otherwise start a new run with --memory-limit"
-        ) from error
-    return True
 
 
 def resume_command(folder: Path, names_code: bool) -> str:

@@ -15,19 +15,19 @@ from stratafl.config.assemble import (
     federation_to_run,
     model_of,
     reading_limit,
-    reading_of,
     samples_of,
     seeds_of,
     split_plan,
 )
 from stratafl.config.experiment import Experiment, from_tables, named_files, read_as, to_tables
 from stratafl.config.migrations import UNNUMBERED_FEDERATION, migrate
-from stratafl.config.setting_tables import DataTable
+from stratafl.config.setting_tables import DataTable, reading_of
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.phased import Phased
 from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
+from stratafl.data.reading import CHOOSING
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.site_samples import NewSamples, new_samples, site_federation
 from stratafl.errors import RecordError, shown, unknown
@@ -102,6 +102,9 @@ class FederationFile:
 
     def __post_init__(self) -> None:
         _refuse_files(_without_place(self.experiment))
+        for key in CHOOSING:
+            if getattr(self.experiment.data, key) is not None:
+                raise RecordError(f"data.{key} is for simulations: leave it out, because sites use all their samples")
         if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first
             raise RecordError(f"run.rounds = {self.experiment.run.rounds:,}: a federation has at most {MAX_ROUNDS:,}")
 

@@ -20,8 +20,10 @@ from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
 from stratafl.data.catalogue import DATASETS
 from stratafl.data.labels import TARGETS
-from stratafl.data.reading import NORMALISED
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
+from stratafl.data.reading import NORMALISED, Reading
 from stratafl.data.splitting import SPLIT
+from stratafl.data.texts import LENGTH, MAX_LENGTH, MAX_VOCABULARY, TOKENS, VOCABULARY
 from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
@@ -133,6 +135,12 @@ class DataTable:
         "a column in your own table, such as `patient_id`: samples with the same value stay on one side of the split;",
         "the data must name its clients",
     ] = None
+    columns: Annotated[
+        str | None,
+        "the columns of your own table to use, with a kind where you know better: `age,sex:category`; kinds: `number`,",
+        "`boolean`, `category`, `date`, `identifier`, `constant`, `text`; none: all, see [tables](tables.md)",
+    ] = None
+    ignore: Annotated[str | None, "columns of your own table to ignore, by name or pattern: `patient_id,*_date`"] = None
     targets: Annotated[
         str,
         Named(TARGETS),
@@ -145,13 +153,31 @@ class DataTable:
         "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
         "they are; `columns`: a table of numbers by each column's mean and deviation over the client's own training",
         "samples; `pooled`: over those of all clients together, which a deployment cannot know; `auto`: `half` for",
-        "images, `columns` for tables; `images`: `half` for images, tables as they are",
+        "images, `columns` for tables of numbers, `pooled` for [other tables](tables.md); `images`: `half` for images,",
+        "tables as they are",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
-    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: number of tokens to keep"] = None
+    tokens: Annotated[
+        str,
+        Named(("auto", *TOKENS)),
+        "how texts become tokens: by a hash of each word, or by a tokenizer trained on the training texts of all",
+        "clients, whose words can be read from it; `auto`: `hashed`, or the words of the training texts of `ag-news`",
+    ] = "auto"
+    vocabulary: Annotated[
+        int | None, Range(least=4, most=MAX_VOCABULARY), f"number of tokens; none: {VOCABULARY:,}, of `ag-news` all"
+    ] = None
+    length: Annotated[
+        int | None, Range(least=2, most=MAX_LENGTH), f"the most tokens of a text; none: {LENGTH}, of `ag-news` 200"
+    ] = None
     owners: Annotated[int | None, Some, "number of owners of samples to draw, by the seed"] = None
     fewest: Annotated[int | None, Some, "… among owners with at least this many samples"] = None
     most: Annotated[int | None, Some, "… and at most this many"] = None
+    classes: Annotated[str | None, "only samples of these classes, such as `0..9` or `cat,dog`; none: all"] = None
+    subset: Annotated[
+        int | None,
+        Some,
+        "number of samples to draw, by the seed, of each client and class in proportion, for a quick try; none: all",
+    ] = None
     clients: Annotated[int, Some, "number of clients that share the data"] = 20
     new_clients: Annotated[int, SomeOrNone, "number of clients, the last ones, that never train"] = 0
     partition: Annotated[
@@ -243,6 +269,9 @@ class EvaluateTable:
         "at the end, each client takes the model that is best on its validation samples, or keeps local",
         "training, see [guard](guard.md)",
     ] = False
+    cross_site: Annotated[
+        bool, "at the end, score every client's model on every client's test samples, see [report](report.md)"
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between layer diagnostics (conflicts, CKA, weights …); 0: never"] = 0
 
 
@@ -286,6 +315,14 @@ def partition_of(data: DataTable) -> Partition:
         **data.options
     }
     return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in options.items()})
+
+
+READING_KEYS = tuple(f.name for f in dataclasses.fields(Reading) if f.name not in ("seed", "limit"))
+
+
+def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
+    """How the table says that samples are read."""
+    return Reading(**{key: getattr(data, key) for key in READING_KEYS}, seed=seed, limit=limit)
 
 
 def without_effect(data: DataTable) -> list[str]:

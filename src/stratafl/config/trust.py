@@ -22,6 +22,8 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.errors import RecordError, StrataError, TrustError, UnknownNameError, first_line, shown, unknown
 
 log = logging.getLogger("stratafl")
+PYTHON = "python:"  # before the name of an object that was given in this process, and that no file has
+_objects: dict[str, Any] = {}
 KINDS: dict[str, type[Any] | None] = {"model": nn.Module, "algorithm": Algorithm, "metric": None}  # None: a function
 
 
@@ -100,11 +102,24 @@ def _found(name: str, path: list[str]) -> ModuleSpec | None:
         return None
 
 
+def named_object(value: Any) -> str:
+    """The name by which a configuration calls an object of this process, where alone it can be found again."""
+    name = getattr(value, "__name__", type(value).__name__)
+    path = f"{PYTHON}{name if name.isidentifier() else 'model'}"
+    _objects[path] = value
+    return path
+
+
 def imported(kind: str, path: str, trust: Trust | bool = NO_TRUST) -> Callable[..., Any]:
     """What makes a model or an algorithm, or is a metric, at `package.module:name`; the current folder comes first.
 
     A path that is not trusted is refused before anything is imported. The object must be of the right kind.
     """
+    if path.startswith(PYTHON):
+        if path not in _objects:
+            wrong = f"{kind} '{shown(path)}' was given to a function of Python and is in no file"
+            raise RecordError(f"{wrong}: continue with the same call in Python, which has the {kind}")
+        return _objects[path]  # type: ignore[no-any-return]
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise RecordError(f"{kind} '{shown(path)}' is neither in the catalogue nor written package.module:name")

@@ -1,5 +1,10 @@
-"""From a module to a layout: which tensors are columns, which layers they form, what each layer is."""
+"""From a module to a layout: which tensors are columns, which layers they form, what each layer is.
 
+A parameter with `requires_grad=False` is frozen: no column, but one tensor that all clients share. So are the buffers
+of a module all of whose parameters are frozen.
+"""
+
+import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +26,8 @@ _KINDS |= {"convolution": nn.modules.conv._ConvNd, "embedding": nn.Embedding, "r
 _KINDS |= {"attention": nn.MultiheadAttention}
 INNER = "inner"  # a model that wraps another keeps it under this name, and the names of its layers
 COMPOSED = "is_composed_head"  # a module that says so, as the head, is made of parts that are layers of their own
+PEFT, PEFT_PARTS = "base_model.model.", ("modules_to_save", "default")  # what PEFT adds to the names of a model
+ADAPTED = "base_layer"  # a module of PEFT keeps under this name the layer that it adapts
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class _Owner:
     kind: str
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    frozen: tuple[str, ...]
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -45,7 +53,7 @@ def describe(
     checked("granularity", Granularity, granularity)
     checked("buffers rule", Buffers, buffers)
     owners, head_path = list(_owners(module)), head_of(module, head)
-    _check_owners(module, owners)
+    _check_owners(owners)
     blocks, parts = _blocks(module, owners), _parts(module, head_path, owners)
     homes = {name: _home(owner, name, granularity, blocks | parts) for owner in owners for name in owner.tensors}
     names = list(dict.fromkeys(homes.values()))
@@ -64,15 +72,10 @@ def describe(
         part = name.removeprefix(inside) if is_head and name.startswith(inside) else ""
         composed = first.path in parts
         layers.append(Layer(name, kind, blocks[first.path], is_head, normalises, tensors, part, composed))
-    return Layout(specs, layers, buffers)
+    return Layout(specs, layers, buffers, tuple(map(_short, frozen_tensors(module))))
 
 
-def _check_owners(module: nn.Module, owners: list[_Owner]) -> None:
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise ModelError(
-                f"'{name}' has requires_grad=False: set it to True; to freeze it, leave it out of the trained layers"
-            )
+def _check_owners(owners: list[_Owner]) -> None:
     for path, count in Counter(_short(owner.path) for owner in owners).items():
         if count > 1:
             raise ModelError(f"two layers are called '{path}', one of them in the extended model: rename one")
@@ -83,15 +86,33 @@ def columns(module: nn.Module) -> Rows:
     return {name: _lookup(module, name).detach() for owner in _owners(module) for name in owner.tensors}
 
 
+def frozen_tensors(module: nn.Module) -> Rows:
+    """The tensors of a module that all clients share: parameters that are not trained, and the buffers beside them."""
+    return {name: _lookup(module, name).detach() for owner in _all_owners(module) for name in owner.frozen}
+
+
+def light_copy(module: nn.Module) -> nn.Module:
+    """A copy that shares the memory of frozen tensors, which may be nearly all of the model."""
+    shared: dict[int, Any] = {id(p): _frozen(p) for p in module.parameters() if not p.requires_grad}
+    return copy.deepcopy(module, shared)
+
+
+def _frozen(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach(), requires_grad=False)
+
+
 def head_of(module: nn.Module, head: str | None = None) -> str:
     """The path of the sub-module that is the head.
 
     A composed head is where the head was that it replaces; in a wrapped model, `fc` and `inner.fc` are the same.
     """
     declared = head or getattr(module, "head_name", None)
-    owners = list(_owners(module))
-    if not owners:
-        raise ModelError(f"{type(module).__name__} has no parameters to share or to train")
+    owners = list(_all_owners(module))
+    frozen = sum(len(owner.frozen) for owner in owners)
+    if not any(owner.parameters if frozen else owner.tensors for owner in owners):
+        name = type(module).__name__
+        why = f": all {frozen} have requires_grad=False, so set it to True for some" if frozen else ""
+        raise ModelError(f"{name} has no parameters to share or to train{why}")
     if declared is None:
         composed = [path for path, sub in module.named_modules() if getattr(sub, COMPOSED, False)]
         linear = [owner.path for owner in owners if owner.kind == "linear"]
@@ -103,11 +124,27 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
                 "%s has several output layers, %s: 'head' is '%s' alone; set head_name in the model to choose another",
                 type(module).__name__, names, _short(guess),
             )  # fmt: skip
-        return composed[0] if composed else guess
+        return composed[0] if composed else _adapted(module, guess)
     for path in (str(declared), f"{INNER}.{declared}", _short(str(declared))):
         if any(is_below(owner.path, path) for owner in owners):
             return path
-    raise unknown("head", declared, [owner.path for owner in owners])
+    inside = [owner.path for owner in owners if owner.tensors and is_below(_short(owner.path), declared)]
+    around = [path for path in _outwards(inside[0]) if _short(path) == declared] if inside else []
+    for path in around:
+        if all(is_below(each, path) for each in inside):
+            return path
+    raise unknown("head", declared, [_short(owner.path) for owner in owners if owner.tensors])
+
+
+def _adapted(module: nn.Module, path: str) -> str:
+    """The path of a layer; of one that adapts another, that of both."""
+    return next((outer for outer in _outwards(path) if hasattr(module.get_submodule(outer), ADAPTED)), path)
+
+
+def _outwards(path: str) -> list[str]:
+    """A path and those of the modules that it is in, the innermost first."""
+    names = path.split(".")
+    return [".".join(names[:end]) for end in range(len(names), 0, -1)]
 
 
 def _outputs(owners: list[_Owner]) -> list[str]:
@@ -119,11 +156,17 @@ def _outputs(owners: list[_Owner]) -> list[str]:
 def _takes(owner: _Owner, before: _Owner) -> bool:
     """Whether a tensor of a layer has a side as wide as what another gives: of a matrix any but its own outputs."""
     width = before.module.out_features
-    shapes = [_lookup(owner.module, name.rpartition(".")[2]).shape for name in owner.parameters]
+    names = [name.rpartition(".")[2] for name in owner.parameters + owner.frozen]
+    shapes = [_lookup(owner.module, name).shape for name in names]
     return any(width in (shape[1:] if len(shape) > 1 else shape * (owner.kind in NORMALISATIONS)) for shape in shapes)
 
 
 def _owners(module: nn.Module) -> Iterator[_Owner]:
+    """The modules with columns."""
+    return (owner for owner in _all_owners(module) if owner.tensors)
+
+
+def _all_owners(module: nn.Module) -> Iterator[_Owner]:
     seen: set[int] = set()
     for path, sub in module.named_modules():
         parameters = [(n, p) for n, p in sub.named_parameters(recurse=False) if id(p) not in seen]
@@ -135,7 +178,12 @@ def _owners(module: nn.Module) -> Iterator[_Owner]:
         if parameters or floats:
             prefix = path + "." if path else ""
             kind = next((k for k, cls in _KINDS.items() if isinstance(sub, cls)), "other")
-            yield _Owner(path, sub, kind, tuple(prefix + n for n, _ in parameters), tuple(prefix + n for n in floats))
+            trained = tuple(prefix + n for n, p in parameters if p.requires_grad)
+            frozen = tuple(prefix + n for n, p in parameters if not p.requires_grad)
+            buffers = tuple(prefix + n for n in floats)
+            if frozen and not trained:
+                buffers, frozen = (), frozen + buffers
+            yield _Owner(path, sub, kind, trained, buffers, frozen)
 
 
 def _lookup(module: nn.Module, name: str) -> Tensor:
@@ -145,7 +193,11 @@ def _lookup(module: nn.Module, name: str) -> Tensor:
 
 
 def _short(path: str) -> str:
-    return path.removeprefix(INNER + ".")
+    """A path without what a wrapper adds to it: ours, or that of PEFT."""
+    bare = path.removeprefix(INNER + ".")
+    if not bare.startswith(PEFT):
+        return bare
+    return ".".join(name for name in bare.removeprefix(PEFT).split(".") if name not in PEFT_PARTS)
 
 
 def _blocks(module: nn.Module, owners: list[_Owner]) -> dict[str, str]:

@@ -7,6 +7,8 @@ A `Select` is a short text, the same in Python, TOML and on the command line:
     first:2 · middle:2 · last:2              counted in forward order (a normalisation follows what it normalises)
     blocks:2                                 the last blocks, classifier included (FedPer's K_P)
     conv1 · layer4 · layer4.1.bn2            a layer, or everything below a module
+    *.lora_B · encoder.layer.[0-5].*         a pattern for the name of a layer, or for a part of it between dots
+    *.bias                                   a pattern for names of tensors: layers that have no other ones
     head.personal                            a part of the head, unless a layer or module has this very name
     layer:head                               a layer that is called like a rule
     head+batchnorm · not head                unions and complements
@@ -14,9 +16,11 @@ A `Select` is a short text, the same in Python, TOML and on the command line:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import combinations
 
 from stratafl.core.annotations import textual
-from stratafl.errors import RecordError, unknown
+from stratafl.errors import RecordError, UnknownNameError, choices, unknown
 
 KINDS = ("convolution", "linear", "embedding", "batchnorm")
 NORMALISATIONS = ("batchnorm", "norm")
@@ -24,6 +28,7 @@ RULES = ("all", "none", "head", "base", *KINDS)
 _OPPOSITES = {"all": "none", "none": "all", "head": "base", "base": "head"}
 COUNTED = ("first", "middle", "last", "blocks")
 LAYER_PREFIX = "layer"
+GLOB = "*?["  # what makes a term a pattern
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,9 @@ class Select:
         opposite = _OPPOSITES.get(self.terms[0]) if len(self.terms) == 1 and not self.inverted else None
         return Select((opposite,)) if opposite else Select(self.terms, not self.inverted)
 
-    def resolve(self, layers: Sequence[Layer]) -> tuple[str, ...]:
-        """The names of the chosen layers, in forward order."""
-        chosen = {name for term in self.terms for name in _chosen(term, layers)}
+    def resolve(self, layers: Sequence[Layer], frozen: Sequence[str] = ()) -> tuple[str, ...]:
+        """The names of the chosen layers, in forward order; `frozen` are tensors that belong to none."""
+        chosen = {name for term in self.terms for name in _trained(term, layers, frozen)}
         return tuple(layer.name for layer in layers if (layer.name in chosen) != self.inverted)
 
 
@@ -95,6 +100,20 @@ def _checked(term: str) -> str:
     return term
 
 
+def _trained(term: str, layers: Sequence[Layer], frozen: Sequence[str]) -> set[str]:
+    try:
+        return _chosen(term, layers)
+    except UnknownNameError:
+        matching = [name for name in frozen if is_below(name, term) or _matches(name, term)]
+        if not matching:
+            raise
+        few = choices([layer.name for layer in layers])
+        raise RecordError(
+            f"'{term}' selects frozen tensors alone, such as '{matching[0]}', which all clients share and none trains: "
+            f"set requires_grad=True for them; else {few}"
+        ) from None
+
+
 def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
     rule, colon, count = term.partition(":")
     if rule == LAYER_PREFIX and colon:
@@ -110,7 +129,27 @@ def _chosen(term: str, layers: Sequence[Layer]) -> set[str]:
     return _named(term, layers)
 
 
+def _matching(pattern: str, layers: Sequence[Layer]) -> set[str]:
+    """The layers whose names, or all of whose tensors, match a pattern; it may begin and end at any dot."""
+    matching = {layer.name for layer in layers if _matches(layer.name, pattern)}
+    matching |= {layer.name for layer in layers if all(_matches(name, pattern) for name in layer.tensors)}
+    if matching:
+        return matching
+    tensors = [name for layer in layers for name in layer.tensors if _matches(name, pattern)]
+    if tensors:
+        rule = "choose whole layers, or use granularity 'tensor'"
+        raise RecordError(f"'{pattern}' matches tensors such as '{tensors[0]}', but no whole layer: {rule}")
+    raise unknown("layer", pattern, [layer.name for layer in layers])
+
+
+def _matches(path: str, pattern: str) -> bool:
+    names = path.split(".")
+    return any(fnmatchcase(".".join(names[i:j]), pattern) for i, j in combinations(range(len(names) + 1), 2))
+
+
 def _named(term: str, layers: Sequence[Layer]) -> set[str]:
+    if any(letter in term for letter in GLOB):
+        return _matching(term, layers)
     named = {layer.name for layer in layers if is_below(layer.name, term)}
     if not named and term.startswith("head."):
         named = {layer.name for layer in layers if layer.part and is_below(layer.part, term.removeprefix("head."))}

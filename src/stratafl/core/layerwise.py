@@ -26,7 +26,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, Value, rows_of
 from stratafl.core.steps import MergeRows, MergeSums, Mix, Pack, Send, Serve, Step, Train
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
+from stratafl.errors import ModelError, RecordError
 
 log = logging.getLogger("stratafl")
 SLOTS = ("serve", "mix", "train", "send", "pack", "merge", "tune", "welcome")
@@ -199,6 +199,8 @@ class Layerwise(Algorithm):
 def _resolve(part: object, layout: Layout) -> None:
     """Resolve the selections in a record and in the records it holds."""
     if isinstance(part, Select):
+        if layout.frozen and "head" in part.terms and not any(layer.head for layer in layout.layers):
+            raise ModelError("the head of this model is frozen: set requires_grad=True for it, or name other layers")
         if not layout.resolve(part) and not part.inverted and part != select("none"):
             log.warning("'%s' matches no layer of this model, so it selects nothing here", part)
     elif isinstance(part, tuple):

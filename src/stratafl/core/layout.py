@@ -2,7 +2,8 @@
 
 Storage is one contiguous block `[C, *shape]` per tensor (`Rows`), not one `[C, P]` buffer that would have to be cut up
 at every step; `Layout` gives the blocks their matrix meaning. Floating-point buffers (BatchNorm statistics) are columns
-too: they belong to their module's layer, and norms, products and masks of *trainable* columns do not see them.
+too: they belong to their module's layer, and norms, products and masks of *trainable* columns do not see them. Frozen
+tensors are no columns: they exist once, in the module itself, and nothing of them is sent or kept for a client.
 
 Axis letters, everywhere: N clients, C cohort, P columns, L layers, B batch.
 """
@@ -43,10 +44,18 @@ class Spec:
 class Layout:
     """Names ↔ columns, and the kernels of the matrix: spread, dot, blend, mask, norms, gram, distances."""
 
-    def __init__(self, specs: Iterable[Spec], layers: Iterable[Layer], buffers: Buffers = "follow") -> None:
+    def __init__(
+        self,
+        specs: Iterable[Spec],
+        layers: Iterable[Layer],
+        buffers: Buffers = "follow",
+        frozen: tuple[str, ...] = (),
+    ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.layers = tuple(layers)
         self.buffers = buffers
+        self.frozen = frozen  # tensors outside the matrix, which all clients share
+        self._resolved: dict[Select, tuple[str, ...]] = {}
         self.index = {layer.name: i for i, layer in enumerate(self.layers)}
 
     def __repr__(self) -> str:
@@ -95,7 +104,10 @@ class Layout:
         return self.layers[self.index[name]]
 
     def resolve(self, layers: str | Select) -> tuple[str, ...]:
-        return select(layers).resolve(self.layers)
+        chosen = select(layers)
+        if chosen not in self._resolved:
+            self._resolved[chosen] = chosen.resolve(self.layers, self.frozen)
+        return self._resolved[chosen]
 
     def trainable(self, layers: str | Select = "all") -> tuple[str, ...]:
         """The tensors of these layers that are trained."""

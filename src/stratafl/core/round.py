@@ -24,6 +24,12 @@ class Plan:
     schedule: tuple[int, int] | None = None  # (t, T) for schedules, where it is not that of the run
 
 
+def scheduled(plan: Plan, t: int, rounds: int) -> tuple[int, int]:
+    """(t, T) for the schedules of round t: never past the last round."""
+    t, rounds = plan.schedule or (t, rounds)
+    return max(min(t, rounds - 1), 0), max(rounds, 1)
+
+
 @holder
 class Setup:
     """Everything that is fixed before the first round."""
@@ -82,8 +88,7 @@ class Round:
     @property
     def schedule(self) -> tuple[int, int]:
         """(t, T) for schedules: never past the last round."""
-        t, rounds = self.plan.schedule or (self.t, self.setup.rounds)
-        return max(min(t, rounds - 1), 0), max(rounds, 1)
+        return scheduled(self.plan, self.t, self.setup.rounds)
 
     def sampled(self, ids: Tensor) -> Tensor:
         """`[C]` booleans: which of these clients the round samples; in some rounds the others take part as well."""

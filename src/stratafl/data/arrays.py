@@ -1,6 +1,6 @@
 """Arrays from users, checked and turned into the few kinds of CPU tensors that a federation holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,10 +42,15 @@ def _read_dataset(data: Any, who: str) -> tuple[Any, Any]:
     for place, item in enumerate(items):
         if not (isinstance(item, tuple | list) and len(item) == 2):
             raise DataError(f"sample {place} of {who} is a {type(item).__name__}: its Dataset must give pairs (x, y)")
+    samples = [x for x, _ in items]
+    names = list(samples[0]) if samples and isinstance(samples[0], Mapping) else []
     try:
-        x = np.stack([np.asarray(x) for x, _ in items]) if items else np.empty((0, 0))
-    except ValueError as error:
-        raise DataError(f"the samples of {who} differ in shape: give them one shape in the Dataset") from error
+        x: Any = {name: np.stack([np.asarray(sample[name]) for sample in samples]) for name in names}
+        x = x or (np.stack([np.asarray(sample) for sample in samples]) if items else np.empty((0, 0)))
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"the samples of {who} differ in shape or inputs: give them one shape in the Dataset"
+        ) from error
     return x, np.asarray([y.item() if isinstance(y, Tensor) and y.ndim == 0 else y for _, y in items])
 
 
@@ -71,6 +76,20 @@ def in_columns(values: Any, names: Sequence[str], what: str) -> Any:
     labels = dict(zip(present, _labels(values), strict=True))
     ordered = [labels[name] for name in names]
     return values.select(ordered) if hasattr(type(values), "column_names") else values[ordered]
+
+
+def cells_of(values: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """The cells of a table by column: of a DataFrame, a dict of columns, or an array with columns in this order."""
+    if isinstance(values, Mapping):
+        return {str(name): np.asarray(cells) for name, cells in values.items()}
+    if column_names(values):
+        rows = in_columns(values, [name for name in names if name in column_names(values)], what)
+        return {str(name): np.asarray(rows[name]) for name in _labels(rows)}
+    array = np.asarray(values)
+    if array.ndim != 2 or array.shape[1] != len(names):
+        wrong = f"{what} has shape {array.shape}, but a sample has {counted(len(names), 'column')}"
+        raise DataError(f"{wrong}: give a DataFrame, a dict of columns, or [n, {len(names)}]")
+    return {name: array[:, place] for place, name in enumerate(names)}
 
 
 def align_columns(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
@@ -99,6 +118,48 @@ def _labels(values: Any) -> list[Any]:
     if hasattr(kind, "column_names"):
         return list(values.column_names)
     return list(values.columns) if hasattr(kind, "columns") else []
+
+
+# Named inputs
+
+
+def sample_count(x: Any) -> int:
+    """The number of samples of an array, or of a dict of arrays."""
+    return len(next(iter(x.values()), ())) if isinstance(x, Mapping) else len(x)
+
+
+def stack_inputs(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
+    """The parts with named inputs of a model, such as `input_ids`, stacked in each sample, and their names in order."""
+    names = next((tuple(map(str, part.x)) for part in parts if isinstance(part.x, Mapping)), ())
+    return [part._replace(x=stack_named(part.x, names, f"x{part.where}")) for part in parts], names
+
+
+def stack_named(x: Any, names: Sequence[str], what: str) -> Any:
+    """`[n, k, …]` of a dict of k arrays `[n, …]`; where inputs have names, an array is taken as stacked already."""
+    if not isinstance(x, Mapping):
+        return x
+    if not names or not x:
+        raise DataError(f"{what} is a dict of {counted(len(x), 'input')}, but samples are arrays: give one array")
+    if "labels" in names:
+        raise DataError(f"{what} has an input 'labels': leave it out of x and give the labels as y")
+    if {*map(str, x)} != {*names}:
+        raise DataError(f"{what} has the inputs {_named_few(map(str, x))}: give {_named_few(names)}")
+    arrays = [plain_tensor(x[name], f"'{shown(name)}' of {what}") for name in names]
+    first, whole = arrays[0], not arrays[0].is_floating_point()
+    for name, array in zip(names, arrays, strict=True):
+        if array.shape != first.shape:
+            shapes = f"{tuple(array.shape)}, and '{shown(names[0])}' has {tuple(first.shape)}"
+            raise DataError(f"'{shown(name)}' of {what} has shape {shapes}: pad all inputs to one shape")
+        if whole and array.is_floating_point() and bool((array % 1 != 0).any()):
+            raise DataError(
+                f"'{shown(name)}' of {what} holds fractions, and '{shown(names[0])}' does not: give one kind"
+            )
+    return torch.stack([array.to(torch.int64 if whole else first.dtype) for array in arrays], 1)
+
+
+def _named_few(names: Iterable[str]) -> str:
+    listed = [f"'{shown(name)}'" for name in names]
+    return ", ".join(listed[:_MAX_NAMED_COLUMNS]) + (", …" if len(listed) > _MAX_NAMED_COLUMNS else "") or "none"
 
 
 def join_parts(

@@ -13,14 +13,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratafl.data.arrays import Array, Part, align_columns, client_pair, column_names, join_parts
+from stratafl.data.arrays import (
+    Array,
+    Part,
+    align_columns,
+    client_pair,
+    column_names,
+    in_columns,
+    join_parts,
+    plain_tensor,
+    sample_count,
+    stack_inputs,
+)
 from stratafl.data.cache import draw_partition
+from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
 from stratafl.data.partitions import Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
+from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.data.suspects import suspects
@@ -96,15 +109,16 @@ def from_clients(
     names, values = _named_clients(clients)
     titles = _titles(names, len(values))
     pairs = [client_pair(samples, title) for samples, title in zip(values, titles, strict=True)]
-    for (x, _), title in zip(pairs, titles, strict=True):
-        check_some_samples(len(x), title)
-    parts, columns = align_columns([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
+    parts, inputs = stack_inputs([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
+    for part, title in zip(parts, titles, strict=True):
+        check_some_samples(len(part.x), title)
+    parts, columns = align_columns(parts)
     parts, class_names = without_names(parts, name)
     x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split), names=names)
     splits = _ragged(splitter.split_clients(indices))
-    return Federation(x, y, classes, splits, name, None, names, class_names, columns)
+    return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
 
 
 def from_splits(
@@ -114,16 +128,46 @@ def from_splits(
     names, values = _named_clients(clients)
     titles = _titles(names, len(values))
     split_pairs = [_pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
-    sizes = {split: [len(pairs[split][0]) if split in pairs else 0 for pairs in split_pairs] for split in SPLITS}
+    counts = [{split: sample_count(x) for split, (x, _) in pairs.items()} for pairs in split_pairs]
+    sizes = {split: [of_client.get(split, 0) for of_client in counts] for split in SPLITS}
     # empty arrays are left out, because their shape and dtype may be anything
     present = [(split, i) for split in SPLITS for i, size in enumerate(sizes[split]) if size]
-    parts, columns = align_columns([Part(f" of {titles[i]} ({split})", *split_pairs[i][split]) for split, i in present])
+    parts, inputs = stack_inputs([Part(f" of {titles[i]} ({split})", *split_pairs[i][split]) for split, i in present])
+    parts, columns = align_columns(parts)
     parts, class_names = without_names(parts, name)
     x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(values)
     splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
-    return Federation(x, y, classes, splits, name, None, names, class_names, columns)
+    return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
+
+
+def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, number: int) -> Federation:
+    """The federation of one client that comes later, from samples as `from_objects` takes those of each client.
+
+    Its columns, classes and scaling are those of the format; its split is the one of a client with this number.
+    """
+    title = f"client '{shown(name)}'"
+    if isinstance(samples, Mapping):
+        pairs = {split: _in_format(pair, form, title) for split, pair in _pairs_of_splits(title, samples).items()}
+        return form.client(pairs, name)
+    x, y = _in_format(client_pair(samples, title), form, title)
+    check_some_samples(len(x), title)
+    if len(x) != len(y):
+        raise DataError(f"x of {title} holds {len(x)} samples, but y holds {len(y)} targets")
+    splitter = Splitter(_labels(y), plan, names=(name,), first=number)
+    parts = splitter.split_clients([np.arange(len(y))])
+    return form.client({split: (x[indices], y[indices]) for split, (indices,) in parts.items()}, name)
+
+
+def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[Tensor, Tensor]:
+    """Samples with the columns of the format in its order, and targets with its numbers of classes."""
+    x = plain_tensor(in_columns(pair[0], form.columns, f"x of {title}"), f"x of {title}")
+    y = pair[1].cpu().numpy() if isinstance(pair[1], Tensor) else np.asarray(pair[1])
+    if form.classes is None or not form.preprocessing.classes:
+        return x, plain_tensor(y, f"y of {title}")
+    names, numbers = np.unique(np.array(list(map(name_of, y.reshape(-1).tolist()))), return_inverse=True)
+    return x, form.labels(numbers, names.tolist())
 
 
 def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
@@ -150,8 +194,12 @@ def from_samples(
     partition: Partition | None,
     fallback: Partition,
     new_clients: int = 0,
+    raw: bool = False,
 ) -> Federation:
-    """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn."""
+    """A federation of samples; without a partition, every owner of samples is a client, or `fallback` is drawn.
+
+    `raw`: samples are neither standardised nor encoded.
+    """
     _check_keeps_groups(samples, partition)
     tests = samples.tests
     if partition is None and samples.owner is not None:
@@ -163,29 +211,42 @@ def from_samples(
         chosen = partition or fallback
         assignment = draw_partition(chosen, samples.y, clients, plan.seed, tests=tests, owner=samples.owner)
     owned = partition is None or isinstance(partition, Owners)
+    placeholder = np.zeros((len(samples.x), 1), np.float32)  # codes may be missing, which samples must not
     federation = federate(
-        samples.x,
+        placeholder if samples.codes else samples.x,
         samples.y,
         assignment,
         classes=samples.classes,
         name=samples.name,
-        client_names=_client_names(assignment, samples.owner) if owned else (),
+        client_names=_client_names(assignment, samples) if owned else (),
         scaling=samples.scaling,
         group=samples.group,
-        **vars(plan),
+        **vars(plan if samples.validations is None else replace(plan, validation=0.0)),
     )
+    x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
+    federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
     named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    if partition is None and samples.validations is not None:
+        named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
-    return with_standardised(named, samples.standardise, new_clients)
+    if samples.text is not None:
+        return named.tokenized(samples.text, new_clients)
+    return named if raw else with_standardised(named, samples.standardise, new_clients)
 
 
 def with_standardised(federation: Federation, what: Sequence[str], new_clients: int = 0) -> Federation:
-    """`Federation.standardised` of what was looked at before: it hides another unit of a client, and whole numbers."""
-    if not what:
+    """`Federation.standardised` of what was looked at before: it hides another unit of a client, and whole numbers.
+
+    A coded table is encoded.
+    """
+    if not what and not federation.codes:
         return federation
     looked_at = replace(federation, outliers=outliers(federation), suspects=suspects(federation))
+    if federation.codes:
+        targets = [each for each in what if each == "y"]
+        return encoded(looked_at, what, new_clients).standardised(targets, new_clients)
     return looked_at.standardised(what, new_clients)
 
 
@@ -212,11 +273,11 @@ def _pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
         if split not in SPLITS:
             raise unknown(f"split of {title}", split, SPLITS)
     pairs = {split: client_pair(samples, f"split '{split}' of {title}") for split, samples in splits.items()}
-    if "train" not in pairs or len(pairs["train"][0]) == 0:
+    if "train" not in pairs or sample_count(pairs["train"][0]) == 0:
         raise DataError(f"{title} has no training sample: its splits are {', '.join(splits) or 'none'}")
     for split, (x, y) in pairs.items():
-        if len(x) != len(y):
-            raise DataError(f"{title} holds {len(x)} samples, but {len(y)} targets in its split '{split}'")
+        if sample_count(x) != len(y):
+            raise DataError(f"{title} holds {sample_count(x)} samples, but {len(y)} targets in its split '{split}'")
     return pairs
 
 
@@ -225,11 +286,47 @@ def _consecutive(sizes: Sequence[int]) -> list[Indices]:
     return [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _client_names(assignment: Assignment, owner: NDArray[np.generic] | None) -> tuple[str, ...]:
-    if owner is None:
+def _own_splits(samples: Samples, assignment: Assignment) -> dict[str, Ragged]:
+    """The splits that came with the samples."""
+    validations: NDArray[np.bool_] = np.asarray(samples.validations)
+    train = [rows[~validations[rows]] for rows in assignment.train]
+    validation = [rows[validations[rows]] for rows in assignment.train]
+    return _ragged({"train": train, "validation": validation, "test": assignment.test or [rows[:0] for rows in train]})
+
+
+def samples_of_clients(federation: Federation, *, splits: bool) -> Samples:
+    """The samples as clients hold them, in the order of clients, to be written; with their `splits`, or to be split."""
+    if federation.preprocessing.standardises or federation.targets is not None:
+        raise DataError("this federation is standardised already: give the clients' own samples, or do not standardise")
+    apart = federation.apart()
+    rows = {split: ragged.indices.numpy() for split, ragged in apart.splits.items()}
+    owner, part = np.full(len(apart.x), -1), np.full(len(apart.x), "train", "<U10")
+    for split, ragged in apart.splits.items():
+        owner[rows[split]], part[rows[split]] = ragged.clients().numpy(), split
+    order = np.argsort(owner, kind="stable")
+    order = order[owner[order] >= 0]  # of samples that a client holds
+    owned = Samples(
+        apart.x[order].cpu().numpy(),
+        apart.y[order].cpu().numpy(),
+        classes=apart.classes,
+        names=apart.class_names or None,
+        owner=owner[order],
+        clients=apart.client_names,
+        scaling=apart.scaling,
+        name=apart.name,
+        columns=apart.column_names,
+        codes=apart.codes,
+        inputs=apart.input_names,
+    )
+    return replace(owned, tests=part[order] == "test", validations=part[order] == "validation") if splits else owned
+
+
+def _client_names(assignment: Assignment, samples: Samples) -> tuple[str, ...]:
+    if samples.owner is None:
         return ()
     pairs = zip(assignment.train, assignment.test or assignment.train, strict=True)  # a client may only test
-    return tuple(map(name_of, owner[[np.append(*pair)[0] for pair in pairs]].tolist()))
+    owners = samples.owner[[np.append(*pair)[0] for pair in pairs]].tolist()
+    return tuple(samples.clients[owner] if samples.clients else name_of(owner) for owner in owners)
 
 
 def _check_keeps_groups(samples: Samples, partition: Partition | None) -> None:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
+from stratafl.data.tables.kinds import TableColumn
+from stratafl.data.tables.table_encoding import TableEncoding
+from stratafl.data.texts import TextEncoding, decoded_texts, trimmed
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -75,6 +78,7 @@ class Federation:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
+    input_names: tuple[str, ...] = ()  # of the inputs that a sample stacks, `[k, …]`, for a model that names them
     mode: str = ""  # of the image files that the samples were read from
     outliers: tuple[Any, ...] | None = None  # found before samples were standardised, see outliers.py
     suspects: tuple[Any, ...] | None = None  # … and suspicious columns, see suspects.py
@@ -82,8 +86,11 @@ class Federation:
     columns: Standardisation | None = None  # how the columns of `x` were standardised
     client_columns: tuple[Standardisation, ...] = ()  # how each client standardised the columns of its own samples
     targets: Standardisation | None = None  # how `y` was standardised
+    codes: tuple[TableColumn, ...] = ()  # of a table that is not encoded yet: `x` holds their codes, [n, K] in float64
+    table: TableEncoding | None = None  # how such a table was encoded
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
+    text: TextEncoding | None = None  # how texts became the tokens in `x`
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -166,7 +173,11 @@ class Federation:
     def preprocessing(self) -> Preprocessing:
         kind, shape = dtype_name(self.raw or self.x.dtype), tuple(self.x.shape[1:])
         columns = (self.columns, self.targets)
-        return Preprocessing(kind, shape, self.scaling, *columns, self.class_names, self.client_columns)
+        if self.table is not None:
+            kind, shape = dtype_name(torch.float64), (len(self.table.columns),)
+        names, inputs = self.class_names, self.input_names
+        more: dict[str, Any] = {"inputs": inputs, "table": self.table, "text": self.text}
+        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, **more)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))
@@ -198,6 +209,17 @@ class Federation:
             federation = replace(federation, targets=targets, y=targets.applied(y, _floating(y)))
         return federation
 
+    def tokenized(self, encoding: TextEncoding, new_clients: int = 0) -> Self:
+        """Texts as tokens; if `x` holds their bytes, by a tokenizer of the training texts of clients that train."""
+        if self.x.dtype != torch.uint8:
+            return replace(self, text=encoding)
+        texts = decoded_texts(self.x.numpy())
+        trained = int(self.splits["train"].offsets[self.clients - new_clients])
+        rows = sorted({*self.splits["train"].indices[:trained].tolist()})
+        encoding = encoding.trained(texts[row] for row in rows)
+        coded, encoding = trimmed(encoding.applied(texts), encoding)
+        return replace(self, x=torch.from_numpy(coded), text=encoding)
+
     def standardisation_note(self, change: str = "data.normalise = 'none'") -> str:
         """What was done to columns, and how to `change` that; "" if nothing was done."""
         if not self.preprocessing.standardises:
@@ -207,7 +229,7 @@ class Federation:
 
     def _by_client(self) -> Self:
         """Every client's columns standardised by its own training samples, or by all its samples if it has none."""
-        apart = self._apart()
+        apart = self.apart()
         x, columns = apart.x.to(_floating(apart.x), copy=True), list[Standardisation]()
         for client in range(self.clients):
             rows = {split: ragged.of(client) for split, ragged in apart.splits.items()}
@@ -216,7 +238,7 @@ class Federation:
             x[every] = columns[-1].applied(apart.x[every], x.dtype)
         return replace(apart, x=x, client_columns=tuple(columns), raw=self.x.dtype)
 
-    def _apart(self) -> Self:
+    def apart(self) -> Self:
         """The federation itself, or if clients share samples one in which each client has copies of its own."""
         owner = torch.cat([ragged.clients() for ragged in self.splits.values()])
         sample = torch.cat([ragged.indices for ragged in self.splits.values()])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stratafl.core.reprs import short_number, short_repr
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import PIXELS, samples_at
+from stratafl.data.tables.kinds import NUMBER
 from stratafl.errors import counted
 
 Array = NDArray[Any]
@@ -118,7 +119,9 @@ def _features(federation: Federation, rows: torch.Tensor) -> Array:
     """The columns of a table; the mean absolute pixel of each channel of an image."""
     x, rows = federation.x, rows.to(federation.x.device)
     if _by_columns(federation):
-        return samples_at(x, rows).reshape(len(rows), -1).cpu().numpy()
+        values = samples_at(x, rows).reshape(len(rows), -1).cpu().numpy()
+        measured = [column.kind == NUMBER for column in federation.codes if column.is_coded]
+        return np.where(measured, values, np.nan) if measured else values
     channels = x.shape[1] if x.ndim > 2 and x.shape[1] <= _CHANNELS else 1
     pixels = x.reshape(len(x), channels, -1)
     some = samples_at(pixels[..., :: max(1, pixels.shape[2] // _PIXELS)], rows)

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from stratafl.core.annotations import Range, checked
 from stratafl.core.reprs import short_repr
+from stratafl.data.tables.table_encoding import TableEncoding, encoding_from
+from stratafl.data.texts import TextEncoding, text_encoding_from
 from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
+_OPTIONAL_KEYS = ("clients", "inputs", "table", "text")
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
@@ -118,6 +121,9 @@ class Preprocessing:
     targets: Standardisation | None = None
     classes: tuple[str, ...] = ()
     clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
+    inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, such as input_ids and attention_mask
+    table: TableEncoding | None = None  # of raw samples that are rows of codes; columns are standardised after it
+    text: TextEncoding | None = None  # how texts become tokens
 
     @property
     def standardises(self) -> bool:
@@ -133,12 +139,18 @@ class Preprocessing:
         torch_dtype: torch.dtype = getattr(torch, self.dtype)
         return torch_dtype
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a model's input."""
+        return self.shape if self.table is None else (len(self.table.inputs),)
+
     def raw(self, x: Tensor) -> Tensor:
         """The samples in the type of the data; refused if shape or values are not those of raw samples."""
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"x has shape {tuple(x.shape)}: give [n, {', '.join(map(str, self.shape))}] for n samples")
-        if x.is_floating_point() and not bool(x.isfinite().all()):
-            wrong = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
+        finite = x.isfinite() if self.table is None else ~x.isinf()  # a code may be missing
+        if x.is_floating_point() and not bool(finite.all()):
+            wrong = int((~finite).flatten(1).any(1).nonzero()[0])
             raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value with a number")
         if self.kind.is_floating_point:
             return x.to(self.kind)
@@ -161,13 +173,14 @@ class Preprocessing:
             raise DataError(f"x has numbers from {int(x.min())} to {int(x.max())}, but samples are from 0 to {most}")
 
     def to_table(self) -> dict[str, Any]:
-        table = {"format": FORMAT, **dataclasses.asdict(self)}
-        return table if self.clients else {key: value for key, value in table.items() if key != "clients"}
+        plain = dataclasses.asdict(dataclasses.replace(self, table=None))
+        table = {"format": FORMAT, **plain, "table": self.table and self.table.to_table()}
+        return {key: value for key, value in table.items() if key not in _OPTIONAL_KEYS or value}
 
 
 def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
     """The opposite of `to_table`; a ValueError says what is wrong with the table."""
-    if set(table) - {"clients"} != set(_KEYS) or table["format"] != FORMAT:
+    if set(table) - {*_OPTIONAL_KEYS} != set(_KEYS) or table["format"] != FORMAT:
         raise ValueError(f"it needs the keys {', '.join(_KEYS)}, in format {FORMAT}")
     if not isinstance(getattr(torch, str(table["dtype"]), None), torch.dtype):
         raise ValueError("its dtype is not the name of a type of numbers")
@@ -180,6 +193,9 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             _part(Standardisation, "targets", table["targets"]),
             checked("classes", tuple[str, ...], table["classes"]),
             tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
+            checked("inputs", tuple[str, ...], table.get("inputs", ())),
+            encoding_from(table["table"]) if table.get("table") else None,
+            text_encoding_from(table["text"]) if table.get("text") else None,
         )
     except StrataError as error:
         raise ValueError(f"its {error}") from error

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.data.arrays import Array, Part, join_parts, plain_tensor
+from stratafl.data.arrays import Array, Part, join_parts, plain_tensor, sample_count, stack_named
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.preprocessing import PIXELS, Preprocessing, dtype_name, preprocessing_from
 from stratafl.errors import DataError, choices, shown, unknown
@@ -43,7 +43,7 @@ class SampleFormat:
             raise DataError(f"{self.classes} classes do not fit targets of shape {self.target}: give single labels")
         if named and len(named) != self.classes:
             raise DataError(f"there are {len(named)} names for {self.classes} classes: give one name each")
-        if self.columns and self.shape != (len(self.columns),):
+        if self.columns and self.preprocessing.shape != (len(self.columns),):
             raise DataError(f"there are {len(self.columns)} names of columns for samples of shape {self.shape}")
         if self.own_columns and self.preprocessing.columns is not None:
             raise DataError("columns are standardised by the agreed numbers or by each site's own samples: choose one")
@@ -54,17 +54,24 @@ class SampleFormat:
         kind = floats[0] if floats else torch.get_default_dtype()
         common = replace(federation.preprocessing, clients=())
         facts = (common, federation.classes, tuple(federation.y.shape[1:]), kind, bool(federation.client_columns))
-        return SampleFormat(*facts, columns=federation.column_names)
+        table = federation.table
+        return SampleFormat(*facts, columns=federation.column_names if table is None else table.names)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.preprocessing.shape
+        """Of a model's input."""
+        return self.preprocessing.input_shape
 
     @property
     def kept(self) -> torch.dtype:
         """The type in which samples are kept: pixels and tokens as they are, standardised ones as floats."""
         raw, standardised = self.preprocessing.kind, self.own_columns or self.preprocessing.columns is not None
         return self.dtype if raw.is_floating_point or standardised else raw
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of classes, or their numbers as text; () if targets are numbers."""
+        return self.preprocessing.classes or tuple(map(str, range(self.classes or 0)))
 
     @property
     def are_numbers(self) -> bool:
@@ -83,8 +90,8 @@ class SampleFormat:
         for split in splits:
             if split not in SPLITS:
                 raise unknown("split", split, SPLITS)
-        filled = {split: splits[split] for split in SPLITS if split in splits and len(splits[split][0])}
-        counts = [len(filled[split][0]) if split in filled else 0 for split in SPLITS]
+        filled = {split: splits[split] for split in SPLITS if split in splits and sample_count(splits[split][0])}
+        counts = [sample_count(filled[split][0]) if split in filled else 0 for split in SPLITS]
         ends = torch.tensor(counts).cumsum(0).tolist()
         ranges = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         federation = Federation(
@@ -96,6 +103,8 @@ class SampleFormat:
             client_names=(name,),
             class_names=self.preprocessing.classes,
             column_names=self.columns,
+            input_names=self.preprocessing.inputs,
+            text=self.preprocessing.text,
         )
         return self._standardised(federation)
 
@@ -111,6 +120,25 @@ class SampleFormat:
         if agreed.targets is not None:
             federation = replace(federation, y=agreed.targets.applied(federation.y, self.dtype), targets=agreed.targets)
         return federation
+
+    def without_samples(
+        self, clients: int, preprocessing: Preprocessing, names: tuple[str, ...] = (), name: str = "saved"
+    ) -> Federation:
+        """A federation of clients whose samples are elsewhere, preprocessed so."""
+        x, y = self.zeros(0)
+        return Federation(
+            *(x, y, self.classes, {split: Ragged.from_lists([[]] * clients) for split in SPLITS}, name),
+            scaling=preprocessing.scaling,
+            client_names=names,
+            class_names=preprocessing.classes,
+            column_names=self.columns if preprocessing.table is None else preprocessing.table.inputs,
+            input_names=preprocessing.inputs,
+            raw=preprocessing.kind,
+            columns=preprocessing.columns,
+            client_columns=preprocessing.clients,
+            targets=preprocessing.targets,
+            table=preprocessing.table,
+        )
 
     def zeros(self, count: int) -> tuple[Tensor, Tensor]:
         """`count` samples and targets of this format, all 0."""
@@ -141,7 +169,7 @@ class SampleFormat:
         return x, y
 
     def _raw(self, x: Array) -> Tensor:
-        return self.preprocessing.raw(plain_tensor(x, "x"))
+        return self.preprocessing.raw(plain_tensor(stack_named(x, self.preprocessing.inputs, "x"), "x"))
 
     # As a table
 

@@ -40,6 +40,21 @@ def write_shards(samples: Samples, folder: Path, largest: int = MAX_SHARD_BYTES)
     return [folder / shard["file"] for shard in shards]
 
 
+def digest_name(samples: Samples) -> str:
+    """A name for a folder of these samples that other samples do not have."""
+    digest = hashlib.sha256(json.dumps(facts(samples), sort_keys=True).encode())
+    for name, array in arrays(samples).items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return f"{samples.name}-{digest.hexdigest()[:12]}"
+
+
+def store_samples(samples: Samples, folder: Path) -> None:
+    """Write the samples into a folder of their name, unless they are there."""
+    if not is_sharded(folder):
+        write_shards(samples, folder)
+
+
 def _write_all(samples: Samples, folder: Path, largest: int) -> list[dict[str, Any]]:
     stored = arrays(samples)
     sample_bytes = sum(array.nbytes for array in stored.values()) / max(1, len(samples.x))

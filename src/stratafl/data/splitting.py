@@ -165,15 +165,15 @@ def parts_of_strata(stratum: NDArray[np.int64], sizes: Sizes, rng: np.random.Gen
     room = counts - 1  # of each stratum one sample stays, unless too few would be left to hold out
     short = max(0, sizes.both - int(room.sum()))
     room[order[np.argsort(counts[order], kind="stable")][:short]] += 1
-    held_out = _apportioned(sizes.both, counts, room, order)
-    tests = _apportioned(sizes.test, held_out, held_out, order)
+    held_out = apportioned(sizes.both, counts, room, order)
+    tests = apportioned(sizes.test, held_out, held_out, order)
     # The place of each sample within its stratum: samples come in random order, so the first ones are a random draw.
     rank = np.empty(len(ids), np.int64)
     rank[np.argsort(ids, kind="stable")] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.where(rank < tests[ids], TEST, np.where(rank < held_out[ids], VALIDATION, TRAIN))
 
 
-def _apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
+def apportioned(total: int, counts: Parts, room: Parts, order: Parts) -> Parts:
     """`total` samples over strata in proportion to their counts, by largest remainders, at most `room` of each."""
     whole = max(1, int(counts.sum()))
     taken = np.minimum(total * counts // whole, room)

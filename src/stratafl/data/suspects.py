@@ -40,6 +40,8 @@ def suspects(federation: Federation) -> tuple[Suspect, ...]:
     rows, client = indices[chosen], client[chosen.numpy()]
     x, y = federation.x[rows].double().cpu().numpy(), federation.y[rows].cpu().numpy().reshape(len(rows), -1)[:, 0]
     flagged = list[Suspect]()
+    if federation.codes:  # a missing cell is a value like others
+        x = np.where(np.isnan(x), np.nanmin(x, initial=0.0) - 1, x)
     for name, values in zip(federation.column_names, x.T, strict=True):
         tests = {"identifier": _numbering(values, client), "leak": _telling(values, y, federation.classes)}
         flagged += [Suspect(name, kind, why) for kind, why in tests.items() if why][:1]

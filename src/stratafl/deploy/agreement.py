@@ -16,6 +16,7 @@ import torch
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.sample_format import SampleFormat
+from stratafl.data.texts import LENGTH
 from stratafl.errors import DamagedError, DataError, WireError, choices, printable, shown
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.files import read_plain, write_atomically
@@ -129,13 +130,18 @@ def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
     names = tuple(sorted({name for each in formats.values() for name in each.preprocessing.classes}))
     most = max((each.classes for each in formats.values() if each.classes is not None), default=None)
     classes = len(names) if names else most
-    return replace(common, classes=classes, preprocessing=replace(common.preprocessing, classes=names))
+    read = replace(common.preprocessing, classes=names)
+    if read.text is not None:  # shorter texts are padded
+        length = max(each.shape[0] for each in formats.values())
+        read = replace(read, shape=(length,), text=replace(read.text, length=length))
+    return replace(common, classes=classes, preprocessing=read)
 
 
 def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, object]]:
     """What the samples of all sites must have alike: what it is, and how both have it."""
     return [
-        ("samples of shape", a.shape, b.shape),
+        *([("samples of shape", a.shape, b.shape)] if a.preprocessing.text is None else []),
+        ("texts read as", _any_length(a), _any_length(b)),
         ("samples of type", a.preprocessing.dtype, b.preprocessing.dtype),
         ("numbers computed as", a.dtype, b.dtype),
         ("the scaling", a.preprocessing.scaling, b.preprocessing.scaling),
@@ -144,6 +150,11 @@ def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, 
         ("the columns", sorted(a.columns), sorted(b.columns)),
         ("columns standardised by its own samples:", a.own_columns, b.own_columns),
     ]
+
+
+def _any_length(format: SampleFormat) -> object:
+    text = format.preprocessing.text
+    return text and replace(text, length=LENGTH)
 
 
 def _kind_of_targets(format: SampleFormat) -> str:
@@ -200,4 +211,6 @@ def _reading(what: str) -> Iterator[None]:
 def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
     wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
+    if wrong == ["frozen"]:
+        return "host and site have different frozen tensors, which no round carries: load the same base at both"
     return f"host and site differ in {', '.join(wrong)}: use the same file for both" if wrong else ""

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from stratafl.deploy.courier import REFUSED
 from stratafl.deploy.member import SiteMember
 from stratafl.deploy.messages import content_of, read_content
-from stratafl.deploy.site_processes import FOLDER
+from stratafl.deploy.processes import SITE_FOLDER
 from stratafl.errors import StrataError, told_to_others
 
 log = logging.getLogger("stratafl.deploy")
@@ -30,7 +30,7 @@ def _member(folder: str, name: str, place: str, trust: bool) -> SiteMember:
 
 def member_of(context: Context) -> SiteMember:
     config = context.node_config
-    return _member(os.environ[FOLDER], str(config["site"]), str(config["data"]), bool(config.get("trust", False)))
+    return _member(os.environ[SITE_FOLDER], str(config["site"]), str(config["data"]), bool(config.get("trust", False)))
 
 
 def _answered(message: Message, answer: Callable[[Mapping[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Message:
@@ -39,7 +39,7 @@ def _answered(message: Message, answer: Callable[[Mapping[str, Any], bytes], tup
         table, body = answer(*read_content(message.content))
     except StrataError as error:
         log.warning("refused: %s", error)
-        table, body = {REFUSED: told_to_others(error).replace(f"{os.environ[FOLDER]}{os.sep}", "")}, b""
+        table, body = {REFUSED: told_to_others(error).replace(f"{os.environ[SITE_FOLDER]}{os.sep}", "")}, b""
     return Message(content_of(table, body), reply_to=message)
 
 

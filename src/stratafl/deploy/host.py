@@ -21,7 +21,15 @@ import httpx
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.certificates import LOOPBACK, Pair, check_site_name, read_key, read_public_key, write_once
 from stratafl.deploy.control import ControlClient, write_app
-from stratafl.deploy.processes import Process, flower_environment, free_port, python_module, require_flower, wait_until
+from stratafl.deploy.processes import (
+    FLOWER_FOLDER,
+    Process,
+    flower_environment,
+    free_port,
+    python_module,
+    require_flower,
+    wait_until,
+)
 from stratafl.errors import DeployError, shown
 from stratafl.files import is_stamped, lock, make_private, read_plain, stamp
 
@@ -30,7 +38,6 @@ MAX_COUNTS_BYTES = 10_000_000  # bytes
 PORT = 9443  # of a host, unless its address names another
 # A name or an IP address: no option, path or control character.
 _HOST = re.compile(r"[A-Za-z0-9\[:_][A-Za-z0-9\]:_.%-]*")
-FOLDER = "STRATAFL_FLOWER_FOLDER"  # the environment variable with the folder of these processes
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ class Host:
             ) from error
 
     def _process(self, name: str, module: str, *arguments: object, **options: object) -> Process:
-        environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
+        environment = flower_environment(self.folder / "flower") | {FLOWER_FOLDER: str(self.folder.absolute())}
         return Process(
             name, python_module(module, *arguments, **options), self.folder / "logs" / f"{name}.log", environment
         )

@@ -185,6 +185,8 @@ def own_format(experiment: Experiment, place: str) -> SampleFormat:
     if experiment.data.normalise in alone:  # its numbers would be part of the format, and leave the site
         wrong = f"data.normalise = '{experiment.data.normalise}' would need means over all sites"
         raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
+    if experiment.data.tokens == "trained":
+        raise DataError("data.tokens = 'trained' would need the texts of all sites: use 'hashed'")
     return check_names(shareable_format(SampleFormat.of(site_samples(experiment, place))))
 
 

@@ -20,6 +20,8 @@ SILENT = ("httpx", "httpcore")  # loggers with a line for every request
 PATIENCE = 300.0  # seconds for a process to answer; on a busy machine Flower takes half a minute to import
 RETRY = 5  # seconds, at most, after which a SuperNode tries again to reach its server; flwr takes 20
 GUARDIAN = Path(__file__).with_name("guardian.py")  # run by file name: it imports nothing of ours
+# Environment variables that tell an app its folder: here, because an app is started often and imports little else.
+FLOWER_FOLDER, SITE_FOLDER = "STRATAFL_FLOWER_FOLDER", "STRATAFL_SITE_FOLDER"
 _PAUSE = 0.05
 
 

@@ -8,9 +8,9 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from stratafl.deploy.courier import Content, Delivered, Kind
-from stratafl.deploy.host import FOLDER
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import TYPES, content_of, read_content
+from stratafl.deploy.processes import FLOWER_FOLDER
 from stratafl.deploy.replies import MessageRound, nodes_of_sites
 from stratafl.errors import WireError
 
@@ -54,4 +54,4 @@ def main(grid: Grid, context: Context) -> None:
 
 def host_folder() -> Path:
     """From the environment: sites can fetch the settings of a run."""
-    return Path(os.environ[FOLDER]).parent
+    return Path(os.environ[FLOWER_FOLDER]).parent

@@ -12,7 +12,7 @@ from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
 from stratafl.errors import DeployError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
-from stratafl.export import Predictor
+from stratafl.export import ModelFacts, Predictor, export_model
 from stratafl.export.predicted import Predicted, predict_samples
 from stratafl.files import explained, read_plain
 
@@ -47,6 +47,12 @@ def final_model(member: SiteMember) -> Predictor:
         raise DeployError(f"site '{member.name}' no longer has its final model: its folder has changed")
     module = site.module(site.deployed(final.round, final.state, final.parcel))
     return Predictor(module, site.runtime.federation.preprocessing.of(0), site.runtime.dtype)
+
+
+def export_final(member: SiteMember, path: Path) -> None:
+    """Write that model to a file, as `export_model` does."""
+    facts = ModelFacts.of(member.name, member.agreed_format())
+    export_model(final_model(member), path, facts, f"site '{member.name}'")
 
 
 def predicted(member: SiteMember, place: Path) -> Predicted:

@@ -24,11 +24,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from stratafl.deploy.certificates import read_key
 from stratafl.deploy.client_tasks import READY
 from stratafl.deploy.folders import SiteFolder
-from stratafl.deploy.processes import RETRY, Process, flower_environment, free_port, python_module
+from stratafl.deploy.processes import RETRY, SITE_FOLDER, Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import lock, make_private, read_plain, write_atomically
 
-FOLDER = "STRATAFL_SITE_FOLDER"  # the environment variable that tells the ClientApp its folder
 PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last one is repeated
 HEALTHY = 120.0  # seconds of connection after which the first pause is used again
 LOOK = 0.5  # seconds between two looks into the logs
@@ -119,7 +118,7 @@ class SiteProcesses:
         write_atomically(secret, secrets.token_hex(32).encode())
         os.chmod(secret, 0o600)
         self.runtime = runtime = f"127.0.0.1:{port}"
-        environment = flower_environment(self.folder / "flower") | {FOLDER: str(self.folder.absolute())}
+        environment = flower_environment(self.folder / "flower") | {SITE_FOLDER: str(self.folder.absolute())}
         node: dict[str, object] = {"superlink": self._server, "host": "127.0.0.1", "port": port}
         node |= {"root_certificates": self._authority, "auth_supernode_private_key": self._key}
         node |= {"isolation": "process", "superexec_auth_secret_file": secret, "node_config": self.folder / "node.toml"}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stratafl.core import records
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.describe import columns, describe
+from stratafl.core.describe import columns, describe, frozen_tensors
 from stratafl.core.keys import Seeds
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows
 from stratafl.core.reprs import holder
@@ -72,6 +72,11 @@ class Blueprint:
     def draw(self) -> ModelDraw:
         return ModelDraw(self.model, self.algorithm, self.samples, self.seeds.weights, self.dtype, self.head)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a function makes the model, whose weights are then drawn."""
+        return not isinstance(self.model, nn.Module)
+
     @cached_property
     def module(self) -> nn.Module:
         """The model that all start from, as the algorithm extends it."""
@@ -121,7 +126,8 @@ class Blueprint:
     def digests(self) -> Mapping[str, str]:
         """A digest of each part, by which two members find out whether they agree, and on what they do not.
 
-        `weights` are exact: machines whose random numbers differ in the last bit do not agree on them.
+        `weights` are exact: machines whose random numbers differ in the last bit do not agree on them. Nor on `frozen`,
+        the tensors that are not trained: no round would carry them to a site that has others.
         """
         layout, seeds = self.layout, self.seeds
         specs = [(spec.name, spec.shape, spec.layer, spec.trainable) for spec in layout.specs.values()]
@@ -134,9 +140,8 @@ class Blueprint:
             "rounds": schedule,
         }
         digests = {name: _digest(json.dumps(part, sort_keys=True).encode()) for name, part in parts.items()}
-        start = columns(self.module)
-        weights = b"".join(bytes_of(start[name].cpu()).numpy().tobytes() for name in layout.specs)
-        return {**digests, "weights": _digest(weights)}
+        digests["weights"] = tensors_digest(columns(self.module))
+        return {**digests, "frozen": tensors_digest(frozen_tensors(self.module))} if layout.frozen else digests
 
     def _method(self) -> str:
         try:
@@ -147,3 +152,11 @@ class Blueprint:
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def tensors_digest(tensors: Rows) -> str:
+    """A digest of the bytes of these tensors, one after the other."""
+    total = blake2b(digest_size=16)
+    for x in tensors.values():
+        total.update(bytes_of(x.cpu()).numpy().data)
+    return total.hexdigest()

@@ -104,7 +104,9 @@ def simulation(
     on_device = chosen_store == "device" or (chosen_store == "ram" and runtime.device.type == "cpu")
     rest = left - needed if left is not None and on_device else left
     parts = (algorithm, setup, federation.counts("train"), runtime)
-    sim = Simulation(*parts, rest, memory_limit, chosen_store, module.cpu(), diagnosed_clients, norm_limit=norm_limit)
+    sim = Simulation(
+        *parts, rest, memory_limit, chosen_store, module.cpu(), diagnosed_clients, blueprint, norm_limit=norm_limit
+    )
     return _within_memory(sim, left if store == "auto" else None, begun)
 
 

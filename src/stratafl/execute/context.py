@@ -15,6 +15,7 @@ from stratafl.core.footprint import Footprint
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, moved, pick, stacked
+from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.state_format import StateFormat
@@ -35,6 +36,7 @@ class SimulationContext(Rounds):
     store: Store = "device"  # where client states are kept
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
     diagnosed_clients: int = 0  # clients whose models the layer diagnostics keep for a round
+    blueprint: Blueprint | None = None  # what it was built from
 
     # Memory
 

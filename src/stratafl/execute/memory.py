@@ -101,7 +101,7 @@ def client_bytes(runtime: Runtime, batch: int) -> int:
         trained, modes = runtime.layout.trainable(), runtime.engine.model.modes(runtime.layout.trainable())
         objective = default_objective(runtime.federation.classes)
         take = partial(runtime.engine.gradients, objective, rows, step, trained, Inputs(), modes)
-        return peak_bytes(take, *rows.values(), step.x, step.y)
+        return peak_bytes(take, *rows.values(), *runtime.engine.model.frozen, step.x, step.y)
 
     return _held(runtime, _measured_once(runtime, ("step", batch), measured))
 
@@ -113,7 +113,8 @@ def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "t
     def measured() -> int:
         rows, step = _blank_rows(runtime), _stack(runtime, batch)
         real = tuple(len(x) for x in step.x)
-        return peak_bytes(lambda: runtime.engine.outputs(rows, step.x, step.weight, real), *rows.values())
+        taken = (*rows.values(), *runtime.engine.model.frozen)
+        return peak_bytes(lambda: runtime.engine.outputs(rows, step.x, step.weight, real), *taken)
 
     return _held(runtime, _measured_once(runtime, ("forward pass", batch), measured))
 

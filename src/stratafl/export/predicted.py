@@ -81,8 +81,7 @@ def predict_samples(model: Predictor, samples: NewSamples, form: SampleFormat, w
     outputs = finite_outputs(_outputs(model, samples.x), model, whose)
     if form.classes is None:
         return Predicted(samples.names, outputs, ())
-    names = form.preprocessing.classes or tuple(map(str, range(form.classes)))
-    return Predicted(samples.names, torch.softmax(outputs.double(), -1).float(), names)
+    return Predicted(samples.names, torch.softmax(outputs.double(), -1).float(), form.class_names)
 
 
 def _outputs(model: Predictor, x: Array) -> Tensor:

@@ -2,7 +2,8 @@
 
 `staged.py` defines what every model is, so read it first; the other files hold one family of models each. To add a
 model, write a class or function that takes `shape` and `classes`, and name it in `MODELS`; `strata list` shows the
-first line of its docstring. `heads.py` holds the heads of several parts with which methods replace a model's own. This
+first line of its docstring. `heads.py` holds the heads of several parts with which methods replace a model's own,
+`adapted.py` translates inputs and outputs of models of others. This
 package imports torch, `stratafl.core.records`, `stratafl.errors` and `stratafl.files`; every package but `core` and
 `data` may import it.
 """
@@ -14,6 +15,8 @@ from typing import Any
 from torch import nn
 
 from stratafl.errors import ModelError, unknown
+from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy, without_fast_paths
+from stratafl.models.architecture import with_recipe
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
     BiasedHead,
@@ -39,20 +42,22 @@ from stratafl.models.resnet import (
     resnet34cifar,
 )
 from stratafl.models.staged import Stage, Staged
+from stratafl.models.transformer import TextTransformer
 from stratafl.models.weights import load_weights, save_weights
 
 __all__ = [
-    "CNN", "CNN20", "MLP", "MODELS", "AlexNet", "BiasedHead", "ComposedHead", "ConditionalHead", "Conv", "ConvNet",
-    "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet", "LinearBase", "MobileNet", "PriorHead",
-    "ResNet", "ShiftedHead", "Stage", "Staged", "ThreeConv", "TwoHeads", "build", "fasttext", "load_weights",
-    "mnistnn", "replace_head", "resnet9", "resnet18", "resnet20", "resnet34", "save_weights",
+    "CNN", "CNN20", "MLP", "MODELS", "Adaptation", "AdaptedModel", "AlexNet", "BiasedHead", "ComposedHead",
+    "ConditionalHead", "Conv", "ConvNet", "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet",
+    "LinearBase", "MobileNet", "PriorHead", "ResNet", "ShiftedHead", "Stage", "Staged", "TextTransformer", "ThreeConv",
+    "TwoHeads", "build", "fasttext", "load_weights", "mnistnn", "own_model", "replace_head", "resnet9", "resnet18",
+    "resnet20", "resnet34", "save_weights", "shared_copy", "without_fast_paths",
 ]  # fmt: skip
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "mnistnn": mnistnn, "cnn": CNN, "lenet": LeNet, "mnistcnn": ThreeConv, "cifar10cnn": ThreeConv,
     "cnn20": CNN20, "alexnet": AlexNet, "mobilenet": MobileNet, "resnet9": resnet9, "resnet18": resnet18,
     "resnet18cifar": resnet18cifar, "resnet20": resnet20, "resnet34": resnet34, "resnet34cifar": resnet34cifar,
-    "embedding": EmbeddingClassifier, "fasttext": fasttext, "convnorm": ConvNorm,
+    "embedding": EmbeddingClassifier, "fasttext": fasttext, "transformer": TextTransformer, "convnorm": ConvNorm,
 }  # fmt: skip
 
 
@@ -65,4 +70,5 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, **options: Any) ->
     for option in options:
         if not any_option and option not in existing:
             raise ModelError(str(unknown(f"option of model '{name}',", option, existing)))
-    return MODELS[name](shape=shape, classes=classes, **options)
+    module = MODELS[name](shape=shape, classes=classes, **options)
+    return with_recipe(module, name, shape=shape, classes=classes, **options)

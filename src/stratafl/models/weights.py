@@ -31,7 +31,7 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: boo
 
     Unless `strict`, names that are only in the file or only in the module are ignored.
     """
-    stored = _read(Path(path))
+    stored, _ = read_weights(Path(path))
     current: dict[str, Tensor] = module.state_dict()
     if strict:
         _check_names(path, stored, current)
@@ -44,14 +44,16 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str], *, strict: boo
     return tuple(shared)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata."""
+    from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise ModelError(f"there is no weights file '{path}'")
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise ModelError(f"'{path}' is not a readable safetensors file: {error}") from error
 

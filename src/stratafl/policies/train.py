@@ -211,6 +211,10 @@ class LocalTraining(Train):
         optimizer_state = {name: after[name.removeprefix(self._slot(""))] for name in self.keeps}
         return {self.row: after["row"], **self._counted(steps, loss, rate, client), **moved, **optimizer_state}
 
+    def pace(self, t: int, rounds: int) -> tuple[float, float]:
+        """The factors on the learning rate that round t of so many has (`stratafl.core.pace`)."""
+        return self.decay**t, self.schedule(t, rounds)
+
     def descend(self, task: Task, trained: Names, rate: float, row: Rows, client: State) -> State:
         """What `stratafl.policies.descent:descend` gives for these tensors, at this rate."""
         epochs = self.epochs if self.epochs_from is None else tensor_of(client, self.epochs_from).long().tolist()

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from stratafl.errors import RunError, counted, printable
-from stratafl.files import write_atomically
+from stratafl.files import check_folder, write_atomically
 from stratafl.report.charts import Chart, on_dark
 from stratafl.report.class_counts_chart import class_counts_chart
 from stratafl.report.client_scores import clients_chart, worst_table
@@ -25,7 +25,7 @@ from stratafl.report.gains_tables import dependence_table, gains_chart, gains_ta
 from stratafl.report.guards import guard_sentences
 from stratafl.report.in_short import in_short, kinds_chart
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
-from stratafl.report.metric_tables import confusion_chart, metrics_table
+from stratafl.report.metric_tables import confusion_chart, cross_site_chart, metrics_table
 from stratafl.report.notes import cautions, doubts
 from stratafl.report.pair_tables import pairs_table
 from stratafl.report.ranking import winner
@@ -44,6 +44,7 @@ from stratafl.report.tuned import rates_chart, tuning_table
 from stratafl.report.verdict import verdict_table
 from stratafl.version import VERSION
 
+REPORT = "report.html"
 GENERATOR = b'<meta name="generator" content="stratafl">'
 Part = str | ReportTable | Chart  # a str is HTML
 
@@ -95,6 +96,15 @@ def is_report(path: Path) -> bool:
         return GENERATOR in file.read(1000)
 
 
+def check_report_file(path: Path) -> None:
+    """Refuse a file that is not a report; a report may be replaced."""
+    check_folder(path)
+    if path.is_dir():
+        raise RunError(f"'{path}' is a folder: name a file, such as {path / REPORT}")
+    if path.exists() and not is_report(path):
+        raise RunError(f"'{path}' exists and is not a report: choose another name, or remove it")
+
+
 def page(study: Study) -> str:
     all_sections = sections(study)
     first, *rest = all_sections
@@ -144,6 +154,7 @@ def sections(study: Study) -> list[Section]:
             Section("gaining", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
+            Section("crossed", "Models on other clients' samples", cross_site_chart(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
             Section("measured", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
             Section("tuning", "Tuning", tuning_table(study.tuned), rates_chart(study.tuned)),

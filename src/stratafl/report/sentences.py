@@ -34,7 +34,7 @@ def finding(sentence: str, **values: object) -> Finding:
 PERSONALISED_LEADS = "{method} reaches {score} against {against}{doubt}."
 ALONE_LEADS = "No method is better than training alone here: it reaches {score}, {others}{doubt}."
 SHARED_LEADS = "One shared model is best here: {method} reaches {score}, {others}{doubt}."
-AS_GOOD_CLAUSE = "; {methods} may be as good"
+AS_GOOD_CLAUSE = "; its lead over {methods} is not certain"
 ONE_SEED_CLAUSE = "; one seed cannot tell whether that is chance"
 CLIENTS_GAIN = "With {method}, {better} of {clients} score higher than alone, and {worse} lower."
 
@@ -48,7 +48,7 @@ TRAIN_ALONE_UNCLEAR = "Train every client alone ({method}): no federated method 
 USE = "Use {method}."
 USE_KIND = "Use {method}: {kind}."
 LEAD_MAY_BE_CHANCE = "Its lead may be due to chance."
-MAY_BE_AS_GOOD = "{methods} may be as good."
+MAY_BE_AS_GOOD = "Its lead over {methods} is not certain: more seeds would tell."
 USE_NONE = "Use none of these models: they are not better than chance."
 USE_NONE_BY = "Use none of these models: their {metric} is not better than chance."
 NOT_BY_ANSWERS = "Do not choose by {metric}: the predicted classes are not better than chance."
@@ -154,6 +154,7 @@ FIRST_ONE_SEED = "One seed cannot tell whether it is better than {methods}."
 
 # Doubts
 
+SIMPLER = "Simpler models outside the federation score higher than every method: {baselines}. Train longer, or tune."
 ONE_ANSWER = "The same class for all samples of a client: {methods}."
 NOT_BETTER = "Not better than always predicting a client's most frequent class ({base}): {methods}."
 NOT_CLEARLY_BETTER = (

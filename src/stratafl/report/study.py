@@ -1,5 +1,6 @@
 """Everything that a report needs from a set of run directories, read once."""
 
+import logging
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, StrataError
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
-from stratafl.report.chance import Chance, NoChoice, chance, majority, no_choice
+from stratafl.report.chance import Chance, NoChoice, baselines, chance, majority, no_choice
 from stratafl.report.charts import short_labels
 from stratafl.report.gains import Gains, client_gains
 from stratafl.report.outcome import Outcome, measured_by, read_outcome, run_folders
@@ -22,6 +23,8 @@ from stratafl.report.verdict import VERDICTS, Verdict, read_verdicts
 from stratafl.runs.comparison import Comparison
 from stratafl.runs.directory import COMPARISON, CONFIG, TUNING, is_run
 from stratafl.runs.summary import evaluated
+
+log = logging.getLogger("stratafl")
 
 
 @short_repr
@@ -65,6 +68,16 @@ class Study:
         return majority(self.ranks)
 
     @cached_property
+    def baselines(self) -> list[Rank]:
+        """Logistic regressions outside the federation, if the comparison is of a table."""
+        return baselines(self.ranks)
+
+    @property
+    def rows_below(self) -> list[Rank]:
+        """What stands below the methods in a ranking: none of it is a method of the federation."""
+        return [*self.baselines, *([self.majority] if self.majority else [])]
+
+    @cached_property
     def chance(self) -> Chance | None:
         """Which methods cannot be told from that; None if it is unknown."""
         return chance(self.ranks)
@@ -94,7 +107,7 @@ def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     """The runs and verdicts in these folders and below, by their own metric or by another one; all of it is read."""
     study = read_study(folders, metric)
     for run in study.outcomes:  # damage is an error here, not in the middle of a page
-        _ = run.environment, run.client_lines, run.layers, run.split_counts
+        _ = run.environment, run.client_lines, run.layers, run.split_counts, run.cross_site
     return study
 
 
@@ -113,6 +126,19 @@ def read_study(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     compared = comparisons(folders)
     own_rates = any(all("train.lr" in each.per_method[method] for method in each.methods) for each in compared)
     return Study(ranks, scored, empty, repeated, verdicts, not_started(compared), tuned, own_rates)
+
+
+def ranked_study(folders: Sequence[Path], by: Metric | None = None) -> Study:
+    """The runs in these folders, ranked; each without results is a note, or an error if there are no results at all."""
+    for folder in folders:
+        if only_verdicts(folder):
+            raise RunError(f"there is no run in '{folder}'")
+    study = read_study(folders, by)
+    if not study.ranks:
+        raise not_evaluated(study.empty[0])
+    for folder in study.empty:
+        log.warning("'%s' has no evaluated round yet", folder)
+    return study
 
 
 def not_evaluated(folder: Path) -> RunError:

@@ -14,7 +14,7 @@ import tomli_w
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import completed, seeds_of, simulation_of
-from stratafl.config.experiment import Experiment, from_stored, read_toml, to_tables, with_values
+from stratafl.config.experiment import Experiment, from_stored, names_code, read_toml, to_tables, with_values
 from stratafl.config.metric_choice import AUTO, PLAIN, with_metric
 from stratafl.config.migrations import FORMAT, check_format, former_defaults
 from stratafl.config.setting_tables import Settings, parse_settings
@@ -102,6 +102,25 @@ class Comparison:
 
         If it is `checked`, a method that cannot be run is refused before anything is written.
         """
+        comparison = cls.planned(folder, base, methods, seeds, settings, trust, vary)
+        comparison = comparison._checked() if checked else comparison
+        refuse_existing(folder)
+        with new_folder(folder) as partial:
+            write_atomically(partial / COMPARISON, tomli_w.dumps(comparison._tables()).encode())
+        return comparison
+
+    @classmethod
+    def planned(
+        cls,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        seeds: int,
+        settings: Settings,
+        trust: Trust = NO_TRUST,
+        vary: str = "all",
+    ) -> "Comparison":
+        """What `create` would write, before methods are built."""
         common, per_method = shared_and_own(methods, settings)
         if not 1 <= seeds <= MAX_SEEDS:
             raise RecordError(f"a comparison must have from 1 to {MAX_SEEDS:,} seeds, not {shown(seeds)}")
@@ -110,12 +129,13 @@ class Comparison:
         if first + seeds - 1 > MAX_INTEGER:
             raise RecordError(f"the last of {counted(seeds, 'seed')} from {first} would be above {MAX_INTEGER}")
         varied = _varied(vary, base)
-        comparison = cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), per_method, trust, varied)
-        comparison = comparison._checked() if checked else comparison
-        refuse_existing(folder)
-        with new_folder(folder) as partial:
-            write_atomically(partial / COMPARISON, tomli_w.dumps(comparison._tables()).encode())
-        return comparison
+        return cls(folder, base, tuple(methods), tuple(range(first, first + seeds)), per_method, trust, varied)
+
+    def continued(self) -> "Comparison":
+        """The comparison in the folder, if it is the one that is planned."""
+        stored = Comparison.open(self.folder, self.trust)
+        check_same_request(self.folder / COMPARISON, stored._tables(), self._tables())
+        return stored
 
     def _checked(self) -> "Comparison":
         """The comparison with a definite metric; builds every method once, so that its errors precede the first run."""
@@ -169,6 +189,10 @@ class Comparison:
                 folder = self.folder / folder_name(method) / f"seed-{seed}"
                 yield Member(method, seed, self._seeded(self._of(method), seed), folder, self.trust, alone)
 
+    @property
+    def names_code(self) -> bool:
+        return any(names_code(self._of(method)) for method in self.methods)
+
     def _of(self, method: str) -> Experiment:
         return with_values(self.base, {"algorithm.name": method, **self.per_method[method]})
 
@@ -195,6 +219,22 @@ def check_member(path: Path, run: Path, experiment: Experiment) -> None:
     begun, today = to_tables(config_of(run)), to_tables(experiment)
     chosen = {key: begun["evaluate"][key] for key, value in today["evaluate"].items() if value in UNRESOLVED}
     check_config(path, begun, today | {"evaluate": today["evaluate"] | chosen})
+
+
+def check_same_request(path: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise if the file at `path` was begun with something else than is asked for, naming the first key."""
+    then, now = _flat(begun), _flat(asked)
+    for key in dict.fromkeys([*now, *then]):
+        left_open = key.startswith("evaluate.") and now.get(key) in UNRESOLVED
+        if then.get(key) != now.get(key) and not left_open:
+            was, wanted = shown(then.get(key)), shown(now.get(key))
+            raise RunError(
+                f"'{path}' was begun with {key} = {was}, not {wanted}: ask as before, or give another folder"
+            )
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
 
 
 def shared_and_own(methods: Sequence[str], settings: Settings) -> tuple[Settings, dict[str, Settings]]:

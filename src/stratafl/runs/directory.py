@@ -11,6 +11,7 @@ checkpoint/          the last two states, each with that of the selected round
 predictions.safetensors   what the models that count give for every validation and test sample, at the end
 guard/               what each client takes at the end, if the run is guarded (guard.py)
 memories.bin         the states of clients, if they are kept on disk
+added/               clients that joined after the run (`api/added.py`)
 """
 
 import logging
@@ -18,6 +19,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from stratafl.config.migrations import FORMAT, METHOD_DIGEST, check_format
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import Federation
 from stratafl.data.preprocessing import preprocessing_from
-from stratafl.errors import DamagedError, RunError, unknown
+from stratafl.errors import DamagedError, RunError, counted, shown, unknown
 from stratafl.evaluation.measure import Line
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
@@ -44,13 +46,26 @@ JOURNALS = ("rounds", "clients", "layers")
 CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
 GUARD, CHOICES = "guard", "guard.json"  # a folder in a run directory, and the file in it that tells it from a run
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
+CROSS_SITE = "cross_site.json"  # every client's model on every client's test samples
+EXTENDED = "extended"  # the key of an environment that lists numbers of rounds given later
+RUNS = Path("runs")  # where folders are made if none is named
 TUNING = "tune.toml"  # in a folder that holds the trials of a tuning
+MAX_NAMED_RUNS = 3  # in a message
 log = logging.getLogger("stratafl")
 ROUNDS_KEPT = ("selected", "newest")  # whose states can be asked for
 
 
 def is_run(folder: Path) -> bool:
     return is_plain(folder / CONFIG) and is_plain(folder / ENVIRONMENT)
+
+
+def refuse_runs(folder: Path) -> None:
+    """Refuse the folder of a comparison or a tuning: which of its runs is meant?"""
+    runs = [] if is_run(folder) else sorted(p.parent for p in folder.glob(f"**/{CONFIG}") if is_run(p.parent))
+    if runs:
+        few = ", ".join(f"'{shown(str(run))}'" for run in runs[:MAX_NAMED_RUNS])
+        rest = ", …" if len(runs) > MAX_NAMED_RUNS else ""
+        raise RunError(f"'{folder}' holds {counted(len(runs), 'run')}, and each has models: name one of {few}{rest}")
 
 
 def config_of(folder: Path) -> Experiment:
@@ -84,6 +99,13 @@ def refuse_existing(folder: Path) -> None:
             again = f"strata resume {shlex.quote(str(folder))}"
             raise RunError(f"'{folder}' already holds a {kind}: continue it with '{again}', or choose another --out")
     raise RunError(f"'{folder}' exists and is not empty: choose another --out")
+
+
+def unused_run_folder(name: str) -> Path:
+    """A directory of this name in runs/ that does not exist yet."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    first = RUNS / plain
+    return first if not first.exists() else next(p for n in count(2) if not (p := RUNS / f"{plain}-{n}").exists())
 
 
 @contextmanager
@@ -120,6 +142,15 @@ def check_config(path: Path, then: Mapping[str, Any], today: Mapping[str, Any], 
                 )
 
 
+def check_stored(folder: Path, then: Mapping[str, Any], experiment: Experiment) -> None:
+    """Raise if the configuration is not the one that the run began with, or was extended to."""
+    today, begun = to_tables(experiment), (then.get("identity") or {}).get("config") or {}
+    longer = [entry["to"] for entry in then.get(EXTENDED) or []]
+    if begun and today["run"]["rounds"] in longer:
+        begun = {**begun, "run": {**begun.get("run", {}), "rounds": today["run"]["rounds"]}}
+    check_config(folder / CONFIG, begun, today, then["format"])
+
+
 def check_journal(path: Path, mark: JournalMark) -> None:
     """Raise unless a journal up to this mark is what was committed."""
     for _ in line_bodies(path, until=mark):
@@ -152,6 +183,11 @@ def read_run(
         raise unknown("round", round, ROUNDS_KEPT)
     refuse_guard(folder)
     sim = simulation_of_run(folder, environment_of(folder), config_of(folder), trust, device)
+    return sim, *stored_progress(folder, sim, round)
+
+
+def stored_progress(folder: Path, sim: Simulation, round: str) -> tuple[Progress, list[Line]]:
+    """The state of a run whose simulation this is, as `read_run` says, and its lines."""
     form, file = SavedForm.of(sim), StateFile(folder / CLIENT_STATES, sim.state_format.size, writable=False)
     search = checkpoint.find(folder / CHECKPOINTS, lambda saved: check_saved(sim, form, saved, file))
     saved = search.checkpoint
@@ -161,8 +197,7 @@ def read_run(
         log.warning("%s: reading an older checkpoint", complaint)
     lines = read_lines(folder / ROUNDS, until=saved.journals["rounds"])
     check_history(folder / ROUNDS, lines, saved.round)
-    state = _state(folder, saved, lines, round)
-    return sim, sim.restored(state.tensors, file), lines
+    return sim.restored(_state(folder, saved, lines, round).tensors, file), lines
 
 
 def selected_line(folder: Path, lines: list[Line]) -> Line | None:
@@ -196,7 +231,7 @@ def simulation_of_run(
     """The simulation of a stored run; refused if its configuration, data or model are not what they were."""
     trust = Trust.of(trust).asked_by(folder / CONFIG, then.get("folder"))
     identity = then.get("identity") or {}
-    check_config(folder / CONFIG, identity.get("config") or {}, to_tables(experiment), then["format"])
+    check_stored(folder, then, experiment)
     asked, tuning = (experiment, then.get("tuning")) if device is None else _elsewhere(experiment, then, device)
     sim = simulation_of(asked, tuning, trust, begun=True)
     for what, today in environment.identity(sim).items():

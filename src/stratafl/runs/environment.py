@@ -18,6 +18,7 @@ import torch
 from stratafl.child_processes import safe_environment
 from stratafl.config.experiment import Experiment
 from stratafl.config.migrations import FORMAT
+from stratafl.core.describe import frozen_tensors
 from stratafl.core.layout import Rows
 from stratafl.core.records import stored_repr
 from stratafl.data.federation import Federation
@@ -60,7 +61,7 @@ def _command() -> list[str]:
 _KINDS = {
     str: "stratafl commit python torch numpy machine device device_name engine store leaks folder started",
     int: "cores threads ranks seed clients columns",
-    list: "resumed command",
+    list: "resumed command extended",
     dict: "tuning identity code",
 }
 
@@ -76,6 +77,9 @@ def misstated(then: Mapping[str, Any]) -> str | None:
     for entry in then.get("resumed") or []:
         if not isinstance(entry, dict) or not is_list_of(str, entry.get("changed", [])):
             return "resumed is a list of resumptions and of what had changed"
+    for entry in then.get("extended") or []:
+        if not isinstance(entry, dict) or type(entry.get("to")) is not int:
+            return "extended is a list of numbers of rounds"
     config = (then.get("identity") or {}).get("config") or {}
     if not isinstance(config, dict) or not all(isinstance(table, dict) for table in config.values()):
         return "identity.config is not tables of settings"
@@ -132,8 +136,10 @@ def _federation_digest(federation: Federation) -> str:
 
 
 def model_digest(sim: Simulation) -> str:
-    """A checksum of the model's layers and initial weights."""
-    return _digest(sim.setup.start, [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()])
+    """A checksum of the model's layers, initial weights and frozen tensors, of which a run keeps no copy."""
+    frozen = {} if sim.template is None else frozen_tensors(sim.template)
+    words = [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()]
+    return _digest({**sim.setup.start, **frozen}, words)
 
 
 def _digest(tensors: Rows, words: list[str]) -> str:

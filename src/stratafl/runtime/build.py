@@ -1,16 +1,15 @@
 """Builds a runtime: checks that model and data fit, and finds out whether the module runs stacked."""
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stratafl.core.describe import columns
+from stratafl.core.describe import columns, light_copy
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout
 from stratafl.core.objectives import default_objective
@@ -20,10 +19,12 @@ from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import numbers as numbers_of
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import ModelError, first_line, unknown
+from stratafl.models import own_model
 from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.likeness import keeps_state, likeness
 from stratafl.runtime.model import Model
+from stratafl.runtime.modules import draws_by_functions
 from stratafl.runtime.runtime import Runtime, steps_of
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed, check_precision, precision, with_convolutions
 from stratafl.runtime.tables import table_of
@@ -69,9 +70,14 @@ def build_runtime(
     if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
         alike = None
 
+    functions = once("functions", lambda: draws_by_functions(module, sample))
+    # Frozen tensors are moved once for all threads.
+    on_device = module if device.type == "cpu" else light_copy(module).to(device)
+
     def model(stacked: bool, products: Mapping[str, Way] | None = None) -> Model:
         rounded = speed.precision == "bf16"
-        return Model(module, layout, head=head, stacked=stacked, device=device, rounded=rounded, products=products)
+        how: dict[str, Any] = {"rounded": rounded, "products": products, "functions": functions}
+        return Model(on_device, layout, head=head, stacked=stacked, device=device, **how)
 
     asked_speed = speed
     with precision(speed.precision):
@@ -132,17 +138,20 @@ def _two(x: Tensor) -> Tensor:
 
 def _check_outputs(module: nn.Module, sample: Tensor, classes: int | None, wanted: int) -> None:
     """Raise unless the module gives scores for all classes, or `wanted` numbers where there are no classes."""
-    name, shape = type(module).__name__, tuple(sample.shape[1:])
-    trial = copy.deepcopy(module).to(sample.device).eval()
+    name, shape = type(own_model(module)).__name__, tuple(sample.shape[1:])
+    trial = light_copy(module).to(sample.device).eval()
     try:
         with torch.no_grad():
             output = trial(sample)
+    except ModelError:
+        raise
     except Exception as error:  # a user's module may fail in any way
         raise ModelError(f"{name} does not take samples of shape {shape}: {first_line(error, typed=True)}") from error
     if not isinstance(output, Tensor):
         raise ModelError(f"{name} returns {type(output).__name__}, but must return one tensor of outputs")
     if classes is not None and (output.ndim != 2 or output.shape[1] < classes):
-        raise ModelError(f"{name} returns shape {tuple(output.shape[1:])}, but the labels need {classes} classes")
+        shape = tuple(output.shape[1:])
+        raise ModelError(f"{name} returns shape {shape}, but must return {classes} logits, one for each class")
     if classes is None and output[0].numel() != wanted:
         raise ModelError(
             f"{name} returns {output[0].numel()} numbers for a sample, but the targets have {wanted}: "
@@ -164,7 +173,7 @@ def _smallest_batch(module: nn.Module, sample: Tensor) -> int:
         return 1
     try:
         with torch.no_grad(), torchs_generator():
-            copy.deepcopy(module).to(sample.device).train()(sample[:1])
+            light_copy(module).to(sample.device).train()(sample[:1])
     except ValueError:
         return 2
     return 1
@@ -186,8 +195,10 @@ def _engine(
     if reason is None:
         return stacked
     if name == "stacked":
-        raise ModelError(f"{type(module).__name__} does not run stacked: {reason}")
-    log.warning("%s runs client by client, because it does not run stacked: %s", type(module).__name__, reason)
+        raise ModelError(f"{type(own_model(module)).__name__} does not run stacked: {reason}")
+    log.warning(
+        "%s runs client by client, because it does not run stacked: %s", type(own_model(module)).__name__, reason
+    )
     return _loop(module, sample, model)
 
 

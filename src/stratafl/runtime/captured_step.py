@@ -44,6 +44,7 @@ class CapturedStep:
         self._constants = {name: _constant(x, slots, name in common) for name, x in leaves(like.constants).items()}
         per_client = {name: x for name, x in self._constants.items() if name not in common}
         self._carry_rows, self._constant_rows = RowViews(self._carry), RowViews(per_client)
+        self._frozen = like.engine.model.frozen
         self._inputs = [InputBuffers.blank(like.source, batches, slots) for batches in like.batches]
         # The step within the window, on the device, because a captured step takes no arguments.
         self._at = torch.zeros(1, dtype=torch.int64, device=like.batches[0].samples.device)
@@ -138,9 +139,9 @@ class CapturedStep:
     # For the compiler
 
     def tensors(self) -> list[Tensor]:
-        """Everything that a step reads or writes."""
+        """Everything that a step reads or writes; frozen tensors come last, and stay where they are."""
         buffers = [x for inputs in self._inputs for x in inputs.tensors()]
-        return [self._at, *self._carry.values(), *self._constants.values(), *buffers]
+        return [self._at, *self._carry.values(), *self._constants.values(), *buffers, *self._frozen]
 
     def on(self, tensors: Sequence[Tensor]) -> "CapturedStep":
         """The same step on other tensors, in the order of `tensors`."""

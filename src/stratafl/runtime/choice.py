@@ -37,7 +37,7 @@ from stratafl.runtime.tables import table_of
 
 T = TypeVar("T")
 EngineChoice = Literal["stacked", "loop"]
-VERSION = 2  # raised when an engine becomes faster or slower
+VERSION = 3  # raised when an engine becomes faster or slower
 SWITCH = "STRATAFL_MEASURE"  # "off": clients are stacked without measuring; tests need the same engine everywhere
 MAX_STACKED_COLUMNS = 2**19  # columns of a model of linear layers that is always stacked: its operations are short
 CLEARLY = 0.95  # of the stacked engine's time, which the loop must stay below

@@ -1,6 +1,5 @@
 """Whether two models, or two steps, compute the same function, so that clients of two runs can take one step."""
 
-import copy
 import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, is_dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stratafl.core.describe import frozen_tensors, light_copy
 from stratafl.core.keys import torchs_generator
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: tensors, children, hooks, its mode
@@ -22,6 +22,7 @@ def likeness(module: nn.Module) -> Hashable | None:
     """The same for modules of the same classes with the same attributes; None if that cannot be told.
 
     Values of parameters and persistent floating-point buffers are left out: they are columns, which every call brings.
+    Those of frozen tensors count.
     """
     try:
         return _described(module)
@@ -41,12 +42,13 @@ def _described(module: nn.Module) -> Hashable | None:
         descriptions.append(
             (path, type(sub), tuple(sorted((name, _hashable(v)) for name, v in attributes.items())), counters)
         )
-    return tuple(descriptions), _ties(module)
+    frozen = tuple((name, _values(x)) for name, x in frozen_tensors(module).items())
+    return tuple(descriptions), _ties(module), frozen
 
 
 def keeps_state(module: nn.Module, sample: torch.Tensor) -> bool:
     """Whether a pass in training changes attributes of a module: passes of other runs would change them too."""
-    trial = copy.deepcopy(module).to(sample.device).train()
+    trial = light_copy(module).to(sample.device).train()
     persistent = frozenset(trial.state_dict())  # columns, and counters of a BatchNorm
     before, buffers = likeness(trial), {name: x.clone() for name, x in trial.named_buffers() if name in persistent}
     try:
@@ -134,5 +136,5 @@ def _further(value: Any) -> list[tuple[str, Any]]:
 
 
 def _values(buffer: torch.Tensor) -> Hashable:
-    data = buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    data = buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data  # no copy: it may be large
     return buffer.dtype, buffer.shape, hashlib.sha256(data).digest()

@@ -1,7 +1,11 @@
-"""A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics."""
+"""A module as a function of its columns: `net(row, x)`, with modes, features, head and running statistics.
 
-import copy
+Frozen tensors are no columns: the module has them, once for all clients and threads.
+"""
+
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -9,18 +13,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stratafl.core.describe import head_of
+from stratafl.core.describe import frozen_tensors, head_of
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
-from stratafl.runtime.modules import Context, prepare
+from stratafl.models import AdaptedModel, shared_copy
+from stratafl.runtime.attention import KeyedFunctions
+from stratafl.runtime.draws import Context
+from stratafl.runtime.modules import prepare
+from stratafl.runtime.products import MatmulConv2d, MatmulLinear
 from stratafl.runtime.ways import Way
 
 T = TypeVar("T")
 
 
 class Model:
-    """The structure of a model, without values: every call brings the columns of a client."""
+    """The structure of a model with its frozen tensors: every call brings the columns of a client."""
 
     def __init__(
         self,
@@ -32,19 +40,25 @@ class Model:
         device: torch.device,
         rounded: bool = False,
         products: Mapping[str, Way] | None = None,
+        functions: bool = False,
     ) -> None:
-        self.context = Context()
+        self.context = Context(packed=functions)  # functions: it attends, or drops by functions
         self.layout = layout
         self.head_name = head_of(module, head)
-        skeleton = _skeleton(module).to(device)
+        skeleton = shared_copy(module).to(device)  # of columns its values are never used: every call brings them
+        names = frozen_tensors(module)
+        self.frozen: tuple[Tensor, ...] = tuple(attrgetter(name)(skeleton) for name in names)
         self.module = prepare(skeleton, self.context, stacked=stacked, device=device, rounded=rounded)
         for path, product in (products or {}).items():
             self.module.get_submodule(path).product = product  # type: ignore[assignment]
+        for path in (name.removesuffix(".weight") for name in names if name.endswith(".weight")):
+            if isinstance(shared := self.module.get_submodule(path), MatmulConv2d | MatmulLinear):
+                shared.frozen = True
         self.module.requires_grad_(False)
         self._masked = {name for name in layout.specs if stacked and _in_batchnorm(self.module, name)}
         self._modes: frozenset[str] | None = None
         self._modes_of: dict[tuple[str, ...], frozenset[str]] = {}
-        self._owner_of = _owners(self.module)
+        self._owner_of = _owners(self.module, {name.rpartition(".")[0] for name in names})
         self._path_of: dict[str, str] = {}
         # What the head was given; its hook refers to nothing else, so that models can be freed.
         self._caught: list[Tensor] = []
@@ -80,6 +94,10 @@ class Model:
         features = self._caught[-1] if self._caught else output
         self._caught.clear()
         return output, features
+
+    def keyed(self) -> AbstractContextManager[Any]:
+        """Where dropout and attention that the module calls as functions are keyed, if it calls any."""
+        return KeyedFunctions(self.context) if self.context.packed else nullcontext()
 
     def draws(self, row: Mapping[str, Tensor], x: Tensor) -> bool:
         """Whether training draws from torch's own generator, which all threads share."""
@@ -127,7 +145,8 @@ class FilledModel:
         return self.both(row, x, train=train)[1]
 
     def head(self, row: Rows, features: Tensor, *, train: bool | None = None) -> Tensor:
-        return self.part(self._model.head_name, row, features, train=train)
+        outputs, whole = self.part(self._model.head_name, row, features, train=train), self._model.module
+        return whole.finished(outputs) if isinstance(whole, AdaptedModel) else outputs
 
     def part(self, path: str, row: Rows, *inputs: Tensor, train: bool | None = None) -> Tensor:
         path = self._model.path_of(path)
@@ -151,7 +170,8 @@ class FilledModel:
         full, written = model.moving(used)
         model.switch(self._modes)
         model.context.statistics.clear()
-        result = run(full)
+        with model.keyed():
+            result = run(full)
         row.update({**written, **model.context.statistics})
         return result
 
@@ -172,28 +192,35 @@ def _catcher(caught: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], dict
     return catch
 
 
-def _skeleton(module: nn.Module) -> nn.Module:
-    """A copy that shares its parameters, which are never used: every call brings columns."""
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, shared)
-
-
 def _parents(path: str) -> list[str]:
     parts = path.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def _owners(module: nn.Module) -> dict[str, str]:
-    """For each module but containers: the module whose mode it follows, itself or the last one with parameters."""
+def _owners(module: nn.Module, shared: set[str]) -> dict[str, str]:
+    """For each module but containers: the module whose mode it follows, itself or the last one with columns.
+
+    Modules with shared tensors alone follow as a whole, so that their dropout drops while others train; a BatchNorm
+    among them never trains.
+    """
+    parameters = {path for path, sub in module.named_modules() if any(p is not None for p in sub._parameters.values())}
+    around = {"", *_with_parents(parameters - shared)}
+    followers = _with_parents(shared) - around
     owners: dict[str, str] = {}
     last = ""
     for path, sub in module.named_modules():
-        has = any(p is not None for p in sub._parameters.values())
+        has = path in parameters and path not in followers
         last = path if has else last
-        if has or next(sub.children(), None) is None:
+        if path in followers and isinstance(sub, _BatchNorm):
+            continue
+        if has or path in followers or next(sub.children(), None) is None:
             owners[path] = last
     first = next((owner for owner in owners.values() if owner), "")
     return {path: owner or first for path, owner in owners.items()}
+
+
+def _with_parents(paths: set[str]) -> set[str]:
+    return paths.union(*map(_parents, paths))
 
 
 def _in_batchnorm(module: nn.Module, name: str) -> bool:

@@ -3,34 +3,22 @@
 Only the class of a module is swapped, so that the names and tensors of the model stay as they are.
 """
 
-from collections import Counter
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from stratafl.core import keys
-from stratafl.core.reprs import short_repr
+from stratafl.core.keys import torchs_generator
 from stratafl.errors import ModelError
+from stratafl.models import shared_copy
+from stratafl.runtime.attention import (
+    KeyableCalls,
+    KeyedAttention,
+    may_be_keyed,
+    teach_transformers,
+)
+from stratafl.runtime.draws import Context, drop
 from stratafl.runtime.products import MatmulConv2d, MatmulLinear, is_fusing, may_be_product
-
-
-@short_repr
-@dataclass
-class Context:
-    """What a step tells the modules besides their input, and what they tell the step."""
-
-    weight: Tensor | None = None  # [B]: 1 for real samples, 0 for padding
-    key: Tensor | None = None  # this client's random key in this step
-    statistics: dict[str, Tensor] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)
-
-    def clear(self) -> None:
-        """Forget the step, whose wrappers would keep all of its tensors alive."""
-        self.weight = self.key = None
-        self.statistics.clear()
 
 
 class MaskedBatchNorm(_BatchNorm):
@@ -99,20 +87,27 @@ class KeyedDropout(_DropoutNd):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        assert self.context.key is not None
-        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.spatial else x.shape
-        call = self.context.calls[self.path]
-        self.context.calls[self.path] += 1
-        key = keys.fold(keys.fold(self.context.key, keys.purpose_number(self.path)), call)
-        index = torch.arange(torch.Size(shape).numel(), device=x.device).reshape(shape)
-        if is_fusing():  # the compiler would multiply the places themselves by the key's numbers, which overflow there
-            index = index ^ (key ^ key)
-        mask = keys.stream(key, index) >= keys.threshold(self.p)
-        return x * mask / (1 - self.p) if self.p < 1 else x * 0
+        return drop(x, self.p, self.context, self.path, self.spatial)
 
 
 _DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 _BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def draws_by_functions(module: nn.Module, sample: Tensor) -> bool:
+    """Whether a module attends, or drops by functions and not by torch's own dropout modules, when it trains."""
+    if any(may_be_keyed(sub) for sub in module.modules()):
+        return True
+    trial = shared_copy(module).to(sample.device).train()
+    for sub in trial.modules():
+        if type(sub) in _DROPOUTS:
+            sub.__class__ = nn.Identity
+    try:
+        with torch.no_grad(), torchs_generator(), KeyableCalls() as calls:
+            trial(sample.clone())
+    except Exception:  # a user's module may fail in any way, which is explained where it trains
+        return False
+    return bool(calls.count)
 
 
 def prepare(
@@ -122,11 +117,14 @@ def prepare(
 
     Only torch's own classes are swapped, because a subclass may have a forward of its own.
     """
+    teach_transformers()
     for path, sub in module.named_modules():
         kind = type(sub)
         if kind in _DROPOUTS:
             _swap(sub, KeyedDropout, context, path)
             sub.spatial = _DROPOUTS[kind]
+        elif may_be_keyed(sub):
+            _swap(sub, KeyedAttention, context, path)
         elif stacked and kind in _BATCHNORMS:
             _swap(sub, MaskedBatchNorm, context, path)
         elif stacked and isinstance(sub, _BatchNorm):

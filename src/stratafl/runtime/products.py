@@ -186,6 +186,30 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
 
+class _PerClient(torch.autograd.Function):
+    """A tensor that all clients share, as if each had its own; no memory is taken for it.
+
+    Torch would make one product of the samples of all clients, whose bits depend on how many there are.
+    """
+
+    @staticmethod
+    def forward(shared: Tensor, x: Tensor) -> Tensor:
+        return shared.view_as(shared)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, shared: Tensor, x: Tensor) -> tuple[Tensor, int]:
+        return (shared, dims[0]) if dims[0] is not None else (shared.expand(info.batch_size, *shared.shape), 0)
+
+
+def _per_client(shared: Tensor, x: Tensor) -> Tensor:
+    result: Tensor = _PerClient.apply(shared, x.detach())  # type: ignore[no-untyped-call]
+    return result
+
+
 class _GpuProduct(_Product):
     """The product of kernels and columns, whose derivative by the kernels is computed transposed.
 
@@ -227,6 +251,7 @@ class MatmulConv2d(nn.Conv2d):
     """
 
     product: Way = True
+    frozen = False  # whether all clients share its weight
 
     def forward(self, x: Tensor) -> Tensor:
         if not _fusing and self.product in (False, "stock"):
@@ -235,7 +260,7 @@ class MatmulConv2d(nn.Conv2d):
         geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         rows, cols = (_Axis(*axis) for axis in geometry)
         way = self._way(x, rows, cols)
-        stride, weight = (rows.stride, cols.stride), self.weight
+        stride, weight = (rows.stride, cols.stride), _per_client(self.weight, x) if self.frozen else self.weight
         if way == "grouped":
             padding, dilation = (rows.padding, cols.padding), (rows.dilation, cols.dilation)
             y = grouped.grouped_convolution(x, weight, stride, padding, dilation, self.groups, _rounded)
@@ -307,13 +332,48 @@ def _by_weight(gradient: Tensor, x: Tensor) -> Tensor:
     return sum(outer[1:], outer[0])
 
 
+class _BatchProduct(_Product):
+    """a·b for stacks of matrices, never with a transposed matrix on the right (see `_LinearProduct`)."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _multiplied(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        return (
+            _multiplied(gradient, turned(b)) if ctx.needs_input_grad[0] else None,
+            _multiplied(a.mT, gradient) if ctx.needs_input_grad[1] else None,
+        )
+
+
+def batch_product(a: Tensor, b: Tensor) -> Tensor:
+    """a·b for `[…, n, k]` and `[…, k, m]`, by products that stay fast when clients are stacked."""
+    y: Tensor = _BatchProduct.apply(a, b)  # type: ignore[no-untyped-call]
+    return y
+
+
+def turned(x: Tensor) -> Tensor:
+    """The transposed matrices, on a CPU as a copy: of 320 products of 32×16 by 16×32, each takes 6 µs instead of 80."""
+    return x.mT if x.is_cuda else x.mT.contiguous()
+
+
+def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x·Wᵀ + b by products that stay fast when clients are stacked."""
+    y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
+    y = y if bias is None else y + bias
+    return y.reshape(*x.shape[:-1], len(weight))
+
+
 class MatmulLinear(nn.Linear):
     """A linear layer on matrices whose products stay fast when clients are stacked."""
 
+    frozen = False  # whether all clients share its weight
+
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self.weight)  # type: ignore[no-untyped-call]
-        y = y if self.bias is None else y + self.bias
-        return y.reshape(*x.shape[:-1], self.out_features)
+        weight = _per_client(self.weight, x) if self.frozen else self.weight
+        return linear_product(x, weight, self.bias)
 
 
 def may_be_product(sub: nn.Module) -> bool:

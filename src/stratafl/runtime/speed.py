@@ -5,7 +5,6 @@ slices may be several times faster than the other, depending on the shape and th
 steps a rule decides instead: see `ways.py`.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from stratafl.core.describe import light_copy
 from stratafl.errors import RecordError, first_line, unknown
 from stratafl.runtime.captured_step import capture
 from stratafl.runtime.kernels import run_on
@@ -103,7 +103,7 @@ _faster_way: dict[Hashable, bool] = {}  # once per process, so that its runs cho
 
 def faster_ways(module: nn.Module, sample: Tensor, clients: int, batch: int) -> dict[str, bool]:
     """For each convolution, whether a product is faster than stock for this number of clients and samples."""
-    module = copy.deepcopy(module).to(sample.device).eval().requires_grad_(False)
+    module = light_copy(module).to(sample.device).eval().requires_grad_(False)
     convs = {path: module.get_submodule(path) for path in convolutions(module)}
     for conv in convs.values():
         conv.__class__ = MatmulConv2d

@@ -69,9 +69,11 @@ def table_of(module: nn.Module) -> Table | None:
     if not isinstance(name, str):
         return None
     table = module.get_submodule(name)
+    if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:  # frozen: no column
+        return None
     plain = type(table) is nn.Embedding and table.max_norm is None and not table.scale_grad_by_freq
     hooked = any(each._forward_hooks or each._forward_pre_hooks for each in (module, table))
-    return Table(f"{name}.weight", table.padding_idx) if plain and not hooked else None  # type: ignore[arg-type]
+    return Table(f"{name}.weight", table.padding_idx) if plain and not hooked else None
 
 
 def with_short_table(step: ScanStep, table: Table) -> Callable[[State, State, Stack], State]:

@@ -2,8 +2,8 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stratafl.config.experiment import Experiment, from_tables, to_tables, with_
 from stratafl.config.metric_choice import AUTO
 from stratafl.config.setting_tables import TABLES, Settings
 from stratafl.errors import DataError, ModelError, RecordError, RunError, UnknownNameError, shown
-from stratafl.runs.comparison import shared_and_own
+from stratafl.runs.comparison import Comparison, shared_and_own
 from stratafl.runs.run import with_absolute_paths
 from stratafl.tuning.search import said_value
 from stratafl.tuning.space import own_settings
@@ -49,6 +49,18 @@ def reused(
     _log_differences(folder, tuning.base, here, tuned)
     gone = {name for tuned_values in replaced.values() for name in tuned_values}
     return base, {**{path: value for path, value in chosen.items() if path not in gone}, **typed}
+
+
+def with_tuned(
+    folder: Path,
+    methods: Sequence[str],
+    typed: Settings,
+    config: Experiment | None,
+    make: Callable[[Experiment, Settings], Comparison],
+) -> Comparison:
+    """What `make` gives for the settings of a tuning under those that are typed, as `reused` has them."""
+    with untyped_named(folder, typed) if config is None else nullcontext():
+        return make(*reused(folder, methods, typed, config))
 
 
 def tuned_settings(folder: Path, methods: Sequence[str]) -> dict[str, Any]:

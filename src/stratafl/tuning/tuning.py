@@ -30,6 +30,7 @@ from stratafl.runs.comparison import (
     MAX_SEEDS,
     Comparison,
     check_member,
+    check_same_request,
     folder_name,
     is_comparison,
     shared_and_own,
@@ -78,15 +79,35 @@ class Tuning:
         The trials have the seed of `base`, the chosen settings so many seeds after that.
         """
         refuse_existing(folder)
-        common, per_method = shared_and_own(methods, settings)
-        base = with_absolute_paths(with_values(base, common))
-        _check_seeds(seeds, base)
-        tuning = cls(folder, base, methods, per_method, plan, seeds, trust)
+        tuning = cls.planned(folder, base, methods, settings, plan, seeds, trust)
         # Once, because shares of classes differ a little between seeds.
-        tuning = replace(tuning, base=replace(base, evaluate=tuning._check()))
+        tuning = replace(tuning, base=replace(tuning.base, evaluate=tuning._check()))
         with new_folder(folder) as partial:
             write_atomically(partial / TUNING, tomli_w.dumps(tuning._tables()).encode())
         return tuning
+
+    @classmethod
+    def planned(
+        cls,
+        folder: Path,
+        base: Experiment,
+        methods: Sequence[str],
+        settings: Settings,
+        plan: TuningPlan,
+        seeds: int = 3,
+        trust: Trust = NO_TRUST,
+    ) -> "Tuning":
+        """What `create` would write, before methods are built."""
+        common, per_method = shared_and_own(methods, settings)
+        base = with_absolute_paths(with_values(base, common))
+        _check_seeds(seeds, base)
+        return cls(folder, base, methods, per_method, plan, seeds, trust)
+
+    def continued(self) -> "Tuning":
+        """The tuning in the folder, if it is the one that is planned."""
+        stored = Tuning.open(self.folder, self.trust)
+        check_same_request(self.folder / TUNING, stored._tables(), self._tables())
+        return stored
 
     @classmethod
     def open(cls, folder: Path, trust: Trust | bool = NO_TRUST) -> "Tuning":

@@ -51,8 +51,8 @@ def write_results(tuning: Tuning) -> list[TunedMethod]:
     run = tuning.base.run
     about = {"seed": run.seed, "rounds": run.rounds, "seeds": [run.seed + 1 + i for i in range(tuning.seeds)]}
     write_json(tuning.folder / TUNING_RESULT, to_tuning_table(methods, {**about, "budget": tuning.plan.budget}))
-    write_atomically(tuning.folder / "tuned.csv", _methods_csv(methods).encode())
-    write_atomically(tuning.folder / "trials.csv", _trials_csv(methods).encode())
+    write_atomically(tuning.folder / "tuned.csv", methods_csv(methods).encode())
+    write_atomically(tuning.folder / "trials.csv", trials_csv(methods).encode())
     return methods
 
 
@@ -99,7 +99,7 @@ def _tuned_only(method: TunedMethod, settings: Settings) -> Settings:
     return {path: value for path, value in settings.items() if path not in method.left}
 
 
-def _methods_csv(methods: Sequence[TunedMethod]) -> str:
+def methods_csv(methods: Sequence[TunedMethod]) -> str:
     head = ["method", "chosen", "default", "validation", "tuned_mean", "tuned_std", "untuned_mean", "untuned_std"]
     head += ["trials", "failed", "rounds", "steps", "widened", "remark"]
     lines: list[list[Any]] = []
@@ -112,7 +112,7 @@ def _methods_csv(methods: Sequence[TunedMethod]) -> str:
     return as_csv(head, lines)
 
 
-def _trials_csv(methods: Sequence[TunedMethod]) -> str:
+def trials_csv(methods: Sequence[TunedMethod]) -> str:
     paths = list(dict.fromkeys(path for method in methods for trial in method.trials for path in trial.settings))
     head = ["method", "trial", *(path.removeprefix(OPTION_PREFIX) for path in paths), "rounds", "steps"]
     lines: list[list[Any]] = []

@@ -5,9 +5,10 @@ What is left to do follows from the journals. A process claims a run before it w
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -15,11 +16,16 @@ from stratafl.errors import BusyError, DataError, MemoryLimitError, RunError, St
 from stratafl.evaluation.measure import Line
 from stratafl.files import write_atomically
 from stratafl.runs import Run, is_run
+from stratafl.runs.advancing import DisplayedRun
+from stratafl.runs.advancing import Watch as RunWatch
+from stratafl.runs.comparison import folder_name
+from stratafl.runs.directory import ROUNDS
 from stratafl.runs.joined import JoinedRuns
+from stratafl.runs.json_files import read_lines
 from stratafl.tuning.folder_claims import claimed
 from stratafl.tuning.search import Search
 from stratafl.tuning.trials import PendingRun, is_open
-from stratafl.tuning.tuning import Tuning
+from stratafl.tuning.tuning import UNTUNED, WINNERS, Tuning
 
 POLL_SECONDS = 0.5  # seconds until a process that has nothing to do looks again
 # How PyTorch names what a device lacks; a tensor that is on the wrong one names it in small letters.
@@ -140,3 +146,31 @@ def _run(work: PendingRun) -> Run:
     if is_run(work.folder):
         return Run.open(work.folder, trust=work.trust)
     return Run.create(work.experiment, work.folder, trust=work.trust)
+
+
+def displayed_trials(tuning: Tuning) -> dict[Path, DisplayedRun]:
+    """Every run that there may be, by folder, with the rounds that it is expected to have."""
+    displayed: dict[Path, DisplayedRun] = {}
+    for search in tuning.searches:
+        method, total = search.method, search.rounds
+        for number in range(search.planned):
+            # As if the trials with the lowest numbers went on: the sum over all trials is right in any case.
+            expected = max((rung.rounds for rung in search.schedule if number < rung.trials), default=0)
+            displayed[search.place(number)] = DisplayedRun(method, expected, 0, f"{method}, trial {number}: ")
+        for name in (WINNERS, UNTUNED):
+            for seed in range(tuning.base.run.seed + 1, tuning.base.run.seed + 1 + tuning.seeds):
+                place = tuning.folder / name / folder_name(method) / f"seed-{seed}"
+                displayed[place] = DisplayedRun(method, total, 0, f"{method}, seed {seed}: ")
+    for folder, run in displayed.items():
+        run.done = len(read_lines(folder / ROUNDS))
+    return displayed
+
+
+def by_folder(watches: Mapping[Path, RunWatch]) -> Watch:
+    """A watch of all work that shows each run to its own."""
+
+    def watch(work: PendingRun, rounds: int, history: Sequence[Line]) -> None:
+        if work.folder in watches:  # a trial that widens the range is not displayed
+            watches[work.folder](rounds, history)
+
+    return watch

@@ -242,9 +242,9 @@ def test_folders_that_do_not_fit_together(tmp_path):
     table(tmp_path / "a" / "ann" / "x.csv", ["a", "label"], [[1, 1]])
     table(tmp_path / "a" / "bob" / "x.csv", ["b", "label"], [[1, 1]])
     assert "have different columns (a, client, label; b, client, label)" in refusal(tmp_path / "a")
-    table(tmp_path / "b" / "ann" / "x.csv", ["a", "label"], [[1, 1]])
-    table(tmp_path / "b" / "bob" / "x.csv", ["a", "label"], [["red", 1]])
-    assert mentions(refusal(tmp_path / "b"), "'a'")
+    table(tmp_path / "b" / "ann" / "x.csv", ["a", "label"], [[1, 1], [0, 1]])
+    table(tmp_path / "b" / "bob" / "x.csv", ["a", "label"], [["red", 1], ["0", 1]])
+    assert load(tmp_path / "b").codes[0].values == ("0", "1", "red")  # one site's code is a text of the column
     table(tmp_path / "c" / "ann" / "x.csv", ["client", "a", "label"], [[1, 1, 1]])
     table(tmp_path / "c" / "bob" / "x.csv", ["client", "a", "label"], [[1, 1, 1]])
     assert mentions(refusal(tmp_path / "c"), "'client'")

@@ -23,20 +23,17 @@ def refusal(folder, text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a,label\n1,0\n,1\n", "line 3 .*'a'"),
-        ("a,label\n\n1,0\n2, \n", "line 4 .*'label'"),
-        ('client,a,label\n"an\nn",1,0\n,1,0\n', "line 4.*'client'"),
-        ("a,label\n1.5,0\nnan,1\n", "line 3 .*'nan'.*'a'"),
-        ("a,label\n1.5,0\n2,inf\n", "line 3.*'inf'.*'label'"),
-        ("a,label\n1,0\nNA,1\n", "'a'.*'NA'.*line 3"),
-        ("a,label\n\n1,0\n\nNA,1\n", "'a'.*'NA'.*line 5"),
+        ("a,label\n\n1,0\n2, \n3,NA\n", "line 4 .* no label.* 1 more"),
+        ('client,a,label\n"an\nn",1,0\n,1,0\n', "line 4.* no client"),
+        ("a,label\n1.5,0\n2,inf\n", "line 3.*label"),
+        ("a,label\n1.5,0\ninf,1\n", "'a'.*row 2"),
         ("a,Label\n1,0\n", r"'label'.*data\.label.*'Label'"),
         ("a,Y\n1,0\n", r"'label'.*data\.label.*'Y'"),
         ("a,b\n1,0\n", r"'label'.*data\.label"),
         ("a,Client,label\n1,0,1\n", r"'Client'.*data\.client.*'Client'"),
-        ("a;label\n1,5;0\n", "line 1.*';'"),
-        ("\na\tlabel\n1\t0\n", r"line 2.*'\\t'"),
-        ("a;label\n", "line 1.*';'"),
+        ("a;label\n", "no values"),
+        ('a,label\n"1,234",0\n"2,500",1\n', "'a'.*1234.*1.234"),
+        ("age,hospital,died\n1,x,0\n", r"data\.label.*data\.client"),
         ("1,2,0\n3,4,1\n", "line 1 "),
         (",a,label\n0,1,0\n", r"column 1 .*\(''\).*index=False"),
         ("a,Unnamed: 0,label\n0,1,0\n", "column 2 .*'Unnamed: 0'"),
@@ -45,13 +42,6 @@ def refusal(folder, text):
 )
 def test_a_csv_file_with_a_mistake(tmp_path, text, says):
     assert re.search(says, refusal(tmp_path, text))
-
-
-def test_the_file_of_a_client_is_named(tmp_path):
-    table(tmp_path / "mine" / "ann" / "data.csv", ["a", "label"], [[1, 0]])
-    path = table(tmp_path / "mine" / "bob" / "data.csv", ["a", "label"], [[1, 0], ["", 0]])
-    with pytest.raises(DataError, match=f"line 3 of '{path}'"):
-        load_samples(f"{tmp_path}/mine/")
 
 
 def test_an_index_of_pandas_in_a_parquet_file(tmp_path):
@@ -89,17 +79,15 @@ def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
     ("lines", "hinted"),
     [
         ("city,label|bonn,0|ulm,1|bonn,1|ulm,0", True),
-        ("city,label|bonn,0|ulm,1|bonn,1|kiel,0", False),  # too many for owners
-        ("city,label|bonn,0|bonn,1", False),  # too few
-        ("city,label|1,0|NA,1|1,0|NA,1", False),  # numbers that are missing
+        ("city,site,label|bonn,a,0|ulm,a,1|bonn,b,1|ulm,b,0", True),  # by its name
+        ("city,ward,label|bonn,a,0|ulm,a,1|bonn,b,1|ulm,b,0", False),
+        ("city,label|1,0|NA,1|1,0|NA,1|2,0", False),  # numbers that are missing
         ("city,client,label|bonn,1,0|ulm,1,1|bonn,2,1|ulm,2,0", False),  # there are clients
     ],
 )
 def test_texts_that_come_again_and_again_may_be_clients(tmp_path, lines, hinted):
     (tmp_path / "own.csv").write_text(lines.replace("|", "\n"))
-    with pytest.raises(DataError, match="'city'") as caught:
-        load_samples(str(tmp_path / "own.csv"))
-    assert ("data.client" in str(caught.value)) is hinted
+    assert ("data.client" in load_samples(str(tmp_path / "own.csv")).remark) is hinted
 
 
 def test_endings_that_are_not_read_say_which_are():

@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class Request(NamedTuple):
     label: str = "label"
     owner: str | None = None
     only: bool = False
+    ignore: tuple[str, ...] = ()  # patterns of names
     limit: MemoryLimit = USUAL_LIMIT
     root: Path = Path()  # the folder that is read, set by `formats.read`
 
@@ -78,11 +80,18 @@ def _joined(parts: Sequence[Column], name: str, where: Path) -> Column:
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    if not arrays:
-        return [cell for part in parts for cell in part]
+    if len(arrays) < len(parts) and all(array.ndim == 1 for array in arrays):  # one table may have 0 for another's 'no'
+        return [cell for part in parts for cell in _cells(part)]
     if len(arrays) < len(parts) or len({array.shape[1:] for array in arrays}) > 1:
         raise DataError(f"the column '{name}' has different kinds of values in the tables of '{where}': give one kind")
     return np.concatenate(arrays)
+
+
+def _cells(column: Column) -> list[Any]:
+    """Cells as texts, if they are numbers; None for NaN."""
+    if not isinstance(column, np.ndarray):
+        return column
+    return [None if cell != cell else repr(cell).removesuffix(".0") for cell in column.tolist()]
 
 
 def joined_splits(splits: Splits, where: Path) -> tuple[Columns, NDArray[np.bool_]]:
@@ -150,13 +159,18 @@ def _names_images(cells: Column) -> bool:
     return texts and all(cell.lower().endswith(IMAGES) for cell in cells)
 
 
+def is_ignored(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern such as `*_id` fits the name of a column."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def picked(columns: Columns, request: Request, where: Path) -> Columns:
     """The columns that are requested; a column of row numbers, which pandas writes by default, is refused."""
     wanted = request.names() if request.only else list(columns)
-    for at, name in enumerate(wanted, start=1):
+    for name in wanted:
         if name not in columns:
             raise DataError(f"'{where}' has no column '{name}', only: {', '.join(columns) or 'none'}")
-        if not request.only and _INDEX.fullmatch(name):
-            wrong = f"column {at} of '{where}' has no name ('{name}')"
-            raise DataError(f"{wrong}: name it, or leave it out (pandas: index=False)")
+        if not request.only and _INDEX.fullmatch(name) and not is_ignored(name, request.ignore):
+            wrong = f"column {list(columns).index(name) + 1} of '{where}' has no name ('{name}')"
+            raise DataError(f"{wrong}: name it, leave it out (pandas: index=False), or add it to data.ignore")
     return {name: columns[name] for name in wanted}

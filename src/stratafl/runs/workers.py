@@ -6,18 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from stratafl.child_processes import python_command, safe_environment
-from stratafl.cli.console import note_console
-from stratafl.cli.display import Watch
-from stratafl.cli.interrupt import INTERRUPTED, Interrupt
+from stratafl.child_processes import INTERRUPTED, python_command, safe_environment
 from stratafl.config.trust import Trust
 from stratafl.errors import StrataError
+from stratafl.runs.advancing import Asked, Watch
 from stratafl.runs.directory import ROUNDS
 from stratafl.runs.environment import TYPED
 from stratafl.runs.json_files import read_lines
@@ -36,12 +34,12 @@ class Crew:
     jobs: int
 
 
-def share(crew: Crew, interrupt: Interrupt, watches: Mapping[Path, Watch]) -> bool:
-    """Finish every run with several processes; False if interrupted."""
+def share(crew: Crew, watches: Mapping[Path, Watch], note: Callable[[str], object], interrupted: Asked) -> bool:
+    """Finish every run with several processes; False if interrupted. `note` is told what they have to say."""
     with TemporaryDirectory() as folder:
         logs = [Path(folder) / f"worker-{number}" for number in range(crew.jobs)]
         workers = [_worker(crew, log) for log in logs]
-        _wait(workers, interrupt, watches)
+        _wait(workers, interrupted, watches)
         lines = list(dict.fromkeys(line for log in logs for line in log.read_text(errors="replace").splitlines()))
     codes = [worker.returncode for worker in workers]
     stopped = (INTERRUPTED, -signal.SIGTERM)
@@ -49,7 +47,7 @@ def share(crew: Crew, interrupt: Interrupt, watches: Mapping[Path, Watch]) -> bo
         if code not in (0, *stopped):
             raise StrataError(_failure(code, lines, crew.again))
     for line in lines:
-        note_console().print(line, markup=False)
+        note(line)
     return not set(stopped) & set(codes)
 
 
@@ -64,7 +62,7 @@ def _worker(crew: Crew, log: Path) -> Worker:
         return subprocess.Popen(command, env=safe_environment(environment), stderr=errors, start_new_session=True)
 
 
-def _wait(workers: Sequence[Worker], interrupt: Interrupt, watches: Mapping[Path, Watch]) -> None:
+def _wait(workers: Sequence[Worker], interrupted: Asked, watches: Mapping[Path, Watch]) -> None:
     """Show progress until all have ended; pass on the first Ctrl-C (also if a worker failed), then the second."""
     sent, sizes = 0, dict.fromkeys(watches, 0)
     while any(worker.poll() is None for worker in workers):
@@ -72,7 +70,7 @@ def _wait(workers: Sequence[Worker], interrupt: Interrupt, watches: Mapping[Path
             time.sleep(_POLL)
             _read_journals(watches, sizes)
             failed = any(worker.poll() not in (None, 0) for worker in workers)
-            if (interrupt.asked or failed) and sent == 0:
+            if (interrupted() or failed) and sent == 0:
                 sent = _terminate(workers, 1)
         except KeyboardInterrupt:  # the second press
             sent += _terminate(workers, max(2 - sent, 0))

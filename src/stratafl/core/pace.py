@@ -1,0 +1,49 @@
+"""The pace of an algorithm: what a round takes from the number of rounds in all.
+
+A cosine schedule and a warm-up that is a share of the rounds differ between a run of 20 rounds and the first 20 of 40.
+Such a run cannot go on as if 40 rounds had been asked for at the start. A part that reads the number of rounds has a
+method `pace(t, rounds)`, which returns all that it takes from it in round t.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.phased import records_of
+from stratafl.core.round import scheduled
+from stratafl.errors import RunError
+
+EVALUATED_SLOTS = ("mix", "tune")  # of the round after the last, which gives the models that are scored
+
+
+def check_goes_on(algorithm: Algorithm, done: int, before: int, after: int, new_clients: bool = False) -> None:
+    """Raise unless `done` rounds of `before` are those of `after` rounds; `new_clients` train when they are scored."""
+    slots = (*EVALUATED_SLOTS, *(("train",) if new_clients else ()))
+    scored = [getattr(record, slot) for record in records_of(algorithm) for slot in slots]
+    for t, parts in [*((t, algorithm) for t in range(done)), (done, scored)]:
+        if _pace(algorithm, parts, t, before) != _pace(algorithm, parts, t, after):
+            raise RunError(
+                f"{before} rounds cannot become {after}: in round {t + 1} a schedule or a phase of this method depends "
+                f"on the number of rounds in all; train again with rounds={after}, or fix it, such as a warm-up in "
+                "rounds or a constant learning rate"
+            )
+
+
+def _pace(algorithm: Algorithm, parts: object, t: int, rounds: int) -> list[object]:
+    plan = algorithm.plan(t, rounds)
+    at = scheduled(plan, t, rounds)
+    return [plan, *(part.pace(*at) for part in _paced(parts))]
+
+
+def _paced(part: object) -> Iterator[Any]:
+    """The parts of a record that have a pace, at any depth."""
+    if hasattr(part, "pace"):
+        yield part
+    elif isinstance(part, tuple | list):
+        for nested in part:
+            yield from _paced(nested)
+    elif isinstance(part, Mapping):
+        yield from _paced(list(part.values()))
+    elif is_dataclass(part):
+        yield from _paced([getattr(part, field.name) for field in fields(part)])

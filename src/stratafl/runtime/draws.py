@@ -1,0 +1,64 @@
+"""What a step tells the modules of a model, and how they draw: as a function of the step's key."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stratafl.core import keys
+from stratafl.core.reprs import short_repr
+from stratafl.runtime.products import is_fusing
+
+LEVELS = 2**16  # of a share that is dropped, if draws are packed
+
+
+@short_repr
+@dataclass
+class Context:
+    """What a step tells the modules besides their input, and what they tell the step."""
+
+    weight: Tensor | None = None  # [B]: 1 for real samples, 0 for padding
+    key: Tensor | None = None  # this client's random key in this step
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    packed: bool = False  # whether a number of 64 bits decides over four places
+
+    def clear(self) -> None:
+        """Forget the step, whose wrappers would keep all of its tensors alive."""
+        self.weight = self.key = None
+        self.statistics.clear()
+
+
+def drop(x: Tensor, p: float, context: Context, path: str, spatial: bool = False) -> Tensor:
+    """Dropout whose mask is a function of the step's key: the same on every device and for every C."""
+    assert context.key is not None
+    shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if spatial else x.shape
+    call = context.calls[path]
+    context.calls[path] += 1
+    key = keys.fold(keys.fold(context.key, keys.purpose_number(path)), call)
+    if context.packed:
+        share, mask = _packed(key, p, shape, x.device)
+        return x * mask / (1 - share) if share < 1 else x * 0
+    index = torch.arange(torch.Size(shape).numel(), device=x.device).reshape(shape)
+    if is_fusing():  # the compiler would multiply the places themselves by the key's numbers, which overflow there
+        index = index ^ (key ^ key)
+    mask = keys.stream(key, index) >= keys.threshold(p)
+    return x * mask / (1 - p) if p < 1 else x * 0
+
+
+def _packed(key: Tensor, p: float, shape: Sequence[int], device: torch.device) -> tuple[float, Tensor]:
+    """The share that is dropped, a multiple of 2⁻¹⁶, and which places are kept: 16 bits of a stream decide over one.
+
+    Models that attend drop an entry for each pair of tokens, and 64 bits for each would take most of a step. Other
+    models keep the draws that they have had.
+    """
+    level, count = round(p * LEVELS), torch.Size(shape).numel()
+    if is_fusing():  # one place after the other, which a compiler makes one kernel of
+        index = torch.arange(count, device=device).reshape(tuple(shape)) ^ (key ^ key)
+        bits = (keys.stream(key, index >> 2) >> ((index & 3) << 4)) & (LEVELS - 1)
+        return level / LEVELS, (bits ^ (LEVELS // 2)) >= level
+    bits = keys.stream(key, torch.arange(-(-count // 4), device=device)).view(torch.int16)
+    bits = bits[:count].reshape(tuple(shape))
+    return level / LEVELS, bits >= level - LEVELS // 2 if level < LEVELS else torch.zeros_like(bits, dtype=torch.bool)

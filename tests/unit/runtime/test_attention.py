@@ -1,0 +1,157 @@
+"""Attention and functional dropout: the mathematics of torch's, for stacked clients, with keyed draws."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stratafl.core.describe import columns, describe
+from stratafl.core.objectives import CrossEntropy
+from stratafl.core.state import expand
+from stratafl.core.task import Inputs, Stack
+from stratafl.models import without_fast_paths
+from stratafl.runtime.attention import KeyedAttention, KeyedFunctions
+from stratafl.runtime.draws import LEVELS, Context, drop
+from stratafl.runtime.engine import LoopEngine, StackedEngine
+from stratafl.runtime.model import Model
+from stratafl.runtime.modules import draws_by_functions
+from stratafl.runtime.products import fusing
+
+CPU = torch.device("cpu")
+BATCH, LENGTH, WIDTH = 3, 5, 8
+
+
+def keyed(attention):
+    attention.__class__ = KeyedAttention
+    attention.context, attention.path = Context(key=torch.tensor(7), packed=True), "attention"
+    return attention
+
+
+MASKS = {
+    "none": {},
+    "padding": {"key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] + [True] * 4])},
+    "causal": {"attn_mask": nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64), "is_causal": True},
+    "by head": {"attn_mask": torch.arange(3 * 2 * 25).reshape(6, 5, 5) % 4 == 1},
+    "weights": {"need_weights": True, "average_attn_weights": False},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_equals_torchs(mask, batch_first):
+    torch.manual_seed(0)
+    stock = nn.MultiheadAttention(WIDTH, 2, dropout=0.5, batch_first=batch_first, dtype=torch.float64).eval()
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
+    x, other = (x, x + 1) if batch_first else (x.transpose(0, 1), x.transpose(0, 1) + 1)
+    expected = [stock(x, x, x, **MASKS[mask]), stock(x, other, other, **MASKS[mask])]
+    ours = keyed(stock)
+    for (y, weights), (z, others) in zip(
+        expected, (ours(x, x, x, **MASKS[mask]), ours(x, other, other, **MASKS[mask])), strict=True
+    ):
+        assert torch.allclose(y, z)
+        assert (weights is None) == (others is None) or mask == "none"
+        assert weights is None or torch.allclose(weights, others)
+
+
+def test_attention_without_a_batch_and_with_other_widths():
+    stock = nn.MultiheadAttention(WIDTH, 2, kdim=6, vdim=4, bias=False, dtype=torch.float64).eval()
+    query, key, value = (torch.randn(LENGTH, width, dtype=torch.float64) for width in (WIDTH, 6, 4))
+    expected = stock(query, key, value)
+    assert all(torch.allclose(a, b) for a, b in zip(expected, keyed(stock)(query, key, value), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_mask": torch.arange(25).reshape(5, 5) % 3 > 0},
+        {"attn_mask": torch.arange(25.0, dtype=torch.float64).reshape(5, 5), "scale": 0.3},
+        {"is_causal": True},
+        {"enable_gqa": True},
+    ],
+)
+def test_functional_attention_equals_torchs(options):
+    torch.manual_seed(1)
+    heads = 2 if "enable_gqa" in options else 4
+    q, k, v = (torch.randn(BATCH, n, LENGTH, 4, dtype=torch.float64) for n in (4, heads, heads))
+    expected = F.scaled_dot_product_attention(q, k, v, **options)
+    with KeyedFunctions(Context(key=torch.tensor(1))):
+        ours = F.scaled_dot_product_attention(q, k, v, **options)
+    assert torch.allclose(expected, ours)
+
+
+def test_a_row_that_sees_nothing_is_finite():
+    ours = keyed(nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval())
+    x = torch.randn(1, 2, WIDTH)
+    assert ours(x, x, x, key_padding_mask=torch.ones(1, 2, dtype=torch.bool))[0].isfinite().all()
+
+
+def test_packed_draws_are_sixteen_bits_of_a_stream():
+    """Four places of each number, the lowest bits first; a compiler is given the same places one by one."""
+    context = Context(key=torch.tensor(11), packed=True)
+    x = torch.ones(50, 41)
+    y = drop(x, 0.1, context, "path")
+    kept, share = y != 0, round(0.1 * LEVELS) / LEVELS
+    assert torch.allclose(y[kept], torch.tensor(1 / (1 - share)))
+    assert abs(float(kept.double().mean()) - 0.9) < 0.03
+    assert not torch.equal(drop(x, 0.1, context, "path") != 0, kept)  # the next call of the step
+    context.calls.clear()
+    with fusing():
+        assert torch.equal(drop(x, 0.1, context, "path"), y)
+    assert not drop(x, 1.0, context, "path").any()
+
+
+class Encoder(nn.Module):
+    """Torch's encoder with dropout in and around attention; pads are token 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(9, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.2, batch_first=True)
+        self.encoder, self.fc = nn.TransformerEncoder(layer, 1), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.fc(self.encoder(self.tokens(x), src_key_padding_mask=x == 0)[:, 0])
+
+
+class Functional(nn.Module):
+    """Dropout and attention as functions, as libraries call them."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.inner, self.fc = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        z = F.dropout(self.tokens(x), 0.3, training=self.training)
+        q, k, v = self.inner(z).chunk(3, -1)
+        z = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3 if self.training else 0.0)
+        return self.fc(F.dropout1d(z, 0.3, self.training).mean(1))
+
+
+@pytest.mark.parametrize("kind", [Encoder, Functional])
+def test_stacked_clients_draw_what_each_draws_alone(kind):
+    torch.manual_seed(0)
+    module = without_fast_paths(kind().double())
+    layout, sizes = describe(module), (BATCH, 2)
+    assert draws_by_functions(module, torch.ones(2, LENGTH, dtype=torch.int64))
+    engines = [
+        make(lambda stacked=stacked: Model(module, layout, head=None, stacked=stacked, device=CPU, functions=True))
+        for make, stacked in ((StackedEngine, True), (LoopEngine, False))
+    ]
+    x = torch.randint(1, 9, (2, BATCH, LENGTH))
+    x[:, 1, 3:] = 0
+    weight = (torch.arange(BATCH) < torch.tensor(sizes)[:, None]).double()
+    stack = Stack(x, torch.randint(0, 3, (2, BATCH)), weight, torch.tensor([5, 6]), sizes)
+    rows, trained = expand(columns(module), 2), layout.trainable()
+    results = [e.gradients(CrossEntropy(), rows, stack, trained, Inputs(), e.model.modes(trained)) for e in engines]
+    for name in trained:
+        assert torch.allclose(results[0].rows[name], results[1].rows[name], atol=1e-12), name
+    assert not torch.allclose(results[0].loss[0], results[0].loss[1])
+    with torch.no_grad():
+        expected = module.eval()(x[0])
+    for engine in engines:
+        assert torch.allclose(engine.outputs(rows, x, weight, sizes)[0][0], expected)
+
+
+def test_models_without_such_functions_keep_their_draws():
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    assert not draws_by_functions(plain, torch.ones(2, 4))
