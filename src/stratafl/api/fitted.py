@@ -1,5 +1,6 @@
 """A trained federation: every client's model, its predictions and metrics, and the guard's choice."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -288,27 +289,32 @@ class Fitted:
         what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added, data)
         return write_folder(Path(folder), SavedParts(*what))
 
-    # Older forms of what `client(…)` gives; they stay.
+    # Deprecated forms of what `client(…)` gives
 
     def model(self, client: int | str) -> nn.Module:
-        """`client(client).model`."""
+        """Deprecated: `client(client).model`."""
+        _deprecated("model(client)", "client(client).model")
         return self.client(client).model
 
     def predictor(self, client: int | str) -> Predictor:
-        """`client(client).predictor`."""
+        """Deprecated: `client(client).predictor`."""
+        _deprecated("predictor(client)", "client(client).predictor")
         return self.client(client).predictor
 
     def outputs(self, client: int | str, x: Array) -> Tensor:
-        """`client(client).outputs(x)`."""
+        """Deprecated: `client(client).outputs(x)`."""
+        _deprecated("outputs(client, x)", "client(client).outputs(x)")
         return self.client(client).outputs(x)
 
     def predict(self, client: int | str, x: Array) -> Tensor:
-        """The class of each raw sample as a number, which `classes` names; or for a regression the model's output."""
-        outputs = self.outputs(client, x)
+        """Deprecated: `client(client).predict(x)`, which gives classes by name; this gives their numbers."""
+        _deprecated("predict(client, x)", "client(client).predict(x)")
+        outputs = self.client(client).outputs(x)
         return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
 
     def export(self, client: int | str, path: str | Path) -> Path:
-        """`client(client).export(path)`."""
+        """Deprecated: `client(client).export(path)`."""
+        _deprecated("export(client, path)", "client(client).export(path)")
         return self.client(client).export(path)
 
     # The guard
@@ -355,10 +361,7 @@ class FittedClient:
 
     @cached_property
     def model(self) -> nn.Module:
-        """Your own module in evaluation mode; it takes samples as training does, scaled and standardised.
-
-        It is yours to change: predictions are those of a copy.
-        """
+        """Your own module in evaluation mode, yours to change; it takes samples scaled and standardised."""
         return own_model(module_of(self.fitted.sim, self.state))
 
     @cached_property
@@ -366,8 +369,10 @@ class FittedClient:
         """The model with its preprocessing, as one module that takes raw samples.
 
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
+        Clients share its frozen tensors, so change `model` instead.
         """
-        return Predictor(module_of(self.fitted.sim, self.state), self.preprocessing, self.fitted.sim.runtime.dtype)
+        module = module_of(self.fitted.sim, self.state, light=True)
+        return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -423,6 +428,10 @@ class FittedClient:
         return target
 
 
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"fitted.{old} is deprecated: use fitted.{new}", DeprecationWarning, stacklevel=3)
+
+
 def trained(
     training: TrainingRun,
     callbacks: Sequence[Callback],
@@ -441,8 +450,7 @@ def trained(
 
 def _raw_samples(federation: Federation, x: Any) -> Tensor:
     """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    table = federation.table
-    if table is not None:
+    if (table := federation.table) is not None:
         return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
     if federation.text is not None:
         x = federation.text.coded(x)
