@@ -49,9 +49,10 @@ def site_federation(
     if tests is not None:
         assignment = Assignment([everything[~tests]], [everything[tests]])
     parts = splitter.split_assignment(assignment)
-    return agreed.client(
+    federation = agreed.client(
         {name: (samples.x[indices], samples.y[indices]) for name, (indices,) in parts.items()}, samples.name
     )
+    return replace(federation, augmentation=samples.augmentation)
 
 
 def _ordered(samples: Samples, agreed: SampleFormat) -> Samples:

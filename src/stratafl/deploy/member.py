@@ -181,7 +181,7 @@ class SiteMember:
 
 def own_format(experiment: Experiment, place: str) -> SampleFormat:
     """The format of a site's own samples, without what they are like."""
-    alone = {"channel": "'half' or 'unit'", "pooled": "'columns'"}
+    alone = {"channel": "'image', 'half' or 'unit'", "pooled": "'columns'"}
     if experiment.data.normalise in alone:  # its numbers would be part of the format, and leave the site
         wrong = f"data.normalise = '{experiment.data.normalise}' would need means over all sites"
         raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
