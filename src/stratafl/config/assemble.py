@@ -38,6 +38,7 @@ from stratafl.execute import Simulation, simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
+from stratafl.models.architecture import with_recipe
 from stratafl.policies.robust import robust
 from stratafl.runtime.speed import Speed
 
@@ -212,7 +213,7 @@ def model_of(
         module = called(f"model {table.name}", maker, table.options, offered)
         if not isinstance(module, nn.Module):
             raise ModelError(f"'{table.name}' returns {type(module).__name__}, not an nn.Module")
-        return module
+        return with_recipe(module, table.name, **offered, **table.options) if table.name in MODELS else module
 
     return make
 

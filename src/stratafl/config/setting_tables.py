@@ -275,6 +275,9 @@ class EvaluateTable:
         "at the end, each client takes the model that is best on its validation samples, or keeps local",
         "training, see [guard](guard.md)",
     ] = False
+    cross_site: Annotated[
+        bool, "at the end, score every client's model on every client's test samples, see [report](report.md)"
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between layer diagnostics (conflicts, CKA, weights …); 0: never"] = 0
 
 

@@ -224,7 +224,7 @@ def from_samples(
         **vars(plan if samples.validations is None else replace(plan, validation=0.0)),
     )
     x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
-    federation = replace(federation, x=x, codes=samples.codes)
+    federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
     named = replace(
         federation,
         class_names=samples.names or (),
@@ -321,6 +321,8 @@ def samples_of_clients(federation: Federation, *, splits: bool) -> Samples:
         scaling=apart.scaling,
         name=apart.name,
         columns=apart.column_names,
+        codes=apart.codes,
+        inputs=apart.input_names,
     )
     return replace(owned, tests=part[order] == "test", validations=part[order] == "validation") if splits else owned
 

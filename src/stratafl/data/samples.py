@@ -19,7 +19,7 @@ from stratafl.errors import DataError
 
 FORMAT = 1
 ARRAYS = ("x", "y", "tests", "validations", "owner", "group")
-_FACTS = ("name", "classes", "names", "clients", "columns", "standardise", "mode", "remark")
+_FACTS = ("name", "classes", "names", "clients", "inputs", "columns", "standardise", "mode", "remark")
 
 
 @holder
@@ -44,6 +44,7 @@ class Samples:
     group: NDArray[Any] | None = None  # samples with the same value stay in one part of a split
     group_name: str | None = None  # the column of these values
     clients: tuple[str, ...] = ()  # names of the owners, if `owner` has their numbers
+    inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, for a model that names them
     validations: NDArray[np.bool_] | None = None  # which samples are for validation; `tests` then has all for testing
     elsewhere: bool = False  # in files that a table names outside of its folder, so changes would go unnoticed
     text: TextEncoding | None = None  # how texts became tokens, or will, if `x` holds their bytes

@@ -16,7 +16,7 @@ from torch import nn
 
 from stratafl.errors import ModelError, unknown
 from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy, without_fast_paths
-from stratafl.models.architecture import RECIPE
+from stratafl.models.architecture import with_recipe
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
     BiasedHead,
@@ -71,5 +71,4 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, **options: Any) ->
         if not any_option and option not in existing:
             raise ModelError(str(unknown(f"option of model '{name}',", option, existing)))
     module = MODELS[name](shape=shape, classes=classes, **options)
-    setattr(module, RECIPE, {"model": name, "options": {"shape": list(shape), "classes": classes, **options}})
-    return module
+    return with_recipe(module, name, shape=shape, classes=classes, **options)
