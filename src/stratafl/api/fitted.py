@@ -450,8 +450,7 @@ def trained(
 
 def _raw_samples(federation: Federation, x: Any) -> Tensor:
     """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    table = federation.table
-    if table is not None:
+    if (table := federation.table) is not None:
         return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
     if federation.text is not None:
         x = federation.text.coded(x)

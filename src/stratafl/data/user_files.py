@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import Column, Columns, Request, Splits, joined_splits
+from stratafl.data.formats.columns import Column, Columns, Request, joined_splits
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
 from stratafl.data.images import Content, are_elsewhere, are_images, stack_images
@@ -24,7 +25,7 @@ _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
-    columns, tests = joined_splits(_read(place, reading), place)
+    columns, tests = read_columns(place, reading)
     roles = roles_of(columns, reading, place)
     label, owner, group = roles
     # before owners are chosen, so that classes do not depend on the choice
@@ -53,14 +54,16 @@ def user_samples(place: Path, reading: Reading) -> Samples:
     )
 
 
-def _read(place: Path, reading: Reading) -> Splits:
+def read_columns(place: Path, reading: Reading) -> tuple[Columns, NDArray[np.bool_]]:
+    """All columns of a file or folder, and which rows are not for training."""
     request = Request(label=reading.label or LABELS[0], limit=reading.limit, ignore=reading.ignored)
-    return (formats.read_client_folders if formats.has_client_folders(place) else formats.read)(place, request)
+    read = formats.read_client_folders if formats.has_client_folders(place) else formats.read
+    return joined_splits(read(place, request), place)
 
 
 def table_columns(place: Path, reading: Reading) -> list[TableColumn]:
     """What the columns of a table are taken for, with those of labels and clients, which may not be known yet."""
-    columns, _ = joined_splits(_read(place, reading), place)
+    columns, _ = read_columns(place, reading)
     single = {name: cells for name, cells in columns.items() if not are_images(cells) and np.ndim(cells) == 1}
     return [decided(name, plain_cells(cells)) for name, cells in single.items()]
 
