@@ -270,7 +270,13 @@ def from_samples(
     )
     x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
     federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
-    named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    named = replace(
+        federation,
+        class_names=samples.names or (),
+        column_names=samples.columns,
+        mode=samples.mode,
+        augmentation=samples.augmentation,
+    )
     if partition is None and samples.validations is not None:
         named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:
