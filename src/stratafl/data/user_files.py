@@ -100,6 +100,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     if x.dtype.kind in "US" and x.ndim == 1:
         content = text_content(list(map(name_of, x.tolist())), "x", reading, str(path))
         return Samples(content.x, y, classes, names, **facts, remark=content.remark, text=content.text)
+    if x.dtype.kind not in "biufc":
+        raise DataError(f"'{path}': x holds {x.dtype} of shape {x.shape}: give numbers, or one text for each sample")
     pixels = half(x.dtype) if x.ndim > 2 else None  # unscaled, the usual learning rates diverge
     return Samples(x, y, classes, names, **facts, scaling=pixels)
 
