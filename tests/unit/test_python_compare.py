@@ -2,8 +2,10 @@
 
 import sys
 import tomllib
+from itertools import product
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -166,6 +168,22 @@ def test_own_splits_are_the_same_with_every_seed(tmp_path, made):
         for split, rows in (("train", slice(12)), ("validation", slice(12, 16)), ("test", slice(16, None))):
             samples = federation.x[federation.split(split).of(1)]
             assert torch.equal(samples, torch.from_numpy(pairs()["Aarau"][0][rows]))
+
+
+def test_tables_with_categories_and_gaps_are_written_as_fit_takes_them(tmp_path):
+    tables = {}
+    for name, (x, y) in pairs().items():
+        columns = {"age": [None, *x[1:, 0].tolist()], "ward": np.where(x[:, 1] > 0, "ICU", "ER").tolist()}
+        tables[name] = (pandas.DataFrame(columns), y)
+    asked = requested("compare", tables, "mlp", tmp_path / "x", None, {})
+    asked.store()
+    ours = federation_of(with_values(asked.base, asked.settings))
+    model = nn.Linear(ours.x.shape[1], 2)
+    theirs = stratafl.fit(fedavg(), tables, model, rounds=1).sim.runtime.federation
+    assert ours.preprocessing.to_table() == theirs.preprocessing.to_table()
+    for client, split in product(range(3), ("train", "validation", "test")):
+        rows = [each.x[each.split(split).of(client)] for each in (ours, theirs)]
+        assert torch.equal(*rows)
 
 
 @pytest.mark.slow
