@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratafl.data import formats
 from stratafl.data.formats.columns import Column, Columns, Request, Splits, joined_splits
@@ -24,7 +25,11 @@ _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
-    columns, tests = joined_splits(_read(place, reading), place)
+    return column_samples(*joined_splits(_read(place, reading), place), reading, place)
+
+
+def column_samples(columns: Columns, tests: NDArray[np.bool_], reading: Reading, place: Path) -> Samples:
+    """The samples in columns; `tests` says which are for testing, and `place` is what messages call them."""
     roles = roles_of(columns, reading, place)
     label, owner, group = roles
     # before owners are chosen, so that classes do not depend on the choice
