@@ -38,6 +38,8 @@ def test_a_data_frame_is_read_as_a_file_of_its_columns(tmp_path):
     assert torch.equal(fitted_on(apart, label="died").client("Bern").outputs(frame), outputs)
     loaded = stratafl.load(fitted.save(tmp_path / "saved"))
     assert torch.equal(loaded.client("Bern").outputs(frame), outputs)
+    late = [each.add_client("Davos", frame[:20], frame.died[:20]).outputs(frame) for each in (fitted, loaded)]
+    assert torch.equal(*late)
     for data, options, value in (
         (frame, {}, "label"),
         (frame, {"label": "died"}, "client"),

@@ -21,7 +21,7 @@ from stratafl.config.metric_choice import metric_for
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
+from stratafl.data.arrays import Array
 from stratafl.data.builders import client_like
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import Preprocessing
@@ -265,8 +265,6 @@ class Fitted:
     def next_number(self, name: str) -> int:
         """The number that a new client of this name gets."""
         check_new_name(name, self.client_names)
-        if self.sim.runtime.federation.table is not None:
-            raise DataError("clients cannot be added yet to a federation whose table has categories or missing values")
         return max([self.sim.runtime.federation.clients - 1, *self.added]) + 1
 
     def save(self, folder: str | Path) -> Path:
@@ -351,10 +349,7 @@ class FittedClient:
 
     @cached_property
     def model(self) -> nn.Module:
-        """Your own module in evaluation mode; it takes samples as training does, scaled and standardised.
-
-        It is yours to change: predictions are those of a copy.
-        """
+        """Your own module in evaluation mode, yours to change; it takes samples scaled and standardised."""
         return own_model(module_of(self.fitted.sim, self.state))
 
     @cached_property
@@ -362,8 +357,10 @@ class FittedClient:
         """The model with its preprocessing, as one module that takes raw samples.
 
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
+        Clients share its frozen tensors, so change `model` instead.
         """
-        return Predictor(module_of(self.fitted.sim, self.state), self.preprocessing, self.fitted.sim.runtime.dtype)
+        module = module_of(self.fitted.sim, self.state, light=True)
+        return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -377,8 +374,8 @@ class FittedClient:
 
         Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
-        sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        samples = _raw_samples(federation, x)
+        sim = self.fitted.sim
+        samples = SampleFormat.of(sim.runtime.federation).raw_samples(x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -437,14 +434,3 @@ def trained(
         raise
     finally:
         training.trial.sim.runtime.close()
-
-
-def _raw_samples(federation: Federation, x: Any) -> Tensor:
-    """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    table = federation.table
-    if table is not None:
-        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
-    if federation.text is not None:
-        x = federation.text.coded(x)
-    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
-    return federation.preprocessing.raw(plain_tensor(values, "x"))

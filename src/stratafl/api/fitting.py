@@ -69,9 +69,10 @@ def fit(
     samples are split into test, validation and training samples, stratified by class (`split="random"`: at random).
     Rows of numbers with fractions are standardised, each client's columns by its own training samples
     (`normalise="none"`: not; a federation is taken as it is); `predict` does the same to raw samples. `device="auto"`
-    is a GPU if there is one. `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
-    samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
-    60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
+    is a GPU if there is one. `options` are those of `simulation`. You get the models after the round with the best
+    `metric` on validation samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if
+    one class has more than 60 % of the samples, or the squared error; or give a name, or a function
+    `f(y_true, y_score)`.
 
     With `patience`, training ends after that many evaluations without a gain of 0.005 on validation samples. `progress`
     prints every round. Each of the `callbacks` is called with the line of every round, as `fitted.history` has it;

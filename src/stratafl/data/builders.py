@@ -19,7 +19,6 @@ from stratafl.data.arrays import (
     align_columns,
     client_pair,
     column_names,
-    in_columns,
     join_parts,
     plain_tensor,
     sample_count,
@@ -171,7 +170,7 @@ def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, nu
 
 def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[Tensor, Tensor]:
     """Samples with the columns of the format in its order, and targets with its numbers of classes."""
-    x = plain_tensor(in_columns(pair[0], form.columns, f"x of {title}"), f"x of {title}")
+    x = form.raw_samples(pair[0], f"x of {title}")
     y = pair[1].cpu().numpy() if isinstance(pair[1], Tensor) else np.asarray(pair[1])
     if form.classes is None or not form.preprocessing.classes:
         return x, plain_tensor(y, f"y of {title}")
@@ -234,7 +233,13 @@ def from_samples(
     )
     x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
     federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
-    named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    named = replace(
+        federation,
+        class_names=samples.names or (),
+        column_names=samples.columns,
+        mode=samples.mode,
+        augmentation=samples.augmentation,
+    )
     if partition is None and samples.validations is not None:
         named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import Column, Columns, Request, Splits, joined_splits
+from stratafl.data.formats.columns import Column, Columns, Request, joined_splits
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
 from stratafl.data.images import Content, are_elsewhere, are_images, stack_images
@@ -25,7 +25,7 @@ _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
-    return column_samples(*joined_splits(_read(place, reading), place), reading, place)
+    return column_samples(*read_columns(place, reading), reading, place)
 
 
 def column_samples(columns: Columns, tests: NDArray[np.bool_], reading: Reading, place: Path) -> Samples:
@@ -58,14 +58,16 @@ def column_samples(columns: Columns, tests: NDArray[np.bool_], reading: Reading,
     )
 
 
-def _read(place: Path, reading: Reading) -> Splits:
+def read_columns(place: Path, reading: Reading) -> tuple[Columns, NDArray[np.bool_]]:
+    """All columns of a file or folder, and which rows are not for training."""
     request = Request(label=reading.label or LABELS[0], limit=reading.limit, ignore=reading.ignored)
-    return (formats.read_client_folders if formats.has_client_folders(place) else formats.read)(place, request)
+    read = formats.read_client_folders if formats.has_client_folders(place) else formats.read
+    return joined_splits(read(place, request), place)
 
 
 def table_columns(place: Path, reading: Reading) -> list[TableColumn]:
     """What the columns of a table are taken for, with those of labels and clients, which may not be known yet."""
-    columns, _ = joined_splits(_read(place, reading), place)
+    columns, _ = read_columns(place, reading)
     single = {name: cells for name, cells in columns.items() if not are_images(cells) and np.ndim(cells) == 1}
     return [decided(name, plain_cells(cells)) for name, cells in single.items()]
 

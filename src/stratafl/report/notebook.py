@@ -14,7 +14,9 @@ from stratafl.report.formats import score_text
 from stratafl.report.report_tables import Cell, ReportTable, escaped, text
 
 ROW, LABELS, AXIS, NUMBERS = 22, 190, 300, 70  # pixels: height of a row; width of labels, axis and numbers
+MAX_LETTERS = 30  # of a label
 CELL = 26  # pixels of a cell in a heat map
+STYLE = "<style>.stratafl small{display:block}.stratafl caption{text-align:left}</style>"
 MAX_HEAT_MAP = 60  # rows and columns; a larger one shows nothing
 
 
@@ -42,12 +44,13 @@ def dot_picture(dots: Sequence[Dot], *, percent: bool) -> str:
     rows = []
     for place, dot in enumerate(finite):
         y, colour = ROW * place + ROW / 2, "#808080" if dot.faint else COLOURS[0]
+        label = escaped(shortened(dot.label, MAX_LETTERS))
         bar = ""
         if dot.std:
             start, end = across(dot.value - dot.std), across(dot.value + dot.std)
             bar = f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
         rows.append(
-            f'<text x="{LABELS - 8}" y="{y + 4}" text-anchor="end">{escaped(shortened(dot.label))}</text>{bar}'
+            f'<text x="{LABELS - 8}" y="{y + 4}" text-anchor="end">{label}</text>{bar}'
             f'<circle cx="{across(dot.value):.1f}" cy="{y}" r="4" fill="{colour}"/>'
             f'<text x="{LABELS + AXIS + 8}" y="{y + 4}">{escaped(dot.shown)}</text>'
         )
@@ -96,10 +99,11 @@ class CrossSiteResult(CrossSite):
     def _repr_html_(self) -> str:
         values, metric = self.values.tolist(), self.measure or METRICS["accuracy"]
         texts = [[score_text(value, metric) for value in row] for row in values]
+        better = (metric.sign * self.values).tolist()
         head = ("model of", *(f"{at} {name}" for at, name in enumerate(self.names)))
         rows = tuple((text(name), *map(Cell, row)) for name, row in zip(self.names, texts, strict=True))
         table = ReportTable("cross-site", f"{metric.title} on {self.split} samples of", head, rows)
-        return fragment("Rows: whose model. Columns: whose samples.", heat_picture(self.names, values, texts), table)
+        return fragment("Rows: whose model. Columns: whose samples.", heat_picture(self.names, better, texts), table)
 
 
 def data_frames() -> Any:
@@ -112,7 +116,7 @@ def data_frames() -> Any:
 
 def fragment(sentences: str, picture: str, table: ReportTable) -> str:
     """The parts of a result, one below the other."""
-    return f"<div><p>{escaped(sentences)}</p>{picture}{table.markup()}</div>"
+    return f'<div class="stratafl">{STYLE}<p>{escaped(sentences)}</p>{picture}{table.markup()}</div>'
 
 
 def standalone(title: str, body: str) -> str:

@@ -176,4 +176,4 @@ def write_baselines(comparison: Comparison) -> None:
 
 def baseline_folder(run: Path, name: str) -> Path:
     """Where the predictions of a baseline for the data of a run are."""
-    return run.parents[1] / FOLDER / FOLDERS[name] / run.name
+    return run.parent.parent / FOLDER / FOLDERS[name] / run.name
