@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import model_of, split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.setting_tables import EvaluateTable, ModelTable
-from stratafl.config.trust import Trust
+from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
 from stratafl.data import Federation
 from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
@@ -65,9 +66,10 @@ def fit(
     whose column `client` names the clients; or such a table for each client by its name, with `label` alone. It is read
     as a csv file is: it may hold categories, dates and missing values.
 
-    `model` is a module, a function that makes one, or a name from `strata list models`, such as `mlp`. Each client's
-    samples are split into test, validation and training samples, stratified by class (`split="random"`: at random).
-    Rows of numbers with fractions are standardised, each client's columns by its own training samples
+    `model` is a module, a name from `strata list models`, such as `mlp`, or a function that makes a module; if it has
+    arguments `shape` and `classes`, they are given. Each client's samples are split into test, validation and training
+    samples, stratified by class (`split="random"`: at random). Tables with more than numbers are encoded
+    (docs/tables.md). Rows of numbers with fractions are standardised, each client's columns by its own training samples
     (`normalise="none"`: not; a federation is taken as it is); `predict` does the same to raw samples. `device="auto"`
     is a GPU if there is one. `options` are those of `simulation`. You get the models after the round with the best
     `metric` on validation samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if
@@ -85,9 +87,9 @@ def fit(
     check_known("option of fit", options, _OPTIONS)
     plan = SplitPlan(validation, test, seed=seed, split=split)
     federation = _federation(clients, label, client, plan, normalise, int(options.get("new_clients", 0)))
-    if isinstance(model, str):
-        model = model_of(ModelTable(model), tuple(federation.x.shape[1:]), federation.classes)
-    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
+    sim = simulation(
+        algorithm, federation, _fitting(model, federation), rounds=rounds, seed=seed, device=device, **options
+    )
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
     training = TrainingRun(trial, evaluate, sim.start(), stop_after(patience, trial))
@@ -110,13 +112,26 @@ def _federation(
     return _standardised(federation, normalise)
 
 
+def _fitting(model: ModelSource | str, federation: Federation) -> ModelSource:
+    """A module, or a function without arguments that makes one: `shape` and `classes` are given to one that asks."""
+    if isinstance(model, str):
+        return model_of(ModelTable(model), tuple(federation.x.shape[1:]), federation.classes)
+    asked = set() if isinstance(model, nn.Module) else {"shape", "classes"} & {*(accepted(model) or ())}
+    facts = {"shape": tuple(federation.x.shape[1:]), "classes": federation.classes or 1}
+    return partial(model, **{name: facts[name] for name in sorted(asked)}) if asked else model
+
+
 def _standardised(federation: Federation, normalise: str) -> Federation:
     """A table with standardised columns, which is said; any other federation as it is."""
     if normalise == "columns" and federation.x.ndim != 2:
         raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
-    if normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
+    if federation.codes:
+        ways = {"auto": ("x",), "columns": ("client",), "none": ()}
+        federation = with_standardised(federation, ways[normalise])
+    elif normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
         return federation
-    federation = with_standardised(federation, ("client",))
+    else:
+        federation = with_standardised(federation, ("client",))
     log.warning("%s", federation.standardisation_note("normalise='none'"))
     return federation
 
