@@ -21,11 +21,12 @@ from stratafl.config.metric_choice import metric_for
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
+from stratafl.data.arrays import Array
 from stratafl.data.builders import client_like
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
+from stratafl.data.site_samples import raw_samples
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import CallbackError, DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS
@@ -387,7 +388,7 @@ class FittedClient:
         Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        samples = _raw_samples(federation, x)
+        samples = raw_samples(federation, x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -446,13 +447,3 @@ def trained(
         raise
     finally:
         training.trial.sim.runtime.close()
-
-
-def _raw_samples(federation: Federation, x: Any) -> Tensor:
-    """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    if (table := federation.table) is not None:
-        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
-    if federation.text is not None:
-        x = federation.text.coded(x)
-    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
-    return federation.preprocessing.raw(plain_tensor(values, "x"))
