@@ -24,8 +24,8 @@ class Augmentation:
     def applied(self, x: Tensor, key: Tensor) -> Tensor:
         """The images `[*K, B, …, H, W]` of batches with these keys `[*K]`: the same for any number of clients."""
         place = torch.arange(x.shape[key.ndim], device=x.device)
-        own = keys.fold(keys.fold(key, keys.purpose_number(_PURPOSE))[..., None], place)[..., None]
-        draws = keys.stream(own, torch.arange(4, device=x.device))  # [*K, B, 4]
+        sample_keys = keys.fold(keys.fold(key, keys.purpose_number(_PURPOSE))[..., None], place)[..., None]
+        draws = keys.stream(sample_keys, torch.arange(4, device=x.device))  # [*K, B, 4]
         for axis, side in ((-2, "vertical"), (-1, "horizontal")):
             size = x.shape[axis]
             places = torch.arange(size, device=x.device).expand(*draws.shape[:-1], size)

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.data import formats
-from stratafl.data.arrays import cells_of, in_columns, plain_tensor, stack_named
 from stratafl.data.federation import Federation
 from stratafl.data.formats.columns import IMAGES, Columns
 from stratafl.data.formats.npz_files import npz_arrays
@@ -171,16 +168,6 @@ def _tokens(columns: Columns, text: TextEncoding, place: Path) -> NDArray[np.int
     if cut := cut_texts(coded):
         log.warning("%s of %s have %d tokens or more: the model reads no more", cut, len(coded), text.length)
     return coded
-
-
-def raw_samples(federation: Federation, x: Any) -> Tensor:
-    """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    if (table := federation.table) is not None:
-        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
-    if federation.text is not None:
-        x = federation.text.coded(x)
-    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
-    return federation.preprocessing.raw(plain_tensor(values, "x"))
 
 
 def _named_by_row(x: NDArray[Any]) -> NewSamples:

@@ -25,7 +25,11 @@ _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
-    columns, tests = read_columns(place, reading)
+    return column_samples(*read_columns(place, reading), reading, place)
+
+
+def column_samples(columns: Columns, tests: NDArray[np.bool_], reading: Reading, place: Path) -> Samples:
+    """The samples in columns; `tests` says which are for testing, and `place` is what messages call them."""
     roles = roles_of(columns, reading, place)
     label, owner, group = roles
     # before owners are chosen, so that classes do not depend on the choice
@@ -100,6 +104,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     if x.dtype.kind in "US" and x.ndim == 1:
         content = text_content(list(map(name_of, x.tolist())), "x", reading, str(path))
         return Samples(content.x, y, classes, names, **facts, remark=content.remark, text=content.text)
+    if x.dtype.kind not in "biufc":
+        raise DataError(f"'{path}': x holds {x.dtype} of shape {x.shape}: give numbers, or one text for each sample")
     pixels = half(x.dtype) if x.ndim > 2 else None  # unscaled, the usual learning rates diverge
     return Samples(x, y, classes, names, **facts, scaling=pixels)
 
