@@ -84,10 +84,11 @@ class Experiment:
             raise RecordError("the guard chooses on validation samples: set data.validation, such as 0.1")
 
 
-def from_tables(tables: Mapping[str, Any]) -> Experiment:
+def from_tables(tables: Mapping[str, Any], look: bool = False) -> Experiment:
     """An experiment from plain tables; unknown tables and keys are refused with the nearest match.
 
-    What they leave open is as their protocol has it, or their data set, or else at its default.
+    What they leave open is as their protocol has it, or their data set, or else at its default. `look`: whether a
+    user's own file may be opened to see if it holds texts; stored tables leave nothing open, and an invitation may not.
     """
     for name, table in tables.items():
         if name not in TABLES:
@@ -98,7 +99,7 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
     run = from_settings("run", RunTable, values["run"])
     method = from_settings("algorithm", AlgorithmTable, values["algorithm"]).name
     data = from_settings("data", DataTable, values["data"])
-    model, texts = values["model"].get("name"), own_texts(data.name, reading_of(data, 0))
+    model, texts = values["model"].get("name"), own_texts(data.name, reading_of(data, 0)) if look else None
     usual = PROTOCOLS[run.protocol].tables(method, data.name, model, None if texts is None else texts.vocabulary)
     usual["data"] = _divided_anew(usual.get("data", {}), data.partition)
     return Experiment(
@@ -139,12 +140,12 @@ def load_experiment(path: Path, settings: Settings = MappingProxyType({})) -> Ex
 
     def read(tables: Mapping[str, Any]) -> tuple[Experiment, dict[str, Any]]:
         migrated = migrate(tables)
-        return from_tables(migrated), migrated
+        return from_tables(migrated, look=True), migrated
 
     experiment, tables = read_as(path, read)
     if not settings.keys() & {*_DECIDING}:
         return experiment
-    return from_tables(_decided(tables, settings))
+    return from_tables(_decided(tables, settings), look=True)
 
 
 def load_stored(path: Path) -> Experiment:
@@ -237,8 +238,8 @@ def _open_again(experiment: Experiment, settings: Settings) -> dict[str, dict[st
     decided = {path: today[path.partition(".")[0]].get(path.partition(".")[2]) for path in _DECIDING}
     before = _decided(method, {path: value for path, value in decided.items() if value is not None})
     before["data"]["partition"] = experiment.data.partition
-    usual = to_tables(from_tables(before))
-    chosen = model if from_tables({**before, "model": {}}).model.name != model else None
+    usual = to_tables(from_tables(before, look=True))
+    chosen = model if from_tables({**before, "model": {}}, look=True).model.name != model else None
     tables = {
         name: {
             key: value
@@ -250,7 +251,7 @@ def _open_again(experiment: Experiment, settings: Settings) -> dict[str, dict[st
     tables["model"].pop("name", None)
     tables["model"] |= {"name": chosen} if chosen else {}
     tables["run"]["protocol"], tables["algorithm"]["name"] = experiment.run.protocol, experiment.algorithm.name
-    return to_tables(from_tables(_decided(tables, settings)))
+    return to_tables(from_tables(_decided(tables, settings), look=True))
 
 
 def _decided(tables: Mapping[str, Mapping[str, Any]], settings: Settings) -> dict[str, dict[str, Any]]:
