@@ -62,6 +62,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["STRATAFL_CACHE"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_scikit_learn() -> None:
+    """Our own logistic regression, which finds the same: scikit-learn takes two seconds to import."""
+    from stratafl.runs import logistic as baselines
+
+    baselines.PACKAGE = "a package that is not installed"
+
+
 @pytest.fixture
 def torch_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads torch uses, for this test only."""

@@ -146,7 +146,7 @@ def deployed(host: Path, sites: Mapping[str, Path], file: FederationFile) -> dic
 def simulated_models(folder: Path, file: FederationFile) -> dict[str, Tensor]:
     """The models that clients of the simulation end with, tuned where the method tunes them."""
     fitted = Fitted(*_ran(folder, file), [])
-    return flatten({site: fitted.model(client).state_dict() for client, site in enumerate(file.deploy.sites)})
+    return flatten({site: fitted.client(client).model.state_dict() for client, site in enumerate(file.deploy.sites)})
 
 
 def deployed_models(sites: Mapping[str, Path]) -> dict[str, Tensor]:

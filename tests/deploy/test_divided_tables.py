@@ -64,6 +64,16 @@ def test_a_rehearsed_site_knows_the_names_of_columns_and_classes(tmp_path):
         assert (site.column_names, site.class_names) == (("a", "b"), ("no", "yes"))
 
 
+def test_a_raw_table_is_divided_into_cells_that_read_as_the_same(tmp_path):
+    rows = [
+        f"{i % 7 or ''},{'xyz'[i % 3]},2024-01-{1 + i % 28:02d},{'ja' if i % 2 else 'nein'},{i % 2}" for i in range(60)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,day,c,label", *rows]))
+    file = rehearsed({"data": {"name": str(tmp_path / "t.csv"), "partition": "iid"}}, 2)
+    whole = [row for path in divided(file, tmp_path).values() for row in path.read_text().splitlines()[1:]]
+    assert sorted(whole) == sorted(rows)
+
+
 def test_arrays_stay_arrays(tmp_path):
     np.savez(tmp_path / "t.npz", x=np.random.default_rng(0).normal(size=(40, 1, 4, 4)), y=np.arange(40) % 2)
     file = rehearsed({"data": {"name": str(tmp_path / "t.npz"), "partition": "iid"}}, 2)

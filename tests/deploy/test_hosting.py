@@ -384,7 +384,7 @@ def test_a_cohort_that_is_gone_for_good_does_not_end_a_federation(tmp_path):
 
 def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
     """A cell of its samples, or where they are, would be in the host's log."""
-    file, _, sites = prepared(tmp_path)
+    file, _, sites = prepared(tmp_path, data={"columns": "p0:number"})
     table = tmp_path / "b.csv"
     table.write_text(table.read_text().replace("\n", "\nJane Roe HIV+,1,1,1,1,1,1,1,3\n", 1))
     monkeypatch.setenv(SITE_FOLDER, str(sites["b"]))

@@ -100,8 +100,8 @@ def test_a_site_predicts_as_the_client_of_the_simulation_does(tmp_path, method):
     theirs, (path, x) = fitted(tmp_path, file), new_table(tmp_path)
     for client, site in enumerate(SITES):
         found = predicted(member_in(tmp_path / site), path)
-        assert torch.equal(found.values, torch.softmax(theirs.outputs(client, x).double(), -1).float())
-        assert found.labels == [theirs.classes[place] for place in theirs.predict(client, x).tolist()]
+        assert torch.equal(found.values, torch.softmax(theirs.client(client).outputs(x).double(), -1).float())
+        assert found.labels == [theirs.classes[place] for place in theirs.client(client).outputs(x).argmax(-1).tolist()]
     models = [torch.cat([p.flatten() for p in final_model(member_in(tmp_path / s)).parameters()]) for s in SITES]
     assert not any(torch.equal(models[0], other) for other in models[1:])
 
@@ -122,7 +122,9 @@ def test_a_site_that_only_predicts_gets_what_a_new_client_gets(tmp_path):
     path, x = new_table(tmp_path)
     found = predicted(member_in(tmp_path / "later"), path)
     theirs = fitted(tmp_path, file)
-    assert torch.equal(found.values, torch.softmax(theirs.outputs(0, x).double(), -1).float())  # FedAvg: one model
+    assert torch.equal(
+        found.values, torch.softmax(theirs.client(0).outputs(x).double(), -1).float()
+    )  # FedAvg: one model
 
 
 def test_what_is_written_reads_back(federation, tmp_path):

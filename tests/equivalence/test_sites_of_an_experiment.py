@@ -73,4 +73,4 @@ def test_sites_with_their_own_files_end_where_the_simulation_ends(files):
     assert difference(sites.run().everything(), everything(sim, progress)) == 0
     site, raw = sites.a_site(1), torch.tensor([[51.0, 0.2], [40.0, -3.0]])
     predictor = Predictor(site.module(sites.deployed(site)), site.runtime.federation.preprocessing.of(0), torch.float32)
-    assert torch.equal(predictor(raw), Fitted(sim, progress, []).predictor(1)(raw))
+    assert torch.equal(predictor(raw), Fitted(sim, progress, []).client(1).predictor(raw))

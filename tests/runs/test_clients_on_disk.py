@@ -106,7 +106,7 @@ def test_a_run_is_loaded_without_being_touched():
     folder = finished(*DISK)
     before = (folder / MEMORIES).stat().st_mtime_ns
     fitted = load(folder)
-    assert fitted.predict(3, torch.zeros(2, 1, 8, 8)).shape == (2,)
+    assert fitted.client(3).predict(torch.zeros(2, 1, 8, 8)).shape == (2,)
     assert (folder / MEMORIES).stat().st_mtime_ns == before
     own = next(iter(fitted.progress.clients.values()))["theta"]
     with pytest.raises(RunError, match=f"cannot write '.*{MEMORIES}'"):

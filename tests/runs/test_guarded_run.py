@@ -16,7 +16,7 @@ from stored_runs import finished as finished_run
 
 import stratafl
 from stratafl.algorithms import ditto, fedper, fedrod, local
-from stratafl.api import fitted as api
+from stratafl.api import guarded as api
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import EvaluateTable
@@ -402,7 +402,7 @@ def test_a_method_with_layers_of_its_own_is_compared_with_plain_local_models(tmp
     fitted = stratafl.load(tmp_path / "run", device="cpu")
     names = {name for client in range(4) for name, _ in fitted.guarded(client).named_parameters()}
     assert names <= {"fc1.weight", "fc1.bias", "fc.weight", "fc.bias"} | {
-        name for name, _ in fitted.model(0).named_parameters()
+        name for name, _ in fitted.client(0).model.named_parameters()
     }
 
 

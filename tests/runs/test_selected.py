@@ -61,12 +61,12 @@ def test_the_newest_state_is_there_for_who_asks(example):
 
 def test_an_export_is_that_of_the_selected_round(example, tmp_path):
     fitted = stratafl.load(example)
-    model = load_file(fitted.export(1, tmp_path / "client.safetensors"))
-    newest = stratafl.load(example, round="newest").model(1).state_dict()
+    model = load_file(fitted.client(1).export(tmp_path / "client.safetensors"))
+    newest = stratafl.load(example, round="newest").client(1).model.state_dict()
     assert any(not torch.equal(x, newest[name]) for name, x in model.items())
     mine = fitted.sim.runtime.federation.split("test").of(1)
     federation = fitted.sim.runtime.federation
-    hits = int((fitted.predict(1, federation.x[mine]) == federation.y[mine]).sum())
+    hits = int((fitted.client(1).predict(federation.x[mine]) == federation.y[mine]).sum())
     (line,) = [
         line
         for line in map(json.loads, (example / "clients.jsonl").read_text().splitlines())
@@ -154,7 +154,9 @@ def test_a_run_made_on_a_gpu_is_loaded_on_a_machine_without(tmp_path, example, m
     assert fitted.sim.runtime.device.type == "cpu"
     there = stratafl.load(example)
     assert fitted.round == there.round
-    assert torch.equal(fitted.outputs(0, torch.ones(2, 1, 8, 8)), there.outputs(0, torch.ones(2, 1, 8, 8)))
+    assert torch.equal(
+        fitted.client(0).outputs(torch.ones(2, 1, 8, 8)), there.client(0).outputs(torch.ones(2, 1, 8, 8))
+    )
     assert stratafl.load(folder, device="cpu").round == there.round
 
 

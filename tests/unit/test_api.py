@@ -106,7 +106,7 @@ def test_fit_takes_a_federation_a_function_and_options_of_a_simulation():
     assert ["test.deployed.accuracy" in line for line in fitted.history] == [False, True, True]
     assert fitted.selected is fitted.history[-1]  # there is no validation part
     assert fitted.accuracy == fitted.history[-1]["test.deployed.accuracy"]
-    assert fitted.outputs(0, X).dtype == torch.float64
+    assert fitted.client(0).outputs(X).dtype == torch.float64
 
 
 def test_an_option_that_fit_has_not_is_one_sentence():
@@ -138,13 +138,13 @@ def test_what_a_person_gave_is_left_as_it_was():
 def test_a_prediction_is_what_the_clients_own_model_says(fitted):
     samples = torch.from_numpy(X).float()
     for client in range(3):
-        model = fitted.model(client)
+        model = fitted.client(client).model
         assert not model.training
         with torch.no_grad():
             outputs = model(samples)
-        assert torch.equal(fitted.outputs(client, X), outputs)
-        assert torch.equal(fitted.predict(client, X), outputs.argmax(1))
-        assert torch.equal(fitted.predict(client, samples), outputs.argmax(1))
+        assert torch.equal(fitted.client(client).outputs(X), outputs)
+        assert torch.equal(fitted.client(client).predict(X), outputs.argmax(1))
+        assert torch.equal(fitted.client(client).predict(samples), outputs.argmax(1))
         assert not outputs.requires_grad
 
 
@@ -154,30 +154,31 @@ def test_a_model_that_is_not_finite_is_refused_by_name(tmp_path):
     named = replace(named, client_names=("north", "south", "east"))
     broken = stratafl.fit(replace(fedavg(), tune=(BreaksFirst(),)), named, nn.Linear(5, 3), rounds=1)
     x = arrays()[0][0]
-    for call in (broken.predict, broken.outputs):
+    north = broken.client("north")
+    for call in (north.predict, north.outputs):
         with pytest.raises(ModelError, match="'north'") as error:
-            call(0, x)
+            call(x)
         assert one_sentence(error.value)
     with pytest.raises(ModelError, match="'north'"):
-        broken.export(0, tmp_path / "north.safetensors")
+        north.export(tmp_path / "north.safetensors")
     with pytest.raises(ModelError, match="'north'") as error:
         assert broken.accuracy
     assert one_sentence(error.value)
     assert "south" not in str(error.value)
-    assert len(broken.predict(1, x)) == len(x)
+    assert len(broken.client(1).predict(x)) == len(x)
     scores = [broken.metric("accuracy", client=client) for client in range(3)]
     assert scores[0] == pytest.approx(1 / 3)  # of three classes
     assert broken.metric("accuracy") == pytest.approx(sum(scores) / 3)  # of 5 test samples each
     huge = x.copy()
     huge[4] = 1e39
     with pytest.raises(DataError, match=r"'south'.*sample 4"):
-        broken.predict(1, huge)
+        broken.client(1).predict(huge)
 
 
 def test_a_model_is_the_deployed_one(fitted):
     rows = deployed(fitted.sim, fitted.progress, torch.arange(3))
     for client in range(3):
-        model = fitted.model(client).state_dict()
+        model = fitted.client(client).model.state_dict()
         assert {name for name in model if not name.endswith("num_batches_tracked")} == set(rows)
         assert all(torch.equal(model[name], x[client]) for name, x in rows.items())
 
@@ -187,7 +188,7 @@ def test_models_score_what_the_history_says(fitted):
     hits = 0
     for client in range(3):
         mine = federation.split("test").of(client)
-        hits += int((fitted.predict(client, federation.x[mine]) == federation.y[mine]).sum())
+        hits += int((fitted.client(client).predict(federation.x[mine]) == federation.y[mine]).sum())
     assert fitted.accuracy == pytest.approx(hits / 15)
 
 
@@ -202,16 +203,16 @@ def test_a_metric_is_averaged_as_its_kind_is():
 
 
 def test_clients_of_fedper_share_the_base_and_differ_in_the_head(fitted):
-    first, second = fitted.model(0), fitted.model(1)
+    first, second = fitted.client(0).model, fitted.client(1).model
     assert all(torch.equal(a, b) for a, b in zip(first.base.parameters(), second.base.parameters(), strict=True))
     assert not torch.equal(first.head.weight, second.head.weight)
 
 
 def test_a_model_is_a_copy_that_may_be_changed(fitted):
-    before = fitted.outputs(0, X)
+    before = fitted.client(0).outputs(X)
     with torch.no_grad():
-        fitted.model(0).head.weight.zero_()
-    assert torch.equal(fitted.outputs(0, X), before)
+        fitted.client(0).model.head.weight.zero_()
+    assert torch.equal(fitted.client(0).outputs(X), before)
 
 
 def test_regression_predicts_numbers():
@@ -220,8 +221,8 @@ def test_regression_predicts_numbers():
     fitted = stratafl.fit(fedper(train=LocalTraining(lr=0.2)), clients, nn.Linear(1, 1), rounds=10, evaluate_every=5)
     x = np.array([[1.0], [-3.0]], dtype=np.float32)
     for client, slope in enumerate((2.0, -1.0)):
-        assert torch.equal(fitted.predict(client, x), fitted.outputs(client, x))
-        np.testing.assert_allclose(fitted.predict(client, x), slope * x, atol=0.2)
+        assert torch.equal(fitted.client(client).predict(x), fitted.client(client).outputs(x))
+        np.testing.assert_allclose(fitted.client(client).predict(x), slope * x, atol=0.2)
     losses = [line["validation.deployed.loss"] for line in fitted.history if "validation.deployed.loss" in line]
     assert fitted.selected["validation.deployed.loss"] == min(losses)
 
@@ -234,10 +235,10 @@ def test_images_of_bytes():
     assert fitted.sim.runtime.federation.x.dtype == torch.uint8
     x = clients[0][0][:4]
     with torch.no_grad():
-        expected = fitted.model(1)(torch.from_numpy(x).float())
-    assert torch.equal(fitted.outputs(1, x), expected)
-    assert torch.equal(fitted.outputs(1, x.astype(np.float64)), expected)
-    assert torch.equal(fitted.predict(1, x), expected.argmax(1))
+        expected = fitted.client(1).model(torch.from_numpy(x).float())
+    assert torch.equal(fitted.client(1).outputs(x), expected)
+    assert torch.equal(fitted.client(1).outputs(x.astype(np.float64)), expected)
+    assert torch.equal(fitted.client(1).predict(x), expected.argmax(1))
 
 
 def test_whole_numbers_stay_whole():
@@ -247,40 +248,39 @@ def test_whole_numbers_stay_whole():
     fitted = stratafl.fit(fedavg(), clients, model, rounds=1)
     x = rng.integers(0, 9, (3, 4)).astype(np.int32)
     with torch.no_grad():
-        assert torch.equal(fitted.outputs(0, x), fitted.model(0)(torch.from_numpy(x).long()))
+        assert torch.equal(fitted.client(0).outputs(x), fitted.client(0).model(torch.from_numpy(x).long()))
 
 
 @pytest.mark.parametrize("client", [3, -1])
-def test_a_client_that_is_not_there_is_one_sentence(fitted, client, tmp_path):
+def test_a_client_that_is_not_there_is_one_sentence(fitted, client):
     for ask in (
-        fitted.model,
-        lambda k: fitted.predict(k, X),
-        lambda k: fitted.export(k, tmp_path / "model.safetensors"),
+        fitted.client,
+        lambda k: fitted.metric("accuracy", client=k),
+        fitted.confusion,
     ):
         with pytest.raises(StrataError, match=f" {client}: .*3") as error:
             ask(client)
         assert one_sentence(error.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 4), (7, 5, 1), (7,)])
 def test_samples_of_another_shape_are_one_sentence(fitted, shape):
     says = rf"\({shape[0]},.*\): .*\[n, 5\]"
     with pytest.raises(DataError, match=says) as error:
-        fitted.predict(0, np.zeros(shape))
+        fitted.client(0).predict(np.zeros(shape))
     assert one_sentence(error.value)
 
 
 def test_samples_in_any_memory_order_are_taken(fitted):
-    assert torch.equal(fitted.predict(0, np.asfortranarray(X)), fitted.predict(0, X))
-    assert torch.equal(fitted.predict(0, X[::-1]), fitted.predict(0, X).flip(0))
+    assert torch.equal(fitted.client(0).predict(np.asfortranarray(X)), fitted.client(0).predict(X))
+    assert torch.equal(fitted.client(0).predict(X[::-1]), fitted.client(0).predict(X).flip(0))
 
 
 def test_samples_that_may_not_be_written_to_are_taken(fitted):
     """Such as those of a memory-mapped file."""
     frozen = X.copy()
     frozen.setflags(write=False)
-    assert torch.equal(fitted.predict(0, frozen), fitted.predict(0, X))
+    assert torch.equal(fitted.client(0).predict(frozen), fitted.client(0).predict(X))
 
 
 def test_a_regression_has_no_accuracy_and_says_so():
@@ -296,15 +296,15 @@ def test_a_regression_has_no_accuracy_and_says_so():
 
 
 def test_safetensors_load_back_equal(fitted, tmp_path):
-    path = fitted.export(1, str(tmp_path / "client.safetensors"))
+    path = fitted.client(1).export(str(tmp_path / "client.safetensors"))
     assert path == tmp_path / "client.safetensors"
-    stored, model = load_file(path), fitted.model(1).state_dict()
+    stored, model = load_file(path), fitted.client(1).model.state_dict()
     assert stored.keys() == model.keys()
     assert all(torch.equal(stored[name], x) for name, x in model.items())
     again = Own()
     again.load_state_dict(stored)
     with torch.no_grad():
-        assert torch.equal(again.eval()(torch.from_numpy(X).float()), fitted.outputs(1, X))
+        assert torch.equal(again.eval()(torch.from_numpy(X).float()), fitted.client(1).outputs(X))
     assert [each.name for each in tmp_path.iterdir()] == ["client.safetensors"]
 
 
@@ -312,13 +312,13 @@ def test_safetensors_load_back_equal(fitted, tmp_path):
 def test_onnx_gives_the_same_for_any_number_of_samples(fitted, tmp_path):
     import onnxruntime
 
-    path = fitted.export(2, tmp_path / "client.onnx")
+    path = fitted.client(2).export(tmp_path / "client.onnx")
     assert [each.name for each in tmp_path.iterdir()] == ["client.onnx"]
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for count in (1, 7, 300):  # it was exported with 2
         x = np.random.default_rng(count).standard_normal((count, 5)).astype(np.float32)
         logits, probabilities = session.run(["logits", "probabilities"], {"x": x})
-        np.testing.assert_allclose(logits, fitted.outputs(2, x), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(logits, fitted.client(2).outputs(x), atol=1e-5, rtol=0)
         np.testing.assert_allclose(probabilities, fitted.client(2).predict_proba(x), atol=1e-5, rtol=0)
     assert session.get_modelmeta().custom_metadata_map == {"client": "2", "classes": '["0", "1", "2"]'}
 
@@ -338,7 +338,7 @@ class Unexportable(nn.Module):
 def test_a_module_that_torch_cannot_export_is_one_sentence(tmp_path):
     fitted = stratafl.fit(fedavg(), arrays(), Unexportable(), rounds=1, engine="loop")
     with pytest.raises(ModelError, match=r"Unexportable .*ONNX") as error:
-        fitted.export(0, tmp_path / "client.onnx")
+        fitted.client(0).export(tmp_path / "client.onnx")
     assert one_sentence(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -346,7 +346,7 @@ def test_a_module_that_torch_cannot_export_is_one_sentence(tmp_path):
 def test_onnx_that_is_not_installed_is_one_sentence(fitted, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ModelError, match=r"'stratafl\[onnx\]'") as error:
-        fitted.export(0, tmp_path / "client.onnx")
+        fitted.client(0).export(tmp_path / "client.onnx")
     assert one_sentence(error.value)
 
 
@@ -355,7 +355,7 @@ def test_a_file_that_exists_is_not_touched(fitted, tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"mine")
     with pytest.raises(RunError, match=f"{name}' ") as error:
-        fitted.export(0, path)
+        fitted.client(0).export(path)
     assert one_sentence(error.value)
     assert path.read_bytes() == b"mine"
 
@@ -363,14 +363,14 @@ def test_a_file_that_exists_is_not_touched(fitted, tmp_path, name):
 @pytest.mark.parametrize("name", ["client.pt", "client", "client.ONNX"])
 def test_files_of_another_kind_are_refused(fitted, tmp_path, name):
     with pytest.raises(RunError, match=rf"{name}'.*\.onnx") as error:
-        fitted.export(0, tmp_path / name)
+        fitted.client(0).export(tmp_path / name)
     assert one_sentence(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(fitted, tmp_path):
     with pytest.raises(StrataError, match=r"none/client\.safetensors'") as error:
-        fitted.export(0, tmp_path / "none" / "client.safetensors")
+        fitted.client(0).export(tmp_path / "none" / "client.safetensors")
     assert one_sentence(error.value)
 
 
@@ -402,17 +402,17 @@ def test_a_run_directory_gives_the_models_that_the_run_ended_with(finished):
     assert fitted.progress.t == 2
     assert fitted.history == history
     for client in range(3):
-        model = fitted.model(client).state_dict()
+        model = fitted.client(client).model.state_dict()
         assert model.keys() == rows.keys()
         assert all(torch.equal(model[name], x[client]) for name, x in rows.items())
-    assert fitted.predict(0, fitted.sim.runtime.federation.x[:4]).shape == (4,)
+    assert fitted.client(0).predict(fitted.sim.runtime.federation.x[:4]).shape == (4,)
 
 
 def test_loading_leaves_the_directory_untouched(finished):
     folder, _, _ = finished
     before = snapshot(folder.parent)
     fitted = stratafl.load(folder)
-    fitted.predict(0, fitted.sim.runtime.federation.x[:4])
+    fitted.client(0).predict(fitted.sim.runtime.federation.x[:4])
     assert snapshot(folder.parent) == before
     assert len(before) > 5
 
@@ -428,7 +428,7 @@ def test_a_run_at_work_can_be_loaded_up_to_its_newest_checkpoint(tmp_path):
         next(rounds)
         fitted = stratafl.load(tmp_path / "run", round="newest")
         assert [line["round"] for line in fitted.history] == [1, 2]
-        assert torch.equal(fitted.model(1).fc.weight, after_two["fc.weight"][1])
+        assert torch.equal(fitted.client(1).model.fc.weight, after_two["fc.weight"][1])
 
 
 def test_what_is_not_a_run_directory_is_one_sentence(tmp_path):

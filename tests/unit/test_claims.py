@@ -225,6 +225,13 @@ def test_the_best_is_within_noise_where_any_rival_may_come_before_it():
     assert (found.holds, found.noise, "C" in found.reason) == (True, False, False)
 
 
+def test_a_rival_that_is_surely_ahead_decides_though_the_nearest_is_not():
+    """B is ahead by 3 ± 12, C by 2 ± 0.2: other seeds may turn the first, not the second."""
+    (found,) = verdicts(Claim("", "best", row=A), leads((2.0, -5.0, -6.0), (-1.9, -2.0, -2.1)), {}, ["x"])
+    assert (found.holds, found.noise) == (False, False)
+    assert "A against C: -2.0" in found.reason
+
+
 def test_one_step_that_surely_fails_decides():
     """Whatever other seeds bring for A against B, C is before A."""
     numbers = leads((0.0, 4.0, 8.0), (-2.1, -2.0, -1.9))

@@ -301,17 +301,17 @@ def images():
 def test_a_clients_model_is_exported_with_its_composed_head(kind, tmp_path):
     fitted = stratafl.fit(kept_head(kind), images(), tiny_model, rounds=1)
     x = np.random.default_rng(1).standard_normal((5, *SHAPE)).astype(np.float32)
-    expected = fitted.outputs(1, x)
-    stored = load_file(fitted.export(1, tmp_path / "client.safetensors"))
+    expected = fitted.client(1).outputs(x)
+    stored = load_file(fitted.client(1).export(tmp_path / "client.safetensors"))
     again = extended(kind)
     again.load_state_dict(stored)
     with torch.no_grad():
         assert torch.equal(again.eval()(torch.from_numpy(x)), expected)
     import onnxruntime
 
-    path = fitted.export(1, tmp_path / "client.onnx")
+    path = fitted.client(1).export(tmp_path / "client.onnx")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
+    outputs = session.run(["logits"], {"x": x})[0]
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=0)
 
 

@@ -110,8 +110,8 @@ os.sysconf = sysconf
 def load_predict_and_export():
     import stratafl
     fitted = stratafl.load("run")
-    fitted.export(0, "model.safetensors")
-    return list(fitted.predict(0, torch.zeros(2, 1, 8, 8)).shape)
+    fitted.client(0).export("model.safetensors")
+    return list(fitted.client(0).predict(torch.zeros(2, 1, 8, 8)).shape)
 
 @stage
 def a_link_is_not_followed():

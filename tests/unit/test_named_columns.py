@@ -111,19 +111,19 @@ def fitted():
 def test_outputs_do_not_depend_on_the_order_of_columns(fitted):
     x = Frame(arrays()[0][0], NAMES)
     more = Frame(np.hstack([np.array(x), np.full((20, 1), 9.0)]), [*NAMES, "label"])
-    outputs = fitted.outputs(0, x)
-    assert torch.equal(fitted.outputs(0, np.array(x)), outputs)
+    outputs = fitted.client(0).outputs(x)
+    assert torch.equal(fitted.client(0).outputs(np.array(x)), outputs)
     for other in (x[REVERSED], more, more[["label", *REVERSED]]):
-        assert torch.equal(fitted.outputs(0, other), outputs)
-        assert torch.equal(fitted.predict(0, other), outputs.argmax(-1))
+        assert torch.equal(fitted.client(0).outputs(other), outputs)
+        assert torch.equal(fitted.client(0).predict(other), outputs.argmax(-1))
 
 
 def test_a_column_that_is_missing_in_a_prediction_is_named(fitted):
     x = arrays()[0][0]
     with pytest.raises(DataError, match=r"'mg/dl'"):
-        fitted.outputs(0, Frame(x, ("age", "mg", "2")))
+        fitted.client(0).outputs(Frame(x, ("age", "mg", "2")))
     with pytest.raises(DataError, match=r"2 columns \('age', '2'\)"):
-        fitted.predict(0, Frame(x[:, :1], ["mg/dl"]))
+        fitted.client(0).predict(Frame(x[:, :1], ["mg/dl"]))
 
 
 @pytest.mark.budget(2, "imports pandas")
@@ -131,9 +131,9 @@ def test_data_frames_of_pandas_and_tables_of_pyarrow(fitted):
     pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     x = arrays()[0][0]
     frame = pandas.DataFrame(x, columns=list(NAMES)).assign(columns="text", column_names="text")
-    outputs = fitted.outputs(0, x)
+    outputs = fitted.client(0).outputs(x)
     for table in (frame, frame[list(frame)[::-1]], pyarrow.Table.from_pandas(frame)):
-        assert torch.equal(fitted.outputs(0, table), outputs)
-    assert torch.equal(fitted.outputs(0, pandas.DataFrame(x)), outputs)  # whose columns are numbered
+        assert torch.equal(fitted.client(0).outputs(table), outputs)
+    assert torch.equal(fitted.client(0).outputs(pandas.DataFrame(x)), outputs)  # whose columns are numbered
     with pytest.raises(DataError, match="'age'"):
-        fitted.outputs(0, frame.drop(columns="age"))
+        fitted.client(0).outputs(frame.drop(columns="age"))

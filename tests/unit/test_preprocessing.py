@@ -87,7 +87,7 @@ def held_out(fitted, client):
 def hits(fitted, x, y):
     """How many raw test samples of all clients `predict` gets right, and how many there are."""
     found = [
-        [fitted.classes[label] == str(name) for label, name in zip(fitted.predict(k, x[mine]), y[mine], strict=True)]
+        [label == str(name) for label, name in zip(fitted.client(k).predict(x[mine]), y[mine], strict=True)]
         for k, mine in ((k, held_out(fitted, k)) for k in range(CLIENTS))
     ]
     return sum(map(sum, found)), sum(map(len, found))
@@ -107,7 +107,7 @@ def test_predictions_on_raw_test_samples_are_the_runs_own_test_accuracy(data, re
     assert right / count > 0.75  # it learns: the mistake was to say the same of everybody
     for line in last_clients(folder, fitted.progress.t):
         mine = held_out(fitted, line["client"])
-        given = [fitted.classes[int(label)] for label in fitted.predict(line["client"], x[mine])]
+        given = list(fitted.client(line["client"]).predict(x[mine]))
         assert np.mean(np.array(given) == y[mine].astype(str)) == pytest.approx(line["test.deployed.accuracy"])
 
 
@@ -115,9 +115,9 @@ def test_outputs_are_those_of_training_to_the_bit(table):
     fitted = stratafl.load(table[0])
     federation = fitted.sim.runtime.federation
     with torch.no_grad():
-        expected = fitted.model(1)(federation.x)
-    assert torch.equal(fitted.outputs(1, table[1]), expected)
-    assert torch.equal(fitted.outputs(1, table[1].astype(np.float32)), expected)
+        expected = fitted.client(1).model(federation.x)
+    assert torch.equal(fitted.client(1).outputs(table[1]), expected)
+    assert torch.equal(fitted.client(1).outputs(table[1].astype(np.float32)), expected)
 
 
 def test_each_client_standardises_by_its_own_training_samples(own_table):
@@ -130,8 +130,8 @@ def test_each_client_standardises_by_its_own_training_samples(own_table):
         training = federation.split("train").of(client).numpy()
         np.testing.assert_allclose(told.of(client).columns.mean, x[training].mean(0), rtol=1e-6)
         with torch.no_grad():
-            expected = fitted.model(client)(federation.x[held_out(fitted, client)])
-        assert torch.equal(fitted.outputs(client, x[held_out(fitted, client)]), expected)
+            expected = fitted.client(client).model(federation.x[held_out(fitted, client)])
+        assert torch.equal(fitted.client(client).outputs(x[held_out(fitted, client)]), expected)
 
 
 def test_a_regression_answers_in_the_units_of_its_targets(regression):
@@ -139,13 +139,13 @@ def test_a_regression_answers_in_the_units_of_its_targets(regression):
     fitted = stratafl.load(folder)
     deviation = fitted.sim.runtime.federation.targets.deviation[0]
     squared = [
-        (fitted.predict(k, x[mine])[:, 0].double().numpy() - y[mine]) ** 2
+        (fitted.client(k).predict(x[mine])[:, 0].double().numpy() - y[mine]) ** 2
         for k in range(CLIENTS)
         for mine in [held_out(fitted, k)]
     ]
     loss = fitted.history[fitted.progress.t - 1]["test.deployed.loss"]
     assert np.concatenate(squared).mean() / deviation**2 == pytest.approx(loss, rel=1e-4)
-    assert 1000 < float(fitted.predict(0, x).mean()) < 3000
+    assert 1000 < float(fitted.client(0).predict(x).mean()) < 3000
 
 
 def test_what_was_done_by_hand():
@@ -173,21 +173,21 @@ def test_onnx_takes_raw_samples(data, request, tmp_path):
     folder, x, _ = request.getfixturevalue(data)
     fitted = stratafl.load(folder)
     session = onnxruntime.InferenceSession(
-        str(fitted.export(2, tmp_path / "c.onnx")), providers=["CPUExecutionProvider"]
+        str(fitted.client(2).export(tmp_path / "c.onnx")), providers=["CPUExecutionProvider"]
     )
     raw = x if x.dtype == np.uint8 else x.astype(np.float32)
     names = [each.name for each in session.get_outputs()]
     assert names == (["values"] if data == "regression" else ["logits", "probabilities"])
     given = session.run(None, {"x": raw})[0]
     assert json.loads(session.get_modelmeta().custom_metadata_map.get("classes", "[]")) == list(fitted.classes)
-    np.testing.assert_allclose(given, fitted.outputs(2, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(given, fitted.client(2).outputs(x), rtol=1e-5, atol=1e-5)
 
 
 def test_safetensors_has_the_weights_and_says_what_is_done_to_samples(regression, tmp_path):
     fitted = stratafl.load(regression[0])
-    with safe_open(fitted.export(0, tmp_path / "c.safetensors"), "pt") as file:
+    with safe_open(fitted.client(0).export(tmp_path / "c.safetensors"), "pt") as file:
         told = preprocessing_from(json.loads(file.metadata()["preprocessing"]))
-        assert set(file.keys()) == set(fitted.model(0).state_dict())
+        assert set(file.keys()) == set(fitted.client(0).model.state_dict())
     assert told == fitted.sim.runtime.federation.preprocessing.of(0)
     assert told.columns is not None
     assert told.targets is not None
@@ -208,9 +208,9 @@ def test_bytes_are_given_as_bytes(images, change, says):
     folder, x, _ = images
     fitted = stratafl.load(folder)
     with pytest.raises(DataError, match=says) as error:
-        fitted.predict(0, change(x))
+        fitted.client(0).predict(change(x))
     assert "\n" not in str(error.value)
-    assert torch.equal(fitted.outputs(0, x.astype(np.int32)), fitted.outputs(0, x))
+    assert torch.equal(fitted.client(0).outputs(x.astype(np.int32)), fitted.client(0).outputs(x))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -218,7 +218,7 @@ def test_samples_with_gaps_are_refused(table, value):
     folder, x = table[0], np.array(table[1][:3], dtype=np.float64)
     x[1, 2] = value
     with pytest.raises(DataError, match=r"sample 1 .*NaN"):
-        stratafl.load(folder).predict(0, x)
+        stratafl.load(folder).client(0).predict(x)
 
 
 def test_tokens_are_no_fractions():
@@ -263,10 +263,10 @@ def test_the_run_stores_what_was_done(table):
 def test_a_run_of_before_is_read_without_the_file(table, tmp_path):
     folder, x, _ = table
     file = folder / "preprocessing.json"
-    before, expected = file.read_bytes(), stratafl.load(folder).outputs(0, x)
+    before, expected = file.read_bytes(), stratafl.load(folder).client(0).outputs(x)
     file.unlink()
     try:
-        assert torch.equal(stratafl.load(folder).outputs(0, x), expected)
+        assert torch.equal(stratafl.load(folder).client(0).outputs(x), expected)
     finally:
         file.write_bytes(before)
 

@@ -17,6 +17,8 @@ from stratafl.config.assemble import federation_of
 from stratafl.config.experiment import with_values
 from stratafl.data import from_clients, from_splits
 from stratafl.errors import DataError, ModelError, RecordError, RunError, StrataError, UnknownNameError
+from stratafl.report.chance import MAJORITY
+from stratafl.runs.logistic import LOGISTIC_ALONE, LOGISTIC_POOLED
 
 NAMES = ("Basel", "Aarau", "Chur")  # not in the order of the alphabet
 QUICK = {"rounds": 2, "seeds": 1, "progress": False}
@@ -43,11 +45,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(folder):
-    return stratafl.compare(["local", "fedavg"], pairs(), Net(), folder=folder / "compared", **QUICK)
+    return stratafl.compare(["local", "fedavg"], pairs(), Net(), folder=folder / "compared", cross_site=True, **QUICK)
 
 
 def again(result, **other):
-    asked = {"methods": "local,fedavg", "clients": pairs(), "model": Net(), "folder": result.folder, **QUICK, **other}
+    asked = {"methods": "local,fedavg", "clients": pairs(), "model": Net(), "folder": result.folder, **QUICK}
+    asked |= {"cross_site": True, **other}
     return stratafl.compare(asked.pop("methods"), asked.pop("clients"), asked.pop("model"), **asked)
 
 
@@ -63,11 +66,18 @@ def test_a_run_of_a_comparison_is_what_fit_gives(result):
 def test_a_result_has_tables_a_report_and_a_picture(result, tmp_path):
     scores = {rank.label: rank.mean("score") for rank in result.study.ranks}
     table = result.to_pandas()
-    assert dict(zip(table["method"], table["score_mean"], strict=True)) == pytest.approx(scores)
+    shown = dict(zip(table["method"], table["score_mean"], strict=True))
+    assert {method: shown.pop(method) for method in scores} == pytest.approx(scores)
+    assert {*shown} == {LOGISTIC_ALONE, LOGISTIC_POOLED, MAJORITY}
+    assert shown[LOGISTIC_POOLED] > 0.8  # the label is the sign of a column
     assert result.best.method in scores
     assert result.best.score == scores[result.best.method]
     assert {"client"} <= {*result.to_pandas("clients").columns}
-    assert "plotly" in result.report(tmp_path / "report.html").read_text()
+    page = result.report(tmp_path / "report.html").read_text()
+    assert "plotly" in page
+    assert 'id="chart-cross-site"' in page
+    stored = next(rank for rank in result.study.ranks if rank.label == "local").members[0].cross_site
+    assert torch.equal(stored.values, result.fitted("local").cross_site().values)
     assert "<svg" in result._repr_html_()
     assert all(name in result._repr_html_() for name in scores)
 
@@ -184,7 +194,7 @@ def test_advice_in_python(tmp_path):
     advised = stratafl.advise(pairs(count=40), Net(), rounds=4, budget=0.6, folder=tmp_path / "a", progress=False)
     assert advised.best.method == (advised.advice.candidate.method if advised.federate else "local")
     assert list(advised.to_pandas("clients")["name"]) == list(NAMES)
-    assert {"local", "fedavg"} <= {*advised.to_pandas()["method"]}
+    assert {"local", "fedavg", LOGISTIC_ALONE, LOGISTIC_POOLED} <= {*advised.to_pandas()["method"]}
     assert "<svg" in advised.report(tmp_path / "advice.html").read_text()
     assert advised.report(tmp_path / "advice.md").read_text().startswith("#")
 

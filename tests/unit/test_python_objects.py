@@ -59,10 +59,25 @@ def test_names_of_clients_and_classes_change_no_number(numbered, named):
     assert (numbered.client_names, numbered.classes) == (("0", "1", "2"), ("0", "1", "2"))
     for number, name in enumerate(NAMES):
         for client in (number, name):
-            assert torch.equal(named.outputs(client, X), numbered.outputs(number, X))
-            assert torch.equal(named.predict(client, X), numbered.predict(number, X))
+            assert torch.equal(named.client(client).outputs(X), numbered.client(number).outputs(X))
+            with pytest.warns(DeprecationWarning, match="client"):
+                assert torch.equal(named.predict(client, X), numbered.predict(number, X))
         assert named.metric("accuracy", client=name) == numbered.metric("accuracy", client=number)
         assert torch.equal(named.confusion(name), numbered.confusion(number))
+
+
+def test_forms_with_the_client_first_work_and_are_deprecated(named, tmp_path):
+    bern = named.client("Bern")
+    for old, new in (
+        (lambda: named.outputs(1, X), bern.outputs(X)),
+        (lambda: named.predictor(1)(torch.from_numpy(X)), bern.outputs(X)),
+        (lambda: named.model(1).state_dict()["0.weight"], bern.state["0.weight"]),
+        (lambda: named.export(1, tmp_path / "bern.safetensors"), tmp_path / "bern.safetensors"),
+    ):
+        with pytest.warns(DeprecationWarning, match="client") as warned:
+            given = old()
+        assert len(warned) == 1
+        assert torch.equal(given, new) if isinstance(new, torch.Tensor) else given == new
 
 
 def test_a_client_is_an_object(named, numbered, tmp_path):

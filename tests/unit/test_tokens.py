@@ -31,9 +31,9 @@ def test_a_token_outside_of_the_table_is_one_line_with_client_and_range(tokens, 
 
 def test_tokens_at_both_ends_of_the_table_are_taken_and_others_are_not_predicted():
     fitted = stratafl.fit(fedavg(), texts(9), model(), rounds=1, validation=0)
-    assert fitted.predict(0, np.array([[0, 9, 1]])).shape == (1,)
+    assert fitted.client(0).predict(np.array([[0, 9, 1]])).shape == (1,)
     with pytest.raises(DataError, match=r"sample 1 .*token 10, .*0 to 9"):
-        fitted.predict(0, np.array([[0, 9, 1], [0, 10, 99]]))
+        fitted.client(0).predict(np.array([[0, 9, 1], [0, 10, 99]]))
 
 
 class Columns(nn.Module):
@@ -78,9 +78,9 @@ def test_tables_of_positions_and_token_types_do_not_bound_tokens(length):
 
 def test_a_model_with_the_tables_of_bert_is_trained_and_predicts():
     fitted = stratafl.fit(fedavg(), texts(29), Bert, rounds=1, validation=0)
-    assert fitted.predict(0, np.array([[0, 29, 1]])).shape == (1,)
+    assert fitted.client(0).predict(np.array([[0, 29, 1]])).shape == (1,)
     with pytest.raises(DataError, match=r"sample 0 .*token 30, .*0 to 29"):
-        fitted.predict(0, np.array([[0, 30, 1]]))
+        fitted.client(0).predict(np.array([[0, 30, 1]]))
     with pytest.raises(DataError, match=r"client '1' .*token 30, .*0 to 29"):
         stratafl.fit(fedavg(), texts(30), Bert, rounds=1, validation=0)
 

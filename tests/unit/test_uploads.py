@@ -229,7 +229,7 @@ def test_a_model_that_is_not_sent_and_overflows_is_not_kept():
     model = build("mlp", shape=(4,), classes=2, hidden=(4,))
     fitted = fit(local(train=LocalTraining(lr=1e10)), clients, model, rounds=2, normalise="none")
     assert [[each["client"] for each in line["left_out"]] for line in fitted.history] == [[1], [1]]
-    assert all(bool(x.isfinite().all()) for x in fitted.model(1).state_dict().values())
+    assert all(bool(x.isfinite().all()) for x in fitted.client(1).model.state_dict().values())
 
 
 # Who is far from the others

@@ -4,8 +4,8 @@
 All it says is in the record `Advice`; `advice_text` puts it into sentences.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import torch
@@ -35,6 +35,7 @@ from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import Metric
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.report.jackknife import Difference, sample_values
+from stratafl.runs.logistic import baseline_predictions, is_for
 
 BUDGET = 0.1  # of the client-steps of trying all candidates in full
 CAUTION = 0.0  # standard errors by which a method must be expected to beat training alone
@@ -83,6 +84,7 @@ class Advice:
     federation: Federation
     learned: bool  # whether any model is clearly better than one prediction for all samples
     budget_needed: float  # the least that allows a forecast
+    baselines: Mapping[str, float] = field(default_factory=dict)  # scores outside the federation, larger is better
 
     @property
     def metric(self) -> Metric:
@@ -239,7 +241,17 @@ def _decided(
         federation,
         above_chance(problem, among),
         needed,
+        _baselines(problem),
     )
+
+
+def _baselines(problem: Problem) -> dict[str, float]:
+    """The validation scores of logistic regressions, if the data is a table with classes."""
+    federation, data = problem.federation, problem.experiment.data
+    if not is_for(federation):
+        return {}
+    predicted = baseline_predictions(federation, federation.clients - data.new_clients, "validation")
+    return {name: problem.score(predictions) for name, predictions in predicted.items()}
 
 
 def simplest(problem: Problem, among: Sequence[Result], order: Sequence[Candidate]) -> Result:

@@ -61,6 +61,7 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
         "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
         "comparable": [candidate.name for candidate in advice.comparable],
         "tried": [_result(result) for result in tryout.results],
+        "baselines": {name: _number(score) for name, score in advice.baselines.items()},
         "clients": [
             {key: getattr(client, key) for key in ("client", "name", "gain", "error", "verdict")}
             for client in advice.clients

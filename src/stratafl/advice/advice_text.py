@@ -17,6 +17,7 @@ from stratafl.errors import counted
 from stratafl.report.formats import listed, markdown_table, minus, size_text
 from stratafl.report.jackknife import Difference
 from stratafl.report.sentences import Finding, finding
+from stratafl.runs.logistic import WHY
 
 MAX_CLIENT_NAMES = 5  # in a sentence
 SHOWN_LAYERS = 6  # the last ones
@@ -254,7 +255,8 @@ def tried(advice: Advice) -> list[tuple[str, str, str, str, str]]:
     for result in advice.tryout.results:
         scores = _score_text(result.score, advice), _score_text(result.expected, advice)
         rows.append((result.candidate.label, str(result.rounds), *scores, result.candidate.why))
-    return rows
+    baselines = [(name, "–", _score_text(score, advice), "–", WHY[name]) for name, score in advice.baselines.items()]
+    return [*rows, *baselines]
 
 
 def clients_title(advice: Advice) -> str:

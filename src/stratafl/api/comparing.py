@@ -17,6 +17,7 @@ from stratafl.execute.build_simulation import ModelSource
 from stratafl.runs.advancing import DisplayedRun, Watch, advance_comparison, displayed_runs
 from stratafl.runs.comparison import Comparison, is_comparison
 from stratafl.runs.directory import TUNING
+from stratafl.runs.logistic import write_baselines
 from stratafl.runs.workers import Crew, share
 from stratafl.tuning import Tuning, TuningPlan, advance, is_tuning
 from stratafl.tuning.reuse import with_tuned
@@ -74,6 +75,7 @@ def compare(
         return advance_comparison(comparison, watches, log.warning, never)
 
     _drive(asked, runs, alone, asked.jobs(jobs, len(runs), comparison.base.run.device), progress)
+    write_baselines(comparison)
     return ComparisonResult(comparison.folder, comparison.trust)
 
 

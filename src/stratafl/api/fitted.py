@@ -1,5 +1,6 @@
 """A trained federation: every client's model, its predictions and metrics, and the guard's choice."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -16,6 +17,7 @@ from stratafl.api.added import AddedClient, personalised
 from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
 from stratafl.api.saved import SavedParts, write_folder
 from stratafl.api.training import Callback, TrainingRun, watchers
+from stratafl.config.metric_choice import metric_for
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
@@ -27,6 +29,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import CallbackError, DataError, ModelError, RunError, shown, unknown
 from stratafl.evaluation.candidates import EPOCHS
+from stratafl.evaluation.cross_site import cross_site
 from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
@@ -35,6 +38,7 @@ from stratafl.execute import SINGLE_PROCESS, Progress, Simulation
 from stratafl.execute.tokens import check_given
 from stratafl.export import ModelFacts, Predictor, export_model, finite_outputs
 from stratafl.models import own_model
+from stratafl.report.notebook import CrossSiteResult
 from stratafl.runs.directory import config_of, stored_progress
 from stratafl.runs.distributed import trial_of
 from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
@@ -140,16 +144,9 @@ class Fitted:
     def predictions(self, split: str = "test") -> Predictions:
         """What every client's own model gives for its own samples of a split, `test` or `validation`.
 
-        It is the model at the stage that counts (`evaluate.stage`); after training as it is deployed, since models
-        right after training are not kept.
+        It is the model at the stage that counts; where that is `trained` as deployed, since no state holds the other.
         """
-        if split not in HELD_OUT:
-            raise unknown("split", split, HELD_OUT)
-        if self.saved is not None:
-            raise DataError(
-                "a saved folder has models and no samples, so nothing can be scored: use predict, or `history`, which "
-                "has the scores of every round"
-            )
+        self._check_scored(split)
         return predictions(self.sim, self.progress, torch.arange(self.clients), split, self.stage)
 
     def _held_out(self, client: int | str, split: str) -> Predictions:
@@ -158,6 +155,22 @@ class Fitted:
         if number not in self.added or split not in HELD_OUT:
             return self.predictions(split).of(number)
         return self.added[number].predictions(self.progress, split, self.stage)
+
+    def _check_scored(self, split: str) -> None:
+        if split not in HELD_OUT:
+            raise unknown("split", split, HELD_OUT)
+        if self.saved is not None:
+            raise DataError("a saved folder has no samples to score: use predict, or `history` with its scores")
+
+    def cross_site(
+        self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
+    ) -> CrossSiteResult:
+        """A metric, by default the run's own, of every client's model on every client's samples (docs/report.md)."""
+        self._check_scored(split)
+        ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
+        usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        chosen = usual if metric is None else named_metric(metric)
+        return CrossSiteResult.of(cross_site(self.sim, self.progress, chosen, ids, split, self.stage), chosen)
 
     @property
     def stage(self) -> str:
@@ -276,27 +289,32 @@ class Fitted:
         what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added, data)
         return write_folder(Path(folder), SavedParts(*what))
 
-    # Older forms of what `client(…)` gives; they stay.
+    # Deprecated forms of what `client(…)` gives
 
     def model(self, client: int | str) -> nn.Module:
-        """`client(client).model`."""
+        """Deprecated: `client(client).model`."""
+        _deprecated("model(client)", "client(client).model")
         return self.client(client).model
 
     def predictor(self, client: int | str) -> Predictor:
-        """`client(client).predictor`."""
+        """Deprecated: `client(client).predictor`."""
+        _deprecated("predictor(client)", "client(client).predictor")
         return self.client(client).predictor
 
     def outputs(self, client: int | str, x: Array) -> Tensor:
-        """`client(client).outputs(x)`."""
+        """Deprecated: `client(client).outputs(x)`."""
+        _deprecated("outputs(client, x)", "client(client).outputs(x)")
         return self.client(client).outputs(x)
 
     def predict(self, client: int | str, x: Array) -> Tensor:
-        """The class of each raw sample as a number, which `classes` names; or for a regression the model's output."""
-        outputs = self.outputs(client, x)
+        """Deprecated: `client(client).predict(x)`, which gives classes by name; this gives their numbers."""
+        _deprecated("predict(client, x)", "client(client).predict(x)")
+        outputs = self.client(client).outputs(x)
         return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
 
     def export(self, client: int | str, path: str | Path) -> Path:
-        """`client(client).export(path)`."""
+        """Deprecated: `client(client).export(path)`."""
+        _deprecated("export(client, path)", "client(client).export(path)")
         return self.client(client).export(path)
 
     # The guard
@@ -343,10 +361,7 @@ class FittedClient:
 
     @cached_property
     def model(self) -> nn.Module:
-        """Your own module in evaluation mode; it takes samples as training does, scaled and standardised.
-
-        It is yours to change: predictions are those of a copy.
-        """
+        """Your own module in evaluation mode, yours to change; it takes samples scaled and standardised."""
         return own_model(module_of(self.fitted.sim, self.state))
 
     @cached_property
@@ -354,8 +369,10 @@ class FittedClient:
         """The model with its preprocessing, as one module that takes raw samples.
 
         The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
+        Clients share its frozen tensors, so change `model` instead.
         """
-        return Predictor(module_of(self.fitted.sim, self.state), self.preprocessing, self.fitted.sim.runtime.dtype)
+        module = module_of(self.fitted.sim, self.state, light=True)
+        return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -367,7 +384,7 @@ class FittedClient:
     def outputs(self, x: Array) -> Tensor:
         """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
 
-        Columns of a DataFrame are taken by name, where the data has names for them.
+        Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
         sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
         samples = _raw_samples(federation, x)
@@ -411,6 +428,10 @@ class FittedClient:
         return target
 
 
+def _deprecated(old: str, new: str) -> None:
+    warnings.warn(f"fitted.{old} is deprecated: use fitted.{new}", DeprecationWarning, stacklevel=3)
+
+
 def trained(
     training: TrainingRun,
     callbacks: Sequence[Callback],
@@ -429,8 +450,9 @@ def trained(
 
 def _raw_samples(federation: Federation, x: Any) -> Tensor:
     """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    table = federation.table
-    if table is not None:
+    if (table := federation.table) is not None:
         return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
+    if federation.text is not None:
+        x = federation.text.coded(x)
     values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
     return federation.preprocessing.raw(plain_tensor(values, "x"))

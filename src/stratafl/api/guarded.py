@@ -115,10 +115,10 @@ def stored_choice(fitted: Trained, client: int) -> nn.Module:
     return own_model(module_of(sim, _only_row(candidates.rows(name, torch.tensor([client])))))
 
 
-def module_of(sim: Simulation, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the simulation's model with these tensors, in evaluation mode."""
+def module_of(sim: Simulation, state: Mapping[str, Tensor], *, light: bool = False) -> nn.Module:
+    """A copy of the simulation's model with these tensors, in evaluation mode; a light one shares frozen tensors."""
     assert sim.template is not None  # every assembled simulation has one
-    return filled(sim.template, state)
+    return filled(sim.template, state, light=light)
 
 
 def _only_row(rows: Rows) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ OPTIONS = {
     **{"validation": "data.validation", "test": "data.test", "split": "data.split", "normalise": "data.normalise"},
     **{"rounds": "run.rounds", "seed": "run.seed", "device": "run.device", "participation": "run.participation"},
     **{"metric": "evaluate.metric", "evaluate_every": "evaluate.every", "guard": "evaluate.guard", "lr": "train.lr"},
+    "cross_site": "evaluate.cross_site",
 }
 
 

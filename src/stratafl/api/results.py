@@ -1,7 +1,6 @@
 """What `compare`, `tune` and `advise` return: the best method, tables, a report, and a picture in a notebook."""
 
 from functools import cached_property
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +11,14 @@ from stratafl.api.fitting import load
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
-from stratafl.errors import DataError, RunError, counted, unknown
+from stratafl.errors import RunError, counted, unknown
 from stratafl.files import check_new, write_atomically
 from stratafl.report import Study, to_csv
 from stratafl.report.decision import decision
 from stratafl.report.formats import score_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.in_short import in_short
-from stratafl.report.notebook import Dot, dot_picture, fragment, standalone
+from stratafl.report.notebook import Dot, data_frames, dot_picture, fragment, standalone
 from stratafl.report.page import check_report_file, write_report
 from stratafl.report.pair_tables import pairs_csv
 from stratafl.report.ranking import winner
@@ -28,6 +27,7 @@ from stratafl.report.report_tables import ReportTable, as_csv, text
 from stratafl.report.study import ranked_study
 from stratafl.report.tuned import TunedMethod
 from stratafl.runs.comparison import Comparison
+from stratafl.runs.logistic import WHY
 from stratafl.tuning.search import shown_settings
 from stratafl.tuning.tuning import WINNERS, Tuning
 from stratafl.tuning.tuning_result import (
@@ -78,7 +78,7 @@ class ComparisonResult:
         """A table: the `ranking`, the `clients` with what each gains, or all `pairs` of methods."""
         study = self.study
         written = {
-            "ranking": lambda: to_csv(study.ranks),
+            "ranking": lambda: to_csv([*study.ranks, *study.rows_below]),
             "clients": lambda: clients_csv(study.ranks, study.gains),
             "pairs": lambda: pairs_csv(study.pairs),
         }
@@ -202,6 +202,8 @@ class AdviceResult:
             for result in advice.tryout.results
             if result.score == result.score
         ]
+        for name, score in advice.baselines.items():
+            dots.append(Dot(name, sign * score, None, score_text(sign * score, advice.metric), faint=True))
         head = ("method", "rounds", advice.metric.title, "expected", "why")
         rows = tuple(tuple(map(text, row)) for row in advice_text.tried(advice))
         table = ReportTable("tried", "Methods tried, on validation samples", head, rows)
@@ -211,13 +213,14 @@ class AdviceResult:
 def _tried(advice: Advice) -> tuple[list[str], list[list[Any]]]:
     sign, results = advice.metric.sign, advice.tryout.results
     rows = [[r.candidate.name, r.rounds, sign * r.score, sign * r.expected, r.candidate.why] for r in results]
+    rows += [[name, None, sign * score, None, WHY[name]] for name, score in advice.baselines.items()]
     return ["method", "rounds", "score", "expected", "why"], rows
 
 
 def study_picture(study: Study) -> str:
     """The score of every method, the best first, with its standard deviation over seeds."""
     metric, dots = study.measured, list[Dot]()
-    for rank in [*study.ranks, *([study.majority] if study.majority else [])]:
+    for rank in (*study.ranks, *study.rows_below):
         score = rank.numbers.get("score")
         if score is not None:
             dots.append(Dot(rank.label, score.mean, score.std, score_text(score.mean, metric), not rank.members))
@@ -238,11 +241,7 @@ def _frame(table: str, written: dict[str, Any]) -> Frame:
     """One of several tables, which are written as CSV, as a DataFrame."""
     if table not in written:
         raise unknown("table", table, written)
-    try:
-        pandas = import_module("pandas")
-    except ImportError as error:
-        raise DataError("to_pandas needs the package 'pandas': run pip install pandas") from error
-    return pandas.read_csv(StringIO(written[table]()))
+    return data_frames().read_csv(StringIO(written[table]()))
 
 
 def _reported(study: Study, path: Path) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stratafl import algorithms  # noqa: F401 - whose records a folder names
 from stratafl.api.added import AddedClient, read_added, write_added
@@ -110,10 +110,11 @@ def write_folder(folder: Path, parts: SavedParts) -> Path:
 def _facts(parts: SavedParts, blueprint: Blueprint) -> dict[str, Any]:
     runtime, federation = parts.sim.runtime, parts.sim.runtime.federation
     base = blueprint.draw.base()
+    model = {"architecture": architecture(base, build), "class": type(base).__name__, "drawn": blueprint.is_drawn}
     return {
         **{"format": FORMAT, "stratafl": VERSION, "round": parts.progress.t, "name": federation.name},
         "method": _method(parts.sim.algorithm),
-        "model": {"architecture": architecture(base, build), "class": type(base).__name__, "drawn": blueprint.is_drawn},
+        "model": {**model, "frozen": _frozen(base)},
         "samples": blueprint.samples.to_table(),
         "preprocessing": federation.preprocessing.to_table(),
         "data": {key: value for key, value in to_settings(parts.data).items() if key not in ("name", "path")},
@@ -125,6 +126,10 @@ def _facts(parts: SavedParts, blueprint: Blueprint) -> dict[str, Any]:
         **{"evaluate": to_settings(parts.evaluate), "split": vars(parts.split)},
         **{"history": parts.history, "selected": parts.selected},
     }
+
+
+def _frozen(module: nn.Module) -> list[str]:
+    return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
 def _method(algorithm: Algorithm) -> dict[str, Any]:
@@ -179,6 +184,11 @@ def _parts(
     folder: Path, table: Mapping[str, Any], device: str, model: ModelSource | None, algorithm: Algorithm | None
 ) -> SavedParts:
     blueprint = _blueprint(folder, table, model or _model_in(folder, table["model"]), algorithm)
+    differing = set(_frozen(blueprint.draw.base())) ^ set(table["model"].get("frozen", []))
+    if differing:
+        raise ModelError(
+            f"'{shown(min(differing))}' is frozen in the saved model or in yours, not in both: set requires_grad alike"
+        )
     sim = _simulation(table, blueprint, device)
     t = table["round"]
     tensors = _tensors(folder / SERVER)
@@ -212,11 +222,18 @@ def _model_in(folder: Path, table: Mapping[str, Any]) -> ModelSource:
         raise ModelError(
             f"the model of '{folder}' is a class of your own, {name}: give it, load(folder, model={name}(…))"
         )
-    try:
+
+    def made() -> nn.Module:
         module = module_from(table["architecture"], build)
+        for name in table.get("frozen", []):
+            module.get_parameter(name).requires_grad_(False)
+        return module
+
+    try:
+        module = made()
     except ModelError as error:
         raise DamagedError(f"'{folder / FILE}' does not describe a model: {error}; copy the folder again") from error
-    return (lambda: module_from(table["architecture"], build)) if table["drawn"] else module
+    return made if table["drawn"] else module
 
 
 def _simulation(table: Mapping[str, Any], blueprint: Blueprint, device: str) -> Simulation:

@@ -284,11 +284,11 @@ def predict(
 @app.command(epilog="Example: [bold]strata export runs/first --client Basel -o basel.onnx[/]")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
-    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file.")],
+    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file, or a folder for a PEFT adapter.")],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's own model as ONNX or safetensors."""
+    """Write a client's own model as ONNX or safetensors, or its PEFT adapter as a folder."""
     from stratafl.cli.predict_command import export_client_model
 
     export_client_model(folder, client, out, trust)

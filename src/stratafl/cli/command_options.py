@@ -39,6 +39,7 @@ SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
     **{"lab": "evaluate.lab", "metric": "evaluate.metric"},
     "guard": "evaluate.guard",
+    "cross_site": "evaluate.cross_site",
     **{name: f"run.{name}" for name in ("rounds", "protocol", "seed", "device", "engine", "precision", "memory_limit")},
     "log": "log.to",
 }
@@ -90,6 +91,7 @@ class RunOptions:
     metric: Annotated[str | None, option("--metric NAME", "Metric to rank by, such as auroc.")] = None
     lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
     guard: Annotated[bool | None, option("--guard", "At the end, choose a model per client.")] = None
+    cross_site: Annotated[bool | None, option("--cross-site", "At the end, models on other clients' samples.")] = None
     log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
     trust: Trust = False
 

@@ -34,6 +34,7 @@ from stratafl.runs.advancing import advance_comparison, displayed_runs
 from stratafl.runs.directory import CONFIG, TUNING, unused_run_folder
 from stratafl.runs.extension import extend_run
 from stratafl.runs.joined import usual_jobs
+from stratafl.runs.logistic import write_baselines
 from stratafl.runs.workers import Crew, share
 from stratafl.tuning import PendingRun, Tuning, TuningPlan, advance
 from stratafl.tuning.reuse import with_tuned
@@ -131,6 +132,7 @@ def drive_comparison(comparison: Comparison, jobs: int | None) -> int:
             finished = share(crew, watches, _print_line, lambda: interrupt.asked)
     if not finished:
         return print_interrupted(comparison.folder, comparison.names_code)
+    write_baselines(comparison)
     study = print_ranking([comparison.folder], details=False)
     write_report_if_possible([comparison.folder], comparison.folder / REPORT, study)
     print_next(study, comparison.folder)

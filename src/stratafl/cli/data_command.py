@@ -14,9 +14,9 @@ from torch import Tensor
 
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
-from stratafl.config.assemble import federation_of, reading_of, samples_of
+from stratafl.config.assemble import federation_of, samples_of
 from stratafl.config.experiment import from_tables, with_values
-from stratafl.config.setting_tables import DataTable, Settings
+from stratafl.config.setting_tables import DataTable, Settings, reading_of
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
 from stratafl.data.cache import cache_folder, entries
@@ -184,6 +184,8 @@ def describe_data(federation: Federation, data: DataTable) -> list[str]:
 
 def _sample(federation: Federation) -> str:
     x, names = federation.x, federation.column_names
+    if federation.text is not None:
+        return federation.text.note()
     kind = _KINDS.get(x.dtype) or ("number" if x.is_floating_point() else "whole number")
     if x.ndim != 2:
         mode = f" (images of mode {federation.mode})" if federation.mode else ""

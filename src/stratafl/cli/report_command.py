@@ -159,6 +159,8 @@ def _caption(study: Study) -> str:
     parts += [f"mean ± standard deviation over {seeds}"] if most > 1 else []
     parts += ["spread: standard deviation over clients", "MB: up and down, all clients", "s: training and server"]
     parts += [f"{MAJORITY}: always predicting each client's most frequent training class"] if study.majority else []
+    outside = "baselines outside the federation, of each client's own samples or of all samples in one place"
+    parts += [f"logistic regression: {outside}"] if study.baselines else []
     is_own_metric = ":" in outcomes[0].metric.name and not outcomes[0].regression
     parts += [f"{MAJORITY}: unknown, because reports do not run your own metric"] if is_own_metric else []
     new_clients = any(outcome.config["data"]["new_clients"] for outcome in outcomes)

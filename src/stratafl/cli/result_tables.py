@@ -38,9 +38,9 @@ class RankingColumn:
 
 def console_ranking(study: Study, width: int, green: bool = True) -> Table:
     """The ranking; the first is `green` unless its score is chance."""
-    ranks, baseline = study.ranks, study.majority
+    ranks = study.ranks
     columns = {column.title: column for column in _columns(ranks, study.measured)}
-    rows, several = [*ranks, *([baseline] if baseline else [])], len(ranks) > 1
+    rows, several = [*ranks, *study.rows_below], len(ranks) > 1
     widths = ({"#": 2} if tied(ranks) else {}) | {"method": _method_width(rows)}
     widths |= {"seeds": len("seeds")} if seeds_differ(ranks) else {}
     widths |= {title: max(map(cell_len, (title, *map(column.cell, rows)))) for title, column in columns.items()}
@@ -49,7 +49,7 @@ def console_ranking(study: Study, width: int, green: bool = True) -> Table:
     for rank in rows:
         cells = {"#": str(rank.place or ""), "method": rank.title, "seeds": str(len(rank.seeds))}
         cells |= {title: column.cell(rank) for title, column in columns.items()}
-        style = "dim" if rank is baseline else "bold green" if green and several and rank.place == 1 else None
+        style = "dim" if not rank.members else "bold green" if green and several and rank.place == 1 else None
         table.add_row(*(cells[title] for title in titles), style=style)
     return table
 

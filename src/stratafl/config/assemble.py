@@ -13,14 +13,22 @@ from torch import nn
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import composed, is_composition
 from stratafl.config.experiment import Experiment
-from stratafl.config.setting_tables import DataTable, ModelTable, RunTable, ServerTable, partition_of, without_effect
+from stratafl.config.setting_tables import (
+    DataTable,
+    ModelTable,
+    RunTable,
+    ServerTable,
+    partition_of,
+    reading_of,
+    without_effect,
+)
 from stratafl.config.trust import NO_TRUST, Trust, called, imported, parameters
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select
 from stratafl.core.records import to_settings
-from stratafl.data import IID, Federation, Partition, Reading, Samples, from_samples, load_samples
+from stratafl.data import IID, Federation, Partition, Samples, from_samples, load_samples
 from stratafl.data.loading import shared_federation
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.splitting import SplitPlan
@@ -30,6 +38,7 @@ from stratafl.execute import Simulation, simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
+from stratafl.models.architecture import with_recipe
 from stratafl.policies.robust import robust
 from stratafl.runtime.speed import Speed
 
@@ -140,10 +149,13 @@ def federation_to_run(experiment: Experiment) -> Federation:
 
 
 def log_standardisation(federation: Federation) -> None:
-    """Say once what was done to the columns of a table."""
+    """Say once what was done to the columns of a table, and what a tokenizer gives away."""
     note = federation.standardisation_note()
     if note:
         federation.once("standardisation", lambda: log.warning("%s", note))
+    text = federation.text
+    if text is not None and text.tokenizer:
+        federation.once("tokenizer", lambda: log.warning("%s; data.tokens = 'hashed' has none", text.note()))
 
 
 def _fallback(data: DataTable, samples: Samples) -> Partition:
@@ -179,12 +191,6 @@ def samples_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> 
     return load_samples(data.name, reading_of(data, seed, limit))
 
 
-def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
-    """How the table says that samples are read."""
-    keys = {f.name for f in dataclasses.fields(Reading)} - {"seed", "limit"}
-    return Reading(**{key: getattr(data, key) for key in keys}, seed=seed, limit=limit)
-
-
 def reading_limit(run: RunTable) -> MemoryLimit:
     """The run's memory limit, where it is one of RAM and not of a GPU."""
     name = device_of("auto") if run.device == "auto" else run.device  # a device that is missing is refused elsewhere
@@ -207,7 +213,7 @@ def model_of(
         module = called(f"model {table.name}", maker, table.options, offered)
         if not isinstance(module, nn.Module):
             raise ModelError(f"'{table.name}' returns {type(module).__name__}, not an nn.Module")
-        return module
+        return with_recipe(module, table.name, **offered, **table.options) if table.name in MODELS else module
 
     return make
 

@@ -15,14 +15,13 @@ from stratafl.config.assemble import (
     federation_to_run,
     model_of,
     reading_limit,
-    reading_of,
     samples_of,
     seeds_of,
     split_plan,
 )
 from stratafl.config.experiment import Experiment, from_tables, named_files, read_as, to_tables
 from stratafl.config.migrations import UNNUMBERED_FEDERATION, migrate
-from stratafl.config.setting_tables import DataTable
+from stratafl.config.setting_tables import DataTable, reading_of
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.phased import Phased
@@ -30,7 +29,8 @@ from stratafl.core.records import from_settings, record, to_settings
 from stratafl.data import Federation
 from stratafl.data.reading import CHOOSING
 from stratafl.data.sample_format import SampleFormat
-from stratafl.data.site_samples import NewSamples, new_samples, site_federation
+from stratafl.data.site_samples import NewSamples, new_samples, site_columns, site_federation, with_agreed_codes
+from stratafl.data.tables.introduced_columns import IntroducedColumn
 from stratafl.errors import RecordError, shown, unknown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_exchange_name
@@ -214,8 +214,18 @@ def site_federation_of(
 ) -> Federation:
     """The samples of one site, read from its own file or folder as the experiment says, split as a simulation does."""
     data, plan = dataclasses.replace(experiment.data, name=place), split_plan(experiment)
-    samples = samples_of(data, plan.seed, reading_limit(experiment.run))
+    limit = reading_limit(experiment.run)
+    samples, table = samples_of(data, plan.seed, limit), agreed.preprocessing.table
+    if table is not None:
+        samples = with_agreed_codes(samples, table, Path(place), reading_of(data, plan.seed, limit))
     return site_federation(samples, agreed, plan, client=client, trains=trains)
+
+
+def site_columns_of(experiment: Experiment, place: str, client: int) -> list[IntroducedColumn]:
+    """What a site says of the columns of its table; [] if it is not encoded."""
+    data, plan = dataclasses.replace(experiment.data, name=place), split_plan(experiment)
+    samples = samples_of(data, plan.seed, reading_limit(experiment.run))
+    return site_columns(samples, plan, client) if samples.codes else []
 
 
 def new_samples_of(experiment: Experiment, agreed: SampleFormat, place: Path) -> NewSamples:

@@ -22,6 +22,7 @@ from stratafl.config.migrations import migrate
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.setting_tables import (
     DIVIDING,
+    READING_KEYS,
     TABLES,
     AlgorithmTable,
     DataTable,
@@ -34,11 +35,12 @@ from stratafl.config.setting_tables import (
     StopTable,
     parse_settings,
     partition_of,
+    reading_of,
 )
 from stratafl.core.annotations import FilePath, parts, said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
 from stratafl.data import PARTITIONS
-from stratafl.data.loading import check_name
+from stratafl.data.loading import check_name, own_texts
 from stratafl.errors import RecordError, StrataError, UnknownNameError, shown, unknown
 from stratafl.files import read_plain
 from stratafl.policies import LocalTraining
@@ -50,7 +52,8 @@ BEFORE = {"data": {"split": "random"}, "evaluate": {"metric": "plain", "ties": "
 _CODE = ("algorithm.name", "model.name")  # what may be a path `package.module:name`
 _PATHS = (*_CODE, "evaluate.metric")  # … without options
 _CHOICES = (*_CODE, "data.partition")  # what has options of its own
-_DECIDING = ("run.protocol", "data.name")  # what has defaults of its own for other settings
+# What other settings have defaults by: the protocol, the model, the data and how they are read.
+_DECIDING = ("run.protocol", "model.name", "data.name", *(f"data.{key}" for key in READING_KEYS))
 
 
 @record
@@ -95,7 +98,8 @@ def from_tables(tables: Mapping[str, Any]) -> Experiment:
     run = from_settings("run", RunTable, values["run"])
     method = from_settings("algorithm", AlgorithmTable, values["algorithm"]).name
     data = from_settings("data", DataTable, values["data"])
-    usual = PROTOCOLS[run.protocol].tables(method, data.name)
+    model, texts = values["model"].get("name"), own_texts(data.name, reading_of(data, 0))
+    usual = PROTOCOLS[run.protocol].tables(method, data.name, model, None if texts is None else texts.vocabulary)
     usual["data"] = _divided_anew(usual.get("data", {}), data.partition)
     return Experiment(
         **{name: from_settings(name, cls, {**usual.get(name, {}), **values[name]}) for name, cls in TABLES.items()}
@@ -138,11 +142,9 @@ def load_experiment(path: Path, settings: Settings = MappingProxyType({})) -> Ex
         return from_tables(migrated), migrated
 
     experiment, tables = read_as(path, read)
-    deciding = {setting: settings[setting] for setting in _DECIDING if setting in settings}
-    for setting, value in deciding.items():
-        name, _, key = setting.partition(".")
-        tables[name] = {**tables.get(name, {}), key: value}
-    return from_tables(tables) if deciding else experiment
+    if not settings.keys() & {*_DECIDING}:
+        return experiment
+    return from_tables(_decided(tables, settings))
 
 
 def load_stored(path: Path) -> Experiment:
@@ -175,7 +177,7 @@ def with_settings(experiment: Experiment, typed: Iterable[str]) -> Experiment:
 def with_values(experiment: Experiment, settings: Settings) -> Experiment:
     """The experiment with these settings; None is the default of a key that may be none."""
     tables = to_tables(experiment)
-    if settings.keys() & set(_DECIDING):
+    if settings.keys() & {*_DECIDING}:
         tables = _open_again(experiment, settings)
     for path in sorted(settings, key=lambda path: path not in _CHOICES):  # whose options may come before
         (name, _, key), value = path.partition("."), settings[path]
@@ -228,14 +230,35 @@ def _divided_anew(table: Mapping[str, Any], partition: Any) -> dict[str, Any]:
 
 
 def _open_again(experiment: Experiment, settings: Settings) -> dict[str, dict[str, Any]]:
-    """The tables under another protocol or with other data: what is as those before have it is left to the new ones."""
-    before = {"run": {"protocol": experiment.run.protocol}, "data": {"name": experiment.data.name}}
-    usual = to_tables(from_tables({**before, "algorithm": {"name": experiment.algorithm.name}}))
+    """The tables with other data, another model or protocol: what is as those before have it is left open to them."""
+    today, plain = to_tables(experiment), to_tables(Experiment())
+    method, model = {"algorithm": {"name": experiment.algorithm.name}}, experiment.model.name
+    deciding = (*_DECIDING, "data.partition")
+    decided = {path: today[path.partition(".")[0]].get(path.partition(".")[2]) for path in _DECIDING}
+    before = _decided(method, {path: value for path, value in decided.items() if value is not None})
+    before["data"]["partition"] = experiment.data.partition
+    usual = to_tables(from_tables(before))
+    chosen = model if from_tables({**before, "model": {}}).model.name != model else None
     tables = {
-        name: {key: value for key, value in table.items() if key not in usual[name] or value != usual[name][key]}
-        for name, table in to_tables(experiment).items()
+        name: {
+            key: value
+            for key, value in table.items()
+            if value != (plain if f"{name}.{key}" in deciding else usual)[name].get(key)
+        }
+        for name, table in today.items()
     }
-    tables["run"]["protocol"] = settings.get("run.protocol", experiment.run.protocol)
-    tables["data"]["name"] = settings.get("data.name", experiment.data.name)
-    tables["algorithm"]["name"] = experiment.algorithm.name
-    return to_tables(from_tables(tables))
+    tables["model"].pop("name", None)
+    tables["model"] |= {"name": chosen} if chosen else {}
+    tables["run"]["protocol"], tables["algorithm"]["name"] = experiment.run.protocol, experiment.algorithm.name
+    return to_tables(from_tables(_decided(tables, settings)))
+
+
+def _decided(tables: Mapping[str, Mapping[str, Any]], settings: Settings) -> dict[str, dict[str, Any]]:
+    """The tables with those of the settings by which others have defaults; options of another model are left out."""
+    decided = {name: dict(table) for name, table in tables.items()}
+    for path in (path for path in _DECIDING if path in settings):
+        name, _, key = path.partition(".")
+        if path == "model.name" and decided.get(name, {}).get(key) not in (None, settings[path]):
+            decided[name] = {}
+        decided.setdefault(name, {})[key] = settings[path]
+    return decided

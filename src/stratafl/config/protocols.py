@@ -11,7 +11,18 @@ from stratafl.algorithms import ALGORITHMS
 
 # The digits that come with the package are there for a first look. This setting was chosen, among nine, because the
 # effect of personal layers shows in it: at a concentration of 0.1 training alone is as good.
-DATA_SETTINGS: dict[str, dict[str, Any]] = {"digits": {"data.alpha": 0.3, "train.lr": 0.1}}
+DATA_SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": {"data.alpha": 0.3, "train.lr": 0.1},
+    "ag-news": {"model.name": "fasttext"},
+}
+# Of models, and of models for your own texts: chosen on validation samples, see docs/results/defaults.md.
+MODEL_SETTINGS: dict[str, dict[str, Any]] = {"transformer": {"train.optimizer": "adam", "train.lr": 0.001}}
+TEXT_MODEL = "fasttext"  # of your own texts, unless you name one
+TEXT_SETTINGS: dict[str, dict[str, Any]] = {
+    "fasttext": {"model.pads": False, "train.optimizer": "adam", "train.lr": 0.03},
+    "embedding": {"model.pads": False, "train.optimizer": "adam", "train.lr": 0.03},
+    "transformer": {},
+}
 
 
 @dataclass(frozen=True)
@@ -21,15 +32,29 @@ class Protocol:
     says: str
     settings: Mapping[str, Any]
 
-    def tables(self, method: str, data: str) -> dict[str, dict[str, Any]]:
-        """The settings for a method, or else those of a data set, as tables of a configuration."""
+    def tables(
+        self, method: str, data: str, model: str | None = None, vocabulary: int | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """The settings for a method, or else those of a data set and of a model, as tables of a configuration.
+
+        `vocabulary` is that of your own texts.
+        """
         tables: dict[str, dict[str, Any]] = {}
-        for path, value in {**DATA_SETTINGS.get(data, {}), **self.settings}.items():
+        usual = {**DATA_SETTINGS.get(data, {}), **_of_model(model, vocabulary)}
+        for path, value in {**usual, **self.settings}.items():
             table, _, key = path.partition(".")
             if table in ALGORITHMS and table != method:
                 continue
             tables.setdefault("algorithm" if table == method else table, {})[key] = value
         return tables
+
+
+def _of_model(model: str | None, vocabulary: int | None) -> dict[str, Any]:
+    if vocabulary is None:
+        return MODEL_SETTINGS.get(model or "", {})
+    name = model or TEXT_MODEL
+    texts = {"model.vocabulary": vocabulary, **TEXT_SETTINGS[name]} if name in TEXT_SETTINGS else {}
+    return {"model.name": name, **MODEL_SETTINGS.get(name, {}), **texts}
 
 
 _TEST_SELECTED = {"data.validation": 0.0, "data.split": "random", "evaluate.select": "best", "evaluate.metric": "plain"}

@@ -20,8 +20,10 @@ from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
 from stratafl.data.catalogue import DATASETS
 from stratafl.data.labels import TARGETS
-from stratafl.data.reading import NORMALISED
+from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
+from stratafl.data.reading import NORMALISED, Reading
 from stratafl.data.splitting import SPLIT
+from stratafl.data.texts import LENGTH, MAX_LENGTH, MAX_VOCABULARY, TOKENS, VOCABULARY
 from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
@@ -155,7 +157,18 @@ class DataTable:
         "tables as they are",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
-    vocabulary: Annotated[int | None, Range(least=4, most=MAX_COUNT), "texts: number of tokens to keep"] = None
+    tokens: Annotated[
+        str,
+        Named(("auto", *TOKENS)),
+        "how texts become tokens: by a hash of each word, or by a tokenizer trained on the training texts of all",
+        "clients, whose words can be read from it; `auto`: `hashed`, or the words of the training texts of `ag-news`",
+    ] = "auto"
+    vocabulary: Annotated[
+        int | None, Range(least=4, most=MAX_VOCABULARY), f"number of tokens; none: {VOCABULARY:,}, of `ag-news` all"
+    ] = None
+    length: Annotated[
+        int | None, Range(least=2, most=MAX_LENGTH), f"the most tokens of a text; none: {LENGTH}, of `ag-news` 200"
+    ] = None
     owners: Annotated[int | None, Some, "number of owners of samples to draw, by the seed"] = None
     fewest: Annotated[int | None, Some, "… among owners with at least this many samples"] = None
     most: Annotated[int | None, Some, "… and at most this many"] = None
@@ -256,6 +269,9 @@ class EvaluateTable:
         "at the end, each client takes the model that is best on its validation samples, or keeps local",
         "training, see [guard](guard.md)",
     ] = False
+    cross_site: Annotated[
+        bool, "at the end, score every client's model on every client's test samples, see [report](report.md)"
+    ] = False
     lab: Annotated[int, SomeOrNone, "rounds between layer diagnostics (conflicts, CKA, weights …); 0: never"] = 0
 
 
@@ -299,6 +315,14 @@ def partition_of(data: DataTable) -> Partition:
         **data.options
     }
     return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in options.items()})
+
+
+READING_KEYS = tuple(f.name for f in dataclasses.fields(Reading) if f.name not in ("seed", "limit"))
+
+
+def reading_of(data: DataTable, seed: int, limit: MemoryLimit = USUAL_LIMIT) -> Reading:
+    """How the table says that samples are read."""
+    return Reading(**{key: getattr(data, key) for key in READING_KEYS}, seed=seed, limit=limit)
 
 
 def without_effect(data: DataTable) -> list[str]:

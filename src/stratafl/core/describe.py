@@ -108,8 +108,9 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
     """
     declared = head or getattr(module, "head_name", None)
     owners = list(_all_owners(module))
-    if not any(owner.tensors for owner in owners):
-        name, frozen = type(module).__name__, sum(len(owner.frozen) for owner in owners)
+    frozen = sum(len(owner.frozen) for owner in owners)
+    if not any(owner.parameters if frozen else owner.tensors for owner in owners):
+        name = type(module).__name__
         why = f": all {frozen} have requires_grad=False, so set it to True for some" if frozen else ""
         raise ModelError(f"{name} has no parameters to share or to train{why}")
     if declared is None:

@@ -199,7 +199,7 @@ class Layerwise(Algorithm):
 def _resolve(part: object, layout: Layout) -> None:
     """Resolve the selections in a record and in the records it holds."""
     if isinstance(part, Select):
-        if layout.frozen and part == select("head") and not layout.resolve(part):
+        if layout.frozen and "head" in part.terms and not any(layer.head for layer in layout.layers):
             raise ModelError("the head of this model is frozen: set requires_grad=True for it, or name other layers")
         if not layout.resolve(part) and not part.inverted and part != select("none"):
             log.warning("'%s' matches no layer of this model, so it selects nothing here", part)

@@ -224,13 +224,15 @@ def from_samples(
         **vars(plan if samples.validations is None else replace(plan, validation=0.0)),
     )
     x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
-    federation = replace(federation, x=x, codes=samples.codes)
+    federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
     named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
     if partition is None and samples.validations is not None:
         named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:
         shares = {"test": 0.0 if tests is not None else plan.test, "validation": plan.validation}
         named = _with_groups(named, samples, [split for split, share in shares.items() if share > 0])
+    if samples.text is not None:
+        return named.tokenized(samples.text, new_clients)
     return named if raw else with_standardised(named, samples.standardise, new_clients)
 
 
@@ -313,6 +315,8 @@ def samples_of_clients(federation: Federation, *, splits: bool) -> Samples:
         scaling=apart.scaling,
         name=apart.name,
         columns=apart.column_names,
+        codes=apart.codes,
+        inputs=apart.input_names,
     )
     return replace(owned, tests=part[order] == "test", validations=part[order] == "validation") if splits else owned
 

@@ -42,7 +42,7 @@ class Dataset:
         if self.bundled:
             return []
         owned = ["owners", "fewest", "most"] if self.owner else []
-        return ["path", *(["vocabulary"] if self.text else ["normalise", "size"]), *owned]
+        return ["path", *(["vocabulary", "tokens", "length"] if self.text else ["normalise", "size"]), *owned]
 
 
 def _emnist(kind: str, says: str, classes: int, train: int, test: int) -> Dataset:

@@ -16,6 +16,7 @@ from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
 from stratafl.data.tables.kinds import TableColumn
 from stratafl.data.tables.table_encoding import TableEncoding
+from stratafl.data.texts import TextEncoding, decoded_texts, trimmed
 from stratafl.errors import DataError, unknown
 
 SPLITS = ("train", "validation", "test")
@@ -89,6 +90,7 @@ class Federation:
     table: TableEncoding | None = None  # how such a table was encoded
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
+    text: TextEncoding | None = None  # how texts became the tokens in `x`
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):
@@ -174,7 +176,8 @@ class Federation:
         if self.table is not None:
             kind, shape = dtype_name(torch.float64), (len(self.table.columns),)
         names, inputs = self.class_names, self.input_names
-        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, inputs, self.table)
+        more: dict[str, Any] = {"inputs": inputs, "table": self.table, "text": self.text}
+        return Preprocessing(kind, shape, self.scaling, *columns, names, self.client_columns, **more)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return numbers(x, dtype, self.scale(dtype))
@@ -205,6 +208,17 @@ class Federation:
             targets = Standardisation.of(y, training)
             federation = replace(federation, targets=targets, y=targets.applied(y, _floating(y)))
         return federation
+
+    def tokenized(self, encoding: TextEncoding, new_clients: int = 0) -> Self:
+        """Texts as tokens; if `x` holds their bytes, by a tokenizer of the training texts of clients that train."""
+        if self.x.dtype != torch.uint8:
+            return replace(self, text=encoding)
+        texts = decoded_texts(self.x.numpy())
+        trained = int(self.splits["train"].offsets[self.clients - new_clients])
+        rows = sorted({*self.splits["train"].indices[:trained].tolist()})
+        encoding = encoding.trained(texts[row] for row in rows)
+        coded, encoding = trimmed(encoding.applied(texts), encoding)
+        return replace(self, x=torch.from_numpy(coded), text=encoding)
 
     def standardisation_note(self, change: str = "data.normalise = 'none'") -> str:
         """What was done to columns, and how to `change` that; "" if nothing was done."""

@@ -14,6 +14,7 @@ from stratafl.data.formats.columns import Column
 from stratafl.data.formats.image_files import ImageHeader, header_of, pixels_of, resized_planes
 from stratafl.data.memory_limit import MemoryLimit
 from stratafl.data.tables.kinds import TableColumn
+from stratafl.data.texts import TextEncoding
 from stratafl.errors import DataError, counted
 
 _TYPES = {8: np.uint8, 16: np.uint16, 32: np.float32}
@@ -23,12 +24,13 @@ _COPIES = 8  # bytes for each pixel of one image while it is decoded, in all its
 
 @short_repr
 class Content(NamedTuple):
-    """The samples, the modes of their images, a warning about how they were read, and the columns of a coded table."""
+    """The samples, the modes of their images, a warning about how they were read; of a table columns, or texts."""
 
     x: NDArray[Any]
     mode: str = ""
     remark: str = ""
     codes: tuple[TableColumn, ...] = ()
+    text: TextEncoding | None = None
 
 
 def stack_images(cells: Column, *, channels: int | None, size: int | None, where: str, limit: MemoryLimit) -> Content:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,20 +21,23 @@ from stratafl.data import cache, formats
 from stratafl.data.catalogue import DATASETS, Dataset
 from stratafl.data.digits import digits_arrays
 from stratafl.data.federation import Federation
-from stratafl.data.formats.columns import import_extra
+from stratafl.data.formats.columns import IMAGES, import_extra
+from stratafl.data.memory_limit import USUAL_LIMIT
 from stratafl.data.outliers import outliers
 from stratafl.data.published_files import published_samples
 from stratafl.data.reading import CHOOSING, Reading
 from stratafl.data.samples import Samples
 from stratafl.data.shards import is_sharded, read_shards
+from stratafl.data.texts import TextEncoding
 from stratafl.data.user_files import npz_samples, user_samples
-from stratafl.errors import DataError, first_line, shown, unknown
+from stratafl.errors import DataError, StrataError, first_line, shown, unknown
 
 _DECODER_VERSION = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 # Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
 _NOT_IN_KEY = ("path", "normalise", "targets", "limit", *CHOOSING)
 _SHARD_OPTIONS = ["normalise", "owners", "fewest", "most"]  # settings that apply to samples decoded before, too
-_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "columns", "ignore", "targets", "size"]
+_TEXT_OPTIONS = ["vocabulary", "tokens", "length"]
+_USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "columns", "ignore", "targets", "size", *_TEXT_OPTIONS]
 log = logging.getLogger("stratafl")
 USER_PLACES = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER/")
 _shared: WeakValueDictionary[Hashable, Federation] = WeakValueDictionary()
@@ -64,7 +68,31 @@ def load_samples(name: str, reading: Reading | None = None) -> Samples:
     samples = _published(name, DATASETS[name], reading) if name in DATASETS else _user(Path(name), reading)
     if samples.remark:
         log.warning("'%s': %s", name, samples.remark)
+    if samples.text is None and name not in DATASETS:
+        without = [option for option in _USER_OPTIONS if option not in _TEXT_OPTIONS]
+        _check_options(reading, without, name)
     return reading.scaled(reading.chosen(samples))
+
+
+def own_texts(name: str, reading: Reading) -> TextEncoding | None:
+    """How the texts of a user's own table become tokens; None if it has none, or cannot be read."""
+    place = Path(name)
+    if name in DATASETS or not is_place(name) or _has_images(place):
+        return None
+    try:
+        return _texts_at(name, replace(reading, limit=USUAL_LIMIT), str(cache.fingerprint(place)))
+    except (StrataError, OSError):  # said when it is read to be used
+        return None
+
+
+def _has_images(place: Path) -> bool:
+    """Whether a folder has images, which take long to read."""
+    return place.is_dir() and any(file.suffix.lower() in IMAGES for file in place.rglob("*"))
+
+
+@lru_cache(16)
+def _texts_at(name: str, reading: Reading, files: str) -> TextEncoding | None:
+    return _user(Path(name), reading).text
 
 
 def _check_options(reading: Reading, allowed: Sequence[str], name: str) -> None:
@@ -123,8 +151,8 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
     options = {key: value for key, value in asdict(reading).items() if key not in _NOT_IN_KEY}
     # The seed matters only where owners are drawn; otherwise all seeds share one entry.
     options = options if reading.owners is not None else options | {"seed": 0}
-    for name in ("group", "columns", "ignore"):
-        if options[name] is None:
+    for name in ("group", "columns", "ignore", "tokens", "length"):
+        if name not in reading.given():
             del options[name]  # so that entries of older versions are still found
     # How files of the hub are decoded has never changed, so their keys have no version.
     decoding = {"decoding": _DECODER_VERSION} if "files" in source else {}

@@ -16,11 +16,12 @@ from torch import Tensor
 from stratafl.core.annotations import Range, checked
 from stratafl.core.reprs import short_repr
 from stratafl.data.tables.table_encoding import TableEncoding, encoding_from
+from stratafl.data.texts import TextEncoding, text_encoding_from
 from stratafl.errors import DataError, StrataError
 
 FORMAT = 1
 _KEYS = ("format", "dtype", "shape", "scaling", "columns", "targets", "classes")
-_OPTIONAL_KEYS = ("clients", "inputs", "table")
+_OPTIONAL_KEYS = ("clients", "inputs", "table", "text")
 PIXELS = {torch.uint8: 255, torch.uint16: 65535}  # what can be scaled, and its largest value
 
 
@@ -122,6 +123,7 @@ class Preprocessing:
     clients: tuple[Standardisation, ...] = ()  # columns of each client, if each standardises by its own samples
     inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, such as input_ids and attention_mask
     table: TableEncoding | None = None  # of raw samples that are rows of codes; columns are standardised after it
+    text: TextEncoding | None = None  # how texts become tokens
 
     @property
     def standardises(self) -> bool:
@@ -193,6 +195,7 @@ def preprocessing_from(table: Mapping[str, Any]) -> Preprocessing:
             tuple(_part(Standardisation, "clients", columns) for columns in table.get("clients", ())),
             checked("inputs", tuple[str, ...], table.get("inputs", ())),
             encoding_from(table["table"]) if table.get("table") else None,
+            text_encoding_from(table["text"]) if table.get("text") else None,
         )
     except StrataError as error:
         raise ValueError(f"its {error}") from error

@@ -1,10 +1,10 @@
-"""Samples of a catalogue data set, read from its published files; texts become tokens.
+"""Samples of a catalogue data set, read from its published files.
 
-Texts are lower case, with punctuation split off, a vocabulary from the training texts and sequences of one length.
+Texts become tokens by a vocabulary of the training texts, as in publications, unless `data.tokens` says otherwise.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +15,12 @@ from stratafl.data.catalogue import Dataset
 from stratafl.data.formats.columns import Column, Request, joined_splits, numbers_or_texts
 from stratafl.data.images import Content, are_elsewhere, stack_images
 from stratafl.data.labels import numbered, within
-from stratafl.data.reading import Reading, half
+from stratafl.data.reading import Reading, half, text_content
 from stratafl.data.samples import Samples
+from stratafl.data.texts import SPECIALS, UNKNOWN, sequences, tokens
 from stratafl.errors import DataError
 
-SPECIALS = ("<pad>", "<cls>", "<unk>", "<eos>")
-PAD, CLS, UNKNOWN = 0, 1, 2
-LENGTH = 200
-_APART = {sign: f" {sign} " for sign in "'.,()!?"}
-_SIGNS = str.maketrans(_APART | {'"': "", ";": " ", ":": " "})
+LENGTH = 200  # tokens of a published text, unless data.length is set
 
 
 def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading) -> Samples:
@@ -50,6 +47,7 @@ def published_samples(name: str, dataset: Dataset, place: Path, reading: Reading
         mode=content.mode,
         remark=content.remark,
         elsewhere=are_elsewhere(columns[dataset.content], place),
+        text=content.text,
     )
 
 
@@ -59,14 +57,12 @@ def _decoded(cells: Column, tests: NDArray[np.bool_], dataset: Dataset, reading:
         return stack_images(cells, channels=dataset.shape[0], size=size, where=where, limit=reading.limit)
     if not all(isinstance(cell, str) for cell in cells):
         raise DataError(f"'{where}' has values that are not text in the column '{dataset.content}'")
+    if reading.tokens != "auto":
+        return text_content(list(cells), dataset.content, reading, where)
+    length = reading.length or LENGTH
+    reading.limit.check(len(cells) * length * 8, f"the {len(cells):,} texts of '{where}'")
     training = (text for text, test in zip(cells, tests, strict=True) if not test)
-    reading.limit.check(len(cells) * LENGTH * 8, f"the {len(cells):,} texts of '{where}'")
-    return Content(encode_texts(list(cells), vocabulary(training, reading.vocabulary)))
-
-
-def tokens(text: str) -> list[str]:
-    """The words and signs of a text, split as by torchtext's `basic_english`."""
-    return text.lower().replace("<br />", " ").translate(_SIGNS).split()
+    return Content(encode_texts(list(cells), vocabulary(training, reading.vocabulary), length))
 
 
 def vocabulary(texts: Iterable[str], most: int | None = None) -> dict[str, int]:
@@ -78,10 +74,6 @@ def vocabulary(texts: Iterable[str], most: int | None = None) -> dict[str, int]:
     return {token: at for at, token in enumerate([*SPECIALS, *ranked][:most])}
 
 
-def encode_texts(texts: Sequence[str], ids: dict[str, int], length: int = LENGTH) -> NDArray[np.int64]:
-    """Each text as <cls> and its tokens, cut or padded to one length."""
-    rows = np.full((len(texts), length), PAD, np.int64)
-    for row, text in zip(rows, texts, strict=True):
-        sequence = [CLS, *(ids.get(token, UNKNOWN) for token in tokens(text))][:length]
-        row[: len(sequence)] = sequence
-    return rows
+def encode_texts(texts: Sequence[str], ids: Mapping[str, int], length: int) -> NDArray[np.int64]:
+    """Each text as <cls> and its tokens by a vocabulary, cut or padded to one length."""
+    return sequences(texts, length, lambda text: (ids.get(token, UNKNOWN) for token in tokens(text)))

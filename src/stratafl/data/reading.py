@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from stratafl.core.annotations import Named
 from stratafl.core.records import record
 from stratafl.data.formats.columns import Column, Columns, is_ignored, taken
+from stratafl.data.images import Content
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.samples import Samples, arrays
 from stratafl.data.splitting import apportioned
 from stratafl.data.tables.kinds import KINDS
+from stratafl.data.texts import LENGTH, TOKENS, VOCABULARY, TextEncoding, cut_texts, text_bytes, text_in_cell, trimmed
 from stratafl.errors import DataError, counted, shown, unknown
 
 log = logging.getLogger("stratafl")
@@ -53,6 +55,8 @@ class Reading:
     targets: Annotated[str, Named(TARGETS)] = "auto"
     size: int | None = None
     vocabulary: int | None = None
+    tokens: Annotated[str, Named(("auto", *TOKENS))] = "auto"
+    length: int | None = None
     owners: int | None = None
     fewest: int | None = None
     most: int | None = None
@@ -242,6 +246,25 @@ def client_sizes(counts: NDArray[np.int64], count: int) -> NDArray[np.int64]:
             break
         free[np.flatnonzero(free)[low]] = False
     return sizes
+
+
+def text_content(cells: Column, column: str, reading: Reading, where: str) -> Content:
+    """Texts as tokens, or as bytes if a tokenizer is trained once the training samples are known."""
+    encoding = TextEncoding(reading.vocabulary or VOCABULARY, reading.length or LENGTH, column)
+    texts = [text_in_cell(cell, row, f"the column '{column}' of '{where}'") for row, cell in enumerate(cells, start=1)]
+    blank = sum(not text.strip() for text in texts)
+    if blank == len(texts):
+        raise DataError(f"'{where}' has no text in the column '{column}': all {len(texts):,} cells are empty")
+    remarks = [f"{counted(blank, 'text')} of {len(texts):,} in '{column}' are empty"] if blank else []
+    reading.limit.check(len(texts) * encoding.length * 8, f"the {len(texts):,} texts of '{where}'")
+    if reading.tokens == "trained":
+        return Content(text_bytes(texts, encoding.length), remark="; ".join(remarks), text=encoding)
+    coded = encoding.applied(texts)
+    if cut := cut_texts(coded):
+        share = f"{counted(cut, 'text')} of {len(texts):,} have {encoding.length} tokens or more"
+        remarks.append(f"{share}, and what follows is cut off: set data.length to use more")
+    coded, encoding = trimmed(coded, encoding)
+    return Content(coded, remark="; ".join(remarks), text=encoding)
 
 
 def is_table(x: Any) -> bool:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.arrays import Array, Part, join_parts, plain_tensor, sample_count, stack_named
 from stratafl.data.federation import SPLITS, Federation, Ragged
-from stratafl.data.preprocessing import PIXELS, Preprocessing, dtype_name, preprocessing_from
+from stratafl.data.preprocessing import PIXELS, Preprocessing, Standardisation, dtype_name, preprocessing_from
 from stratafl.errors import DataError, choices, shown, unknown
 
 Splits = Mapping[str, tuple[Array, Array]]  # by split: samples and targets
@@ -102,23 +103,34 @@ class SampleFormat:
             scaling=self.preprocessing.scaling,
             client_names=(name,),
             class_names=self.preprocessing.classes,
-            column_names=self.columns,
+            column_names=self.columns if self.preprocessing.table is None else self.preprocessing.table.inputs,
             input_names=self.preprocessing.inputs,
+            text=self.preprocessing.text,
         )
-        return self._standardised(federation)
+        return self._standardised(federation, filled)
 
-    def _standardised(self, federation: Federation) -> Federation:
+    def _standardised(self, federation: Federation, splits: Splits) -> Federation:
         agreed = self.preprocessing
+        if agreed.table is not None:
+            federation = replace(federation, table=agreed.table, raw=agreed.kind)
         if self.own_columns:
             if not len(federation.x):
                 raise DataError(f"'{federation.name}' has no sample to standardise its columns by: give some")
-            federation = federation.standardised(("client",))
+            federation = self._by_own_samples(federation, splits)
         elif agreed.columns is not None:
             x = agreed.columns.applied(federation.x, self.dtype)
             federation = replace(federation, x=x, columns=agreed.columns, raw=agreed.kind)
         if agreed.targets is not None:
             federation = replace(federation, y=agreed.targets.applied(federation.y, self.dtype), targets=agreed.targets)
         return federation
+
+    def _by_own_samples(self, federation: Federation, splits: Splits) -> Federation:
+        table = self.preprocessing.table
+        if table is None:
+            return federation.standardised(("client",))
+        seen = [x for split, (x, _) in splits.items() if split == "train"] or [x for x, _ in splits.values()]
+        columns = Standardisation(*table.own_moments(np.concatenate(seen)))
+        return replace(federation, client_columns=(columns,), x=columns.applied(federation.x, self.dtype))
 
     def without_samples(
         self, clients: int, preprocessing: Preprocessing, names: tuple[str, ...] = (), name: str = "saved"
@@ -168,6 +180,8 @@ class SampleFormat:
         return x, y
 
     def _raw(self, x: Array) -> Tensor:
+        if self.preprocessing.table is not None:
+            return self.preprocessing.table.applied(self.preprocessing.raw(plain_tensor(x, "x")))
         return self.preprocessing.raw(plain_tensor(stack_named(x, self.preprocessing.inputs, "x"), "x"))
 
     # As a table

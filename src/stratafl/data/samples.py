@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from stratafl.core.reprs import holder
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.tables.kinds import TableColumn, column_from
+from stratafl.data.texts import TextEncoding, text_encoding_from
 from stratafl.errors import DataError
 
 FORMAT = 1
 ARRAYS = ("x", "y", "tests", "validations", "owner", "group")
-_FACTS = ("name", "classes", "names", "clients", "columns", "standardise", "mode", "remark")
+_FACTS = ("name", "classes", "names", "clients", "inputs", "columns", "standardise", "mode", "remark")
 
 
 @holder
@@ -42,8 +43,10 @@ class Samples:
     group: NDArray[Any] | None = None  # samples with the same value stay in one part of a split
     group_name: str | None = None  # the column of these values
     clients: tuple[str, ...] = ()  # names of the owners, if `owner` has their numbers
+    inputs: tuple[str, ...] = ()  # names of the inputs that a sample stacks, for a model that names them
     validations: NDArray[np.bool_] | None = None  # which samples are for validation; `tests` then has all for testing
     elsewhere: bool = False  # in files that a table names outside of its folder, so changes would go unnoticed
+    text: TextEncoding | None = None  # how texts became tokens, or will, if `x` holds their bytes
 
     def __post_init__(self) -> None:
         for what in ("y", "tests", "validations", "owner", "group"):
@@ -57,8 +60,9 @@ def facts(samples: Samples) -> dict[str, Any]:
     plain = {name: getattr(samples, name) for name in _FACTS}
     scaling = samples.scaling and asdict(samples.scaling)
     coded = {"codes": [column.to_list() for column in samples.codes]} if samples.codes else {}
+    text = {} if samples.text is None else {"text": samples.text.to_table()}
     named = {"group": samples.group_name, "scaling": scaling}
-    return {"format": FORMAT, "samples": len(samples.x), **plain, **coded, **named}
+    return {"format": FORMAT, "samples": len(samples.x), **plain, **coded, **text, **named}
 
 
 def arrays(samples: Samples) -> dict[str, NDArray[Any]]:
@@ -79,5 +83,6 @@ def samples_from(manifest: Mapping[str, Any], stored: Mapping[str, Any]) -> Samp
         name: tuple(value) if isinstance(value, list) else value for name, value in present.items()
     }
     codes = tuple(map(column_from, manifest.get("codes", ())))
-    group = manifest.get("group")
-    return Samples(**stored, **plain, scaling=scaling_record or None, group_name=group, codes=codes)
+    text = None if manifest.get("text") is None else text_encoding_from(manifest["text"])
+    more: dict[str, Any] = {"group_name": manifest.get("group"), "codes": codes, "text": text}
+    return Samples(**stored, **plain, **more, scaling=scaling_record or None)

@@ -6,6 +6,7 @@ samples, so that it is the split of a simulation that reads all sites' files tog
 predict, with or without labels.
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from stratafl.core.reprs import short_repr
 from stratafl.data import formats
 from stratafl.data.federation import Federation
-from stratafl.data.formats.columns import IMAGES, Columns, Request, joined_splits
+from stratafl.data.formats.columns import IMAGES, Columns
 from stratafl.data.formats.npz_files import npz_arrays
 from stratafl.data.images import stack_images
 from stratafl.data.partitions import Assignment
@@ -24,9 +25,14 @@ from stratafl.data.reading import Reading
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter
-from stratafl.data.user_files import LABELS, features
+from stratafl.data.tables.introduced_columns import IntroducedColumn, introduced_columns
+from stratafl.data.tables.kinds import NUMBER
+from stratafl.data.tables.table_encoding import TableEncoding
+from stratafl.data.texts import TextEncoding, cut_texts
+from stratafl.data.user_files import LABELS, features, read_columns
 from stratafl.errors import DataError, shown
 
+log = logging.getLogger("stratafl")
 IMAGE_AXES = 3  # of a sample: channels, height, width
 
 
@@ -34,26 +40,46 @@ def site_federation(
     samples: Samples, agreed: SampleFormat, plan: SplitPlan, *, client: int, trains: bool = True
 ) -> Federation:
     """The federation of one client; a site that does not train tests on all of its samples."""
-    samples = _numbered(_ordered(samples, agreed), agreed)
+    samples = _numbered(_lengthened(_ordered(samples, agreed), agreed), agreed)
     if samples.owner is not None and len(np.unique(samples.owner)) > 1:
         named = ", ".join(f"'{shown(each)}'" for each in np.unique(samples.owner)[:3])
         raise DataError(f"'{samples.name}' has samples of several clients ({named} …): give the samples of this site")
-    everything = np.arange(len(samples.x))
     if not trains:
         return agreed.client({"test": (samples.x, samples.y)}, samples.name)
-    splitter, tests = Splitter(samples.y, plan, samples.group, (samples.name,), first=client), samples.tests
-    assignment = Assignment([everything])
-    if tests is not None:
-        assignment = Assignment([everything[~tests]], [everything[tests]])
-    parts = splitter.split_assignment(assignment)
+    parts = _parts(samples, plan, client)
     return agreed.client(
         {name: (samples.x[indices], samples.y[indices]) for name, (indices,) in parts.items()}, samples.name
     )
 
 
+def _parts(samples: Samples, plan: SplitPlan, client: int) -> dict[str, list[Any]]:
+    splitter, tests = Splitter(samples.y, plan, samples.group, (samples.name,), first=client), samples.tests
+    everything = np.arange(len(samples.x))
+    assignment = Assignment([everything])
+    if tests is not None:
+        assignment = Assignment([everything[~tests]], [everything[tests]])
+    return splitter.split_assignment(assignment)
+
+
+def site_columns(samples: Samples, plan: SplitPlan, client: int) -> list[IntroducedColumn]:
+    """What a site says of the columns of its table: kinds, and sums over its training samples."""
+    (train,) = _parts(samples, plan, client)["train"]
+    return introduced_columns(samples.codes, samples.x[train])
+
+
+def with_agreed_codes(samples: Samples, table: TableEncoding, place: Path, reading: Reading) -> Samples:
+    """The samples of a site with codes as all sites agree on, from the cells of its file."""
+    columns, _ = read_columns(place, reading)
+    own_texts = {column.name: column.values for column in samples.codes if column.kind == NUMBER}
+    codes = table.reading_as_missing(own_texts).coded(columns, f"'{place}'")
+    if len(codes) != len(samples.x):
+        raise DataError(f"a part of '{place}' cannot be encoded: leave out data.subset, data.classes and data.owners")
+    return replace(samples, x=codes, columns=table.names)
+
+
 def _ordered(samples: Samples, agreed: SampleFormat) -> Samples:
     """The samples of a table with their columns in the order that all agree on."""
-    if not agreed.columns or samples.columns == agreed.columns:
+    if not agreed.columns or samples.columns == agreed.columns or agreed.preprocessing.table is not None:
         return samples
     for these, others, wrong in (
         (agreed.columns, samples.columns, "lacks the column"),
@@ -64,6 +90,15 @@ def _ordered(samples: Samples, agreed: SampleFormat) -> Samples:
             raise DataError(f"'{samples.name}' {wrong} '{shown(odd[0])}': give {', '.join(map(shown, agreed.columns))}")
     places = [samples.columns.index(name) for name in agreed.columns]
     return replace(samples, x=samples.x[:, places], columns=agreed.columns)
+
+
+def _lengthened(samples: Samples, agreed: SampleFormat) -> Samples:
+    """Texts padded to the length of the longest one that any site has."""
+    text = agreed.preprocessing.text
+    if text is None or samples.text is None or samples.x.shape[1] >= text.length:
+        return samples
+    pads = np.zeros((len(samples.x), text.length - samples.x.shape[1]), samples.x.dtype)
+    return replace(samples, x=np.concatenate([samples.x, pads], axis=1), text=text)
 
 
 def _numbered(samples: Samples, agreed: SampleFormat) -> Samples:
@@ -107,19 +142,31 @@ def new_samples(place: Path, reading: Reading, agreed: SampleFormat) -> NewSampl
         arrays = npz_arrays(place, reading.limit)
         if "x" not in arrays:
             raise DataError(f"'{place}' has no array 'x', only: {', '.join(arrays) or 'none'}")
-        return _named_by_row(arrays["x"])
+        text = agreed.preprocessing.text
+        return _named_by_row(arrays["x"] if text is None else np.asarray(text.coded(arrays["x"])))
     images = _images(place)
     if images and len(agreed.shape) == IMAGE_AXES:
         root = place if place.is_dir() else place.parent
         channels = agreed.shape[0]
         content = stack_images(images, channels=channels, size=reading.size, where=str(place), limit=reading.limit)
         return NewSamples(content.x, tuple(file.relative_to(root).as_posix() for file in images))
-    request = Request(label=reading.label or LABELS[0], limit=reading.limit, ignore=reading.ignored)
-    columns, _ = joined_splits(formats.read(place, request), place)
+    columns, _ = read_columns(place, reading)
     table = agreed.preprocessing.table
     if table is not None:
         return _named_by_row(table.coded(columns, f"'{place}'"))
+    if agreed.preprocessing.text is not None:
+        return _named_by_row(_tokens(columns, agreed.preprocessing.text, place))
     return _named_by_row(features(_chosen(columns, reading, agreed, place), reading, place, owner=None).x)
+
+
+def _tokens(columns: Columns, text: TextEncoding, place: Path) -> NDArray[np.int64]:
+    if text.column not in columns:
+        listed = ", ".join(map(shown, columns))
+        raise DataError(f"'{place}' lacks the column '{shown(text.column)}' with the texts, only: {listed}")
+    coded = text.applied(list(columns[text.column]), f"the column '{shown(text.column)}' of '{place}'")
+    if cut := cut_texts(coded):
+        log.warning("%s of %s have %d tokens or more: the model reads no more", cut, len(coded), text.length)
+    return coded
 
 
 def _named_by_row(x: NDArray[Any]) -> NewSamples:

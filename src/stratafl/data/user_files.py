@@ -1,21 +1,22 @@
 """Samples of a user's own files: one table, a folder for each client, or one npz file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stratafl.data import formats
-from stratafl.data.formats.columns import Column, Columns, Request, Splits, joined_splits
+from stratafl.data.formats.columns import Column, Columns, Request, joined_splits
 from stratafl.data.formats.csv_files import line_of
 from stratafl.data.formats.npz_files import npz_arrays
 from stratafl.data.images import Content, are_elsewhere, are_images, stack_images
-from stratafl.data.labels import targets
-from stratafl.data.reading import Reading, check_group, half
+from stratafl.data.labels import name_of, targets
+from stratafl.data.reading import Reading, check_group, half, text_content
 from stratafl.data.samples import Samples
-from stratafl.data.tables.kinds import CATEGORY, Codes, TableColumn, codes_of, decided, plain_cells
+from stratafl.data.tables.kinds import CATEGORY, TEXT, Codes, TableColumn, codes_of, decided, plain_cells
 from stratafl.errors import DataError
 
 LABELS = ("label", "y")
@@ -24,7 +25,7 @@ _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
-    columns, tests = joined_splits(_read(place, reading), place)
+    columns, tests = read_columns(place, reading)
     roles = roles_of(columns, reading, place)
     label, owner, group = roles
     # before owners are chosen, so that classes do not depend on the choice
@@ -49,17 +50,20 @@ def user_samples(place: Path, reading: Reading) -> Samples:
         mode=content.mode,
         remark=content.remark,
         elsewhere=any(are_elsewhere(cells, place) for cells in rest.values()),
+        text=content.text,
     )
 
 
-def _read(place: Path, reading: Reading) -> Splits:
+def read_columns(place: Path, reading: Reading) -> tuple[Columns, NDArray[np.bool_]]:
+    """All columns of a file or folder, and which rows are not for training."""
     request = Request(label=reading.label or LABELS[0], limit=reading.limit, ignore=reading.ignored)
-    return (formats.read_client_folders if formats.has_client_folders(place) else formats.read)(place, request)
+    read = formats.read_client_folders if formats.has_client_folders(place) else formats.read
+    return joined_splits(read(place, request), place)
 
 
 def table_columns(place: Path, reading: Reading) -> list[TableColumn]:
     """What the columns of a table are taken for, with those of labels and clients, which may not be known yet."""
-    columns, _ = joined_splits(_read(place, reading), place)
+    columns, _ = read_columns(place, reading)
     single = {name: cells for name, cells in columns.items() if not are_images(cells) and np.ndim(cells) == 1}
     return [decided(name, plain_cells(cells)) for name, cells in single.items()]
 
@@ -68,7 +72,8 @@ def _names(columns: Columns, content: Content) -> tuple[str, ...]:
     """The names of the numbers of a sample, if it is a row of a table."""
     if content.codes:
         return tuple(column.name for column in content.codes if column.is_coded)
-    return tuple(columns) if content.x.ndim == 2 and content.x.shape[1] == len(columns) else ()
+    is_row = content.text is None and content.x.ndim == 2 and content.x.shape[1] == len(columns)
+    return tuple(columns) if is_row else ()
 
 
 def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
@@ -91,8 +96,12 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
             raise DataError(f"'{path}': {what} has shape {array.shape}, but there are {len(x)} samples")
     y, names = targets(y, reading.targets, str(path))
     classes, name = None if names is None else len(names), Path(path).stem
+    facts: dict[str, Any] = {"owner": owner, "name": name, "group": group, "group_name": reading.group}
+    if x.dtype.kind in "US" and x.ndim == 1:
+        content = text_content(list(map(name_of, x.tolist())), "x", reading, str(path))
+        return Samples(content.x, y, classes, names, **facts, remark=content.remark, text=content.text)
     pixels = half(x.dtype) if x.ndim > 2 else None  # unscaled, the usual learning rates diverge
-    return Samples(x, y, classes, names, owner=owner, name=name, group=group, group_name=reading.group, scaling=pixels)
+    return Samples(x, y, classes, names, **facts, scaling=pixels)
 
 
 class Roles(NamedTuple):
@@ -161,7 +170,7 @@ def _perhaps_clients(columns: Sequence[TableColumn]) -> str:
 
 
 def features(columns: Columns, reading: Reading, place: Path, owner: Column | None) -> Content:
-    """The samples in columns without labels and clients: images, arrays, numbers, or a coded table."""
+    """The samples in columns without labels and clients: images, texts, arrays, numbers, or a coded table."""
     images = [name for name, cells in columns.items() if are_images(cells)]
     others = [name for name in columns if name not in images[:1]]
     if images and others:
@@ -197,6 +206,8 @@ def _coded(columns: Columns, reading: Reading, place: Path, owner: Column | None
             kinds.append(column)
         except DataError as error:
             problems.append(str(error))
+    if texts := [column.name for column in kinds if column.kind == TEXT]:
+        return _texts(texts, plain, reading, place)
     if not codes and not problems:
         ignored = ", ".join(f"'{column.name}' ({column.kind})" for column in kinds)
         problems.append(
@@ -206,3 +217,16 @@ def _coded(columns: Columns, reading: Reading, place: Path, owner: Column | None
         raise DataError(f"'{place}': {'; '.join(problems)}")
     hint = "" if owner is not None else _perhaps_clients(kinds)
     return Content(np.stack(codes, axis=1), remark=hint, codes=tuple(kinds))
+
+
+def _texts(names: Sequence[str], columns: Mapping[str, Any], reading: Reading, place: Path) -> Content:
+    """The tokens of the column of texts; other columns are left out, which is said."""
+    if len(names) > 1:
+        few = f"several columns of texts ({', '.join(names)})"
+        raise DataError(f"'{place}' has {few}: name one with data.columns, or leave them out with data.ignore")
+    others = [name for name in columns if name not in names]
+    content = text_content(columns[names[0]], names[0], reading, str(place))
+    left_out = f"samples are the texts in '{names[0]}', and other columns are left out ({', '.join(others)})"
+    way_back = f"data.ignore = '{names[0]}' uses them instead of the texts"
+    remarks = [*([f"{left_out}: {way_back}"] if others else []), *filter(None, [content.remark])]
+    return content._replace(remark="; ".join(remarks))

@@ -2,11 +2,12 @@
 
 A site introduces itself with the format of its samples and their numbers. From all introductions the host makes the
 agreement, of which every site gets what concerns it; of others it is told how many samples the largest has, if they are
-less than a batch (`Roster.widest`). No sample, mean or deviation leaves a site for it.
+less than a batch (`Roster.widest`). No sample leaves a site for it. A table that is encoded needs sums over training
+samples, column by column (data/tables/column_sums.py); of a table of numbers, no mean or deviation leaves a site.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,11 @@ from typing import Any
 import torch
 
 from stratafl.core.reprs import short_repr
+from stratafl.data.preprocessing import Standardisation
 from stratafl.data.sample_format import SampleFormat
+from stratafl.data.tables.introduced_columns import IntroducedColumn, common_columns
+from stratafl.data.tables.table_encoding import TableEncoding
+from stratafl.data.texts import LENGTH
 from stratafl.errors import DamagedError, DataError, WireError, choices, printable, shown
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.files import read_plain, write_atomically
@@ -33,14 +38,21 @@ class Introduction:
     format: SampleFormat
     samples: int
     validation: int
+    columns: tuple[IntroducedColumn, ...] = ()  # of a table that is encoded
+    pooled: bool = False  # whether its numbers are standardised by the sums of all sites
 
     def to_table(self) -> dict[str, Any]:
-        return {"format": self.format.to_table(), "samples": self.samples, "validation": self.validation}
+        table = {"format": self.format.to_table(), "samples": self.samples, "validation": self.validation}
+        columns = [column.to_table() for column in self.columns]
+        return {**table, "columns": columns, "pooled": self.pooled} if columns else table
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "Introduction":
         with _reading("an introduction"):
-            return Introduction(check_names(_checked(SampleFormat.from_table(table["format"]))), *_counts(table))
+            format = check_names(_checked(SampleFormat.from_table(table["format"])))
+            columns = tuple(IntroducedColumn.from_table(entry) for entry in table.get("columns", ()))
+            _check_texts("column", [name for entry in columns for name in (entry.column.name, *entry.sums.values)])
+            return Introduction(format, *_counts(table), columns, table.get("pooled") is True)
 
 
 @short_repr
@@ -110,9 +122,34 @@ class Offer:
 
 def agreement(introductions: Mapping[str, Introduction], numbers: Mapping[str, int], clients: int) -> Agreement:
     """The agreement of sites that have introduced themselves; an error names the first that does not fit."""
-    common = common_format({site: each.format for site, each in introductions.items()})
+    common = _encoded_format(introductions, common_format({site: each.format for site, each in introductions.items()}))
     entries = [RosterEntry(site, numbers[site], each.samples, each.validation) for site, each in introductions.items()]
     return Agreement(common, Roster.of(clients, sorted(entries, key=lambda entry: entry.client)))
+
+
+def _encoded_format(introductions: Mapping[str, Introduction], common: SampleFormat) -> SampleFormat:
+    """The format with the encoding of a table, from the sums of all sites."""
+    plain = [site for site, each in introductions.items() if not each.columns]
+    tables = [site for site in introductions if site not in plain]
+    if not tables:
+        return common
+    if plain:
+        wrong = f"'{plain[0]}' has numbers alone, but '{tables[0]}' has a table with more than numbers"
+        raise DataError(f"{wrong}: name the kinds of columns in the federation's file, data.columns = 'age:number,…'")
+    columns, sums = common_columns({site: each.columns for site, each in introductions.items()})
+    table = TableEncoding.fitted(columns, sums)
+    pooled = all(each.pooled for each in introductions.values())
+    standardisation = Standardisation(*table.moments(sums)) if pooled else None
+    encoded = replace(common.preprocessing, shape=(len(columns),), columns=standardisation, table=table)
+    return replace(common, columns=table.names, preprocessing=encoded)
+
+
+def introduced_format(format: SampleFormat) -> SampleFormat:
+    """What a site says of its samples besides its columns: of a table that is encoded, nothing of its own encoding."""
+    if format.preprocessing.table is None:
+        return format
+    bare = replace(format.preprocessing, shape=(1,), columns=None, table=None)
+    return replace(format, columns=(), preprocessing=bare)
 
 
 def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
@@ -129,13 +166,21 @@ def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
     names = tuple(sorted({name for each in formats.values() for name in each.preprocessing.classes}))
     most = max((each.classes for each in formats.values() if each.classes is not None), default=None)
     classes = len(names) if names else most
-    return replace(common, classes=classes, preprocessing=replace(common.preprocessing, classes=names))
+    read = replace(common.preprocessing, classes=names)
+    if read.text is not None:  # shorter texts are padded
+        length = max(each.shape[0] for each in formats.values())
+        read = replace(read, shape=(length,), text=replace(read.text, length=length))
+    return replace(common, classes=classes, preprocessing=read)
 
 
 def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, object]]:
     """What the samples of all sites must have alike: what it is, and how both have it."""
+    tables = a.preprocessing.table is not None, b.preprocessing.table is not None
+    a, b = introduced_format(a), introduced_format(b)  # all sites together agree on the columns of an encoded table
     return [
-        ("samples of shape", a.shape, b.shape),
+        ("a table with more than numbers:", tables[0], tables[1]),
+        *([("samples of shape", a.shape, b.shape)] if a.preprocessing.text is None else []),
+        ("texts read as", _any_length(a), _any_length(b)),
         ("samples of type", a.preprocessing.dtype, b.preprocessing.dtype),
         ("numbers computed as", a.dtype, b.dtype),
         ("the scaling", a.preprocessing.scaling, b.preprocessing.scaling),
@@ -144,6 +189,11 @@ def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, 
         ("the columns", sorted(a.columns), sorted(b.columns)),
         ("columns standardised by its own samples:", a.own_columns, b.own_columns),
     ]
+
+
+def _any_length(format: SampleFormat) -> object:
+    text = format.preprocessing.text
+    return text and replace(text, length=LENGTH)
 
 
 def _kind_of_targets(format: SampleFormat) -> str:
@@ -156,6 +206,8 @@ def shareable_format(format: SampleFormat) -> SampleFormat:
         raise DataError(
             "data.targets = 'scaled' would need a mean over all sites: use 'numbers', and scale them before"
         )
+    if format.preprocessing.table is not None:
+        return format
     standardised = format.own_columns or format.preprocessing.columns is not None
     return replace(format, own_columns=standardised, preprocessing=replace(format.preprocessing, columns=None))
 
@@ -163,7 +215,7 @@ def shareable_format(format: SampleFormat) -> SampleFormat:
 def _checked(format: SampleFormat) -> SampleFormat:
     """Without what others must not choose: how samples are read at a site."""
     read = format.preprocessing
-    if read.columns is not None or read.targets is not None:
+    if (read.columns is not None and read.table is None) or read.targets is not None:
         raise ValueError("it contains means and deviations, which must stay at each site")
     if format.dtype not in DTYPES:
         raise ValueError(f"it computes in {shown(format.dtype)}; {choices(map(str, DTYPES))}")
@@ -175,10 +227,16 @@ def check_names(format: SampleFormat) -> SampleFormat:
     names = format.preprocessing.classes
     if len(names) > MAX_CLASSES:
         raise DataError(f"there are {len(names):,} class names, but at most {MAX_CLASSES:,} are allowed")
+    _check_texts("class", names)
+    table = format.preprocessing.table
+    _check_texts("column", [] if table is None else table.inputs)
+    return format
+
+
+def _check_texts(what: str, names: Sequence[str]) -> None:
     odd = next((name for name in names if len(name) > MAX_NAME_LETTERS or printable(name) != name), None)
     if odd is not None:
-        raise DataError(f"the class name '{shown(odd)}' must have at most {MAX_NAME_LETTERS} letters, all printable")
-    return format
+        raise DataError(f"the {what} name '{shown(odd)}' must have at most {MAX_NAME_LETTERS} letters, all printable")
 
 
 def _counts(table: Mapping[str, Any]) -> tuple[int, int]:
@@ -200,4 +258,6 @@ def _reading(what: str) -> Iterator[None]:
 def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What two members do not agree on; "" if that is nothing, or only the last bits of the initial weights."""
     wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
+    if wrong == ["frozen"]:
+        return "host and site have different frozen tensors, which no round carries: load the same base at both"
     return f"host and site differ in {', '.join(wrong)}: use the same file for both" if wrong else ""

@@ -66,6 +66,11 @@ def data_doubts(file: FederationFile, place: str) -> list[str]:
 def _introduced(format: SampleFormat) -> str:
     """What a site says of itself before the first round (`agreement.py:Introduction`)."""
     facts = ["how many samples it trains and validates on", "shape and type of a sample"]
+    if format.preprocessing.table is not None:
+        facts.append(
+            "of each column of its training samples the sum, the sum of squares, a histogram in bins of 0.3 % and how "
+            "often each text of a category occurs"
+        )
     facts += [f"the names of its {counted(len(format.columns), 'column')}"] if format.columns else []
     names = format.preprocessing.classes
     if names:

@@ -15,6 +15,7 @@ from stratafl.config.experiment import with_values
 from stratafl.config.setting_tables import DataTable
 from stratafl.data.federation import Federation
 from stratafl.data.samples import Samples
+from stratafl.data.tables.kinds import cells_from
 from stratafl.data.user_files import LABELS
 from stratafl.errors import DeployError, counted
 from stratafl.files import atomically
@@ -66,12 +67,18 @@ def _write(whole: Federation, samples: Samples, data: DataTable, places: Mapping
     for client, path in enumerate(places.values()):
         rows = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
         x, y = whole.x[rows].cpu().numpy(), whole.y[rows].cpu().numpy()
+        columns = [column for column in whole.codes if column.is_coded]
+        cells = [cells_from(column, x[:, at]) for at, column in enumerate(columns)] or x.T.tolist()
         more = {data.client: np.full(len(rows), whole.client_name(client))} if data.client else {}
         if data.group and samples.group is not None:
             more[data.group] = samples.group[rows]
         with atomically(path) as partial:
             if path.suffix == ".csv":
-                _write_table(partial, whole, x, {data.label or LABELS[0]: _named(whole, y), **more})
+                _write_table(
+                    partial,
+                    dict(zip(whole.column_names, cells, strict=True))
+                    | {data.label or LABELS[0]: _named(whole, y), **more},
+                )
             else:
                 with partial.open("wb") as file:
                     np.savez(file, **{"x": x, data.label or LABELS[1]: y, **more})  # type: ignore[arg-type]
@@ -81,9 +88,9 @@ def _named(whole: Federation, y: NDArray[Any]) -> list[Any]:
     return y.tolist() if whole.classes is None else [whole.class_name(label) for label in y.tolist()]
 
 
-def _write_table(path: Path, whole: Federation, x: NDArray[Any], more: Mapping[str, Any]) -> None:
-    """The columns of the samples and more, by name; Python writes numbers so that they read back as the same."""
+def _write_table(path: Path, columns: Mapping[str, Any]) -> None:
+    """Cells by the name of their column; Python writes numbers so that they read back as the same."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*whole.column_names, *more])
-        writer.writerows([*row, *rest] for row, *rest in zip(x.tolist(), *more.values(), strict=True))
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))

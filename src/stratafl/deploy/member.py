@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.assemble import federation_of
-from stratafl.config.deployment import blueprint_of, read_federation, site_federation_of, site_of
+from stratafl.config.deployment import blueprint_of, read_federation, site_columns_of, site_federation_of, site_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
@@ -28,6 +28,7 @@ from stratafl.deploy.agreement import (
     check_digests,
     check_names,
     compared_facts,
+    introduced_format,
     shareable_format,
 )
 from stratafl.errors import DamagedError, DataError, WireError, shown
@@ -87,7 +88,9 @@ class SiteMember:
         """What this site says of itself."""
         self._check_federation(table)
         federation = self._federation(self._own_format)
-        return Introduction(self._own_format, *_counts(federation)).to_table()
+        format, columns = self._own_format, site_columns_of(self.file.experiment, self.place, self.client)
+        pooled = format.preprocessing.columns is not None
+        return Introduction(introduced_format(format), *_counts(federation), tuple(columns), pooled).to_table()
 
     def agree(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Take what was agreed on, if it is what this site said of itself; it is kept until another is agreed on."""
@@ -182,10 +185,13 @@ class SiteMember:
 def own_format(experiment: Experiment, place: str) -> SampleFormat:
     """The format of a site's own samples, without what they are like."""
     alone = {"channel": "'half' or 'unit'", "pooled": "'columns'"}
-    if experiment.data.normalise in alone:  # its numbers would be part of the format, and leave the site
+    samples = site_samples(experiment, place)
+    if experiment.data.normalise in alone and samples.table is None:  # its numbers would leave the site
         wrong = f"data.normalise = '{experiment.data.normalise}' would need means over all sites"
         raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
-    return check_names(shareable_format(SampleFormat.of(site_samples(experiment, place))))
+    if experiment.data.tokens == "trained":
+        raise DataError("data.tokens = 'trained' would need the texts of all sites: use 'hashed'")
+    return check_names(shareable_format(SampleFormat.of(samples)))
 
 
 def site_samples(experiment: Experiment, place: str) -> Federation:

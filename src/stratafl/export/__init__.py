@@ -7,18 +7,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stratafl.core.describe import COMPOSED, columns
 from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, ModelError, RunError, first_line
 from stratafl.export.table_inputs import name_columns
-from stratafl.files import atomically
+from stratafl.files import atomically, write_atomically
 from stratafl.models import own_model, save_weights
 
-__all__ = ["ModelFacts", "Predictor", "check_model", "export_model", "finite_outputs", "to_onnx", "to_safetensors"]
+__all__ = [
+    "ModelFacts",
+    "Predictor",
+    "check_model",
+    "export_model",
+    "finite_outputs",
+    "to_adapter",
+    "to_onnx",
+    "to_safetensors",
+]
+PREPROCESSING = "preprocessing.json"  # beside an adapter
+MODULES_TO_SAVE = "modules_to_save"
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,10 @@ def finite_outputs(outputs: Tensor, model: nn.Module, whose: str) -> Tensor:
 
 
 def export_model(model: Predictor, path: Path, facts: ModelFacts, whose: str = "this client") -> None:
-    """Write a model to `NAME.onnx`, with its preprocessing, or to `NAME.safetensors`; no file is overwritten."""
+    """Write a model to `NAME.onnx`, with its preprocessing, or to `NAME.safetensors`; no file is overwritten.
+
+    A name without an ending is a folder, for the adapter of a PEFT model.
+    """
     check_model(model, whose)
     if path.exists():
         raise RunError(f"'{path}' exists: choose another name, or remove it")
@@ -127,8 +143,12 @@ def export_model(model: Predictor, path: Path, facts: ModelFacts, whose: str = "
         to_onnx(model, path, facts)
     elif path.suffix == ".safetensors":
         to_safetensors(own_model(model.module), path, model.preprocessing, facts)
+    elif not path.suffix:
+        to_adapter(own_model(model.module), path, model.preprocessing, facts)
     else:
-        raise RunError(f"cannot export to '{path}': choose a name that ends in .onnx or .safetensors")
+        raise RunError(
+            f"cannot export to '{path}': choose a name that ends in .onnx or .safetensors, or a folder for an adapter"
+        )
 
 
 def to_safetensors(module: nn.Module, path: Path, preprocessing: Preprocessing, facts: ModelFacts) -> None:
@@ -182,6 +202,41 @@ def to_onnx(model: Predictor, path: Path, facts: ModelFacts) -> None:
     except Exception as error:  # torch refuses some modules, with many types of errors
         name = type(own_model(model.module)).__name__
         raise ModelError(f"{name} cannot be exported to ONNX: {first_line(error, typed=True)}") from error
+
+
+def to_adapter(module: nn.Module, folder: Path, preprocessing: Preprocessing, facts: ModelFacts) -> None:
+    """Write what was trained of a PEFT model to a folder, for `PeftModel.from_pretrained`; the base is not in it."""
+    save: Any = getattr(module, "save_pretrained", None)
+    if not callable(save) or not hasattr(module, "peft_config"):
+        raise RunError(
+            f"cannot export to '{folder}': a folder is for the adapter of a PEFT model, and {type(module).__name__} is "
+            "none; choose a name that ends in .onnx or .safetensors"
+        )
+    _check_adapter(module)
+    try:
+        with _quiet(), atomically(folder) as partial:
+            save(partial, save_embedding_layers=False)  # frozen, and looking for their size would ask the hub
+            (partial / "README.md").unlink(missing_ok=True)  # an empty form
+            about = {"preprocessing": preprocessing.to_table(), **facts.metadata}
+            write_atomically(partial / PREPROCESSING, json.dumps(about).encode())
+    except OSError as error:
+        raise RunError(f"cannot write '{folder}': {error.strerror}") from error
+
+
+def _check_adapter(module: nn.Module) -> None:
+    """Refuse a model of which PEFT would not keep all that was trained."""
+    if any(getattr(sub, COMPOSED, False) for sub in module.modules()):
+        raise ModelError("this method has replaced the head, so PEFT cannot load it: export to NAME.safetensors")
+    from peft import get_peft_model_state_dict  # the module is one of its own
+
+    added = {MODULES_TO_SAVE, *getattr(module, "active_adapters", [])}  # to the names of tensors, and not in the file
+    saved = set(get_peft_model_state_dict(module, save_embedding_layers=False))
+    for name in columns(module):
+        if ".".join(part for part in name.split(".") if part not in added) not in saved:
+            raise ModelError(
+                f"'{name}' is trained and no part of the adapter: add its layer to modules_to_save of the PEFT "
+                "configuration, or export to NAME.safetensors"
+            )
 
 
 @contextmanager

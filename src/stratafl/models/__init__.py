@@ -16,7 +16,7 @@ from torch import nn
 
 from stratafl.errors import ModelError, unknown
 from stratafl.models.adapted import Adaptation, AdaptedModel, own_model, shared_copy, without_fast_paths
-from stratafl.models.architecture import RECIPE
+from stratafl.models.architecture import with_recipe
 from stratafl.models.convnet import CNN, CNN20, AlexNet, Conv, ConvNet, ConvNorm, LeNet, ThreeConv
 from stratafl.models.heads import (
     BiasedHead,
@@ -42,21 +42,22 @@ from stratafl.models.resnet import (
     resnet34cifar,
 )
 from stratafl.models.staged import Stage, Staged
+from stratafl.models.transformer import TextTransformer
 from stratafl.models.weights import load_weights, save_weights
 
 __all__ = [
     "CNN", "CNN20", "MLP", "MODELS", "Adaptation", "AdaptedModel", "AlexNet", "BiasedHead", "ComposedHead",
     "ConditionalHead", "Conv", "ConvNet", "ConvNorm", "EmbeddingClassifier", "GatedHead", "HeadExtension", "LeNet",
-    "LinearBase", "MobileNet", "PriorHead", "ResNet", "ShiftedHead", "Stage", "Staged", "ThreeConv", "TwoHeads",
-    "build", "fasttext", "load_weights", "mnistnn", "own_model", "replace_head", "resnet9", "resnet18", "resnet20",
-    "resnet34", "save_weights", "shared_copy", "without_fast_paths",
+    "LinearBase", "MobileNet", "PriorHead", "ResNet", "ShiftedHead", "Stage", "Staged", "TextTransformer", "ThreeConv",
+    "TwoHeads", "build", "fasttext", "load_weights", "mnistnn", "own_model", "replace_head", "resnet9", "resnet18",
+    "resnet20", "resnet34", "save_weights", "shared_copy", "without_fast_paths",
 ]  # fmt: skip
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "mnistnn": mnistnn, "cnn": CNN, "lenet": LeNet, "mnistcnn": ThreeConv, "cifar10cnn": ThreeConv,
     "cnn20": CNN20, "alexnet": AlexNet, "mobilenet": MobileNet, "resnet9": resnet9, "resnet18": resnet18,
     "resnet18cifar": resnet18cifar, "resnet20": resnet20, "resnet34": resnet34, "resnet34cifar": resnet34cifar,
-    "embedding": EmbeddingClassifier, "fasttext": fasttext, "convnorm": ConvNorm,
+    "embedding": EmbeddingClassifier, "fasttext": fasttext, "transformer": TextTransformer, "convnorm": ConvNorm,
 }  # fmt: skip
 
 
@@ -70,5 +71,4 @@ def build(name: str, *, shape: tuple[int, ...], classes: int, **options: Any) ->
         if not any_option and option not in existing:
             raise ModelError(str(unknown(f"option of model '{name}',", option, existing)))
     module = MODELS[name](shape=shape, classes=classes, **options)
-    setattr(module, RECIPE, {"model": name, "options": {"shape": list(shape), "classes": classes, **options}})
-    return module
+    return with_recipe(module, name, shape=shape, classes=classes, **options)

@@ -15,7 +15,7 @@ from stratafl.errors import ModelError, shown
 
 Build = Callable[..., nn.Module]  # makes a model of the catalogue by its name
 CHAIN = "Sequential"
-RECIPE = "built_by"  # the attribute in which `models.build` leaves what it was called with
+RECIPE = "made_by"  # the attribute of a model of the catalogue that says what it was made by
 MAX_DEPTH, MAX_LAYERS = 8, 4096
 _PLAIN = (bool, int, float, str, type(None))
 LAYERS: dict[str, type[nn.Module]] = {
@@ -23,6 +23,12 @@ LAYERS: dict[str, type[nn.Module]] = {
     for name, kind in vars(nn).items()
     if isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__.startswith("torch.nn.modules")
 }
+
+
+def with_recipe(module: nn.Module, name: str, **options: Any) -> nn.Module:
+    """The module of the catalogue with a note of what it was made by."""
+    setattr(module, RECIPE, {"model": name, "options": _listed(options)})
+    return module
 
 
 def architecture(module: nn.Module, build: Build) -> dict[str, Any] | None:
@@ -72,6 +78,10 @@ def _arguments(options: Any) -> dict[str, Any]:
     return {str(key): tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
+def _listed(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+
+
 def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, list | tuple) and all(isinstance(x, _PLAIN) for x in value))
 
@@ -92,8 +102,8 @@ def _layer(module: nn.Module) -> dict[str, Any] | None:
             continue
         if not _is_plain(value):
             return None
-        options[name] = list(value) if isinstance(value, tuple) else value
-    return {"layer": kind.__name__, "options": options}
+        options[name] = value
+    return {"layer": kind.__name__, "options": _listed(options)}
 
 
 def _form(module: nn.Module) -> tuple[str, list[tuple[str, torch.Size]]]:

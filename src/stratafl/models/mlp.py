@@ -42,13 +42,20 @@ def mnistnn(*, shape: tuple[int, ...], classes: int, width: int = 50) -> MLP:
 class EmbeddingClassifier(Staged):
     """The mean of the token embeddings, pads included, then two linear layers without an activation between.
 
-    The pad token's row starts at zero and gets no gradient.
+    The pad token's row starts at zero and gets no gradient. Without `pads` the mean is over all other tokens.
     """
 
-    looks_up = "embedding"  # the module that looks up samples, which have no other use
+    looks_up = "embedding"  # the module that looks up samples, of which nothing else is used but whether they pad
 
     def __init__(
-        self, *, shape: tuple[int, ...], classes: int, vocabulary: int | None = None, width: int = 32, padding: int = 0
+        self,
+        *,
+        shape: tuple[int, ...],
+        classes: int,
+        vocabulary: int | None = None,
+        width: int = 32,
+        padding: int = 0,
+        pads: bool = True,
     ) -> None:
         super().__init__()
         if vocabulary is None:
@@ -59,6 +66,7 @@ class EmbeddingClassifier(Staged):
             raise ModelError(f"EmbeddingClassifier needs samples of shape (tokens,), got {tuple(shape)}")
         if padding not in range(vocabulary):
             raise ModelError(f"EmbeddingClassifier needs padding among the ids 0 … {vocabulary - 1}, got {padding!r}")
+        self.padding, self.pads = padding, pads
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=padding)
         self.fc1 = nn.Linear(width, width)
         self.fc = nn.Linear(width, classes)
@@ -70,9 +78,18 @@ class EmbeddingClassifier(Staged):
     def _embed(self, tokens: Tensor) -> Tensor:
         if tokens.is_floating_point():
             raise ModelError(f"EmbeddingClassifier takes whole-number token ids, got {tokens.dtype}")
-        return self._apply_module("embedding", tokens).mean(1)
+        embedded = self._apply_module("embedding", tokens)
+        return embedded.mean(1) if self.pads else mean_of_real(embedded, tokens != self.padding)
 
 
-def fasttext(*, shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, width: int = 32) -> EmbeddingClassifier:
+def mean_of_real(states: Tensor, real: Tensor) -> Tensor:
+    """The mean of `[B, L, d]` over those of the L tokens that are real; 0 if none is."""
+    share = real.to(states.dtype)
+    return (states * share[..., None]).sum(1) / share.sum(1, keepdim=True).clamp(min=1)
+
+
+def fasttext(
+    *, shape: tuple[int, ...], classes: int, vocabulary: int = 98_635, width: int = 32, pads: bool = True
+) -> EmbeddingClassifier:
     """FLAYER's fastText for AG News: 98,635 tokens of 32 numbers, padded with 0."""
-    return EmbeddingClassifier(shape=shape, classes=classes, vocabulary=vocabulary, width=width)
+    return EmbeddingClassifier(shape=shape, classes=classes, vocabulary=vocabulary, width=width, pads=pads)

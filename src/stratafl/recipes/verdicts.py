@@ -155,7 +155,7 @@ class _Judge:
     def _best(self) -> Verdict:
         """Against the rival that is nearest with common seeds: another rival may only have had easier seeds.
 
-        Also against every rival that other seeds may put first, unless the nearest one is better beyond noise.
+        Also against the first that is better beyond noise, or, if none is, every rival that other seeds may put first.
         """
         row, by = str(self.claim.row), self.claim.by
         rivals = [other for other, where in self.numbers if where == self.column and other != row]
@@ -164,9 +164,9 @@ class _Judge:
         if not differences:
             return self.unknown(f"'{row}' or its rivals were not run")
         nearest, *others = sorted(differences, key=lambda other: differences[other].mean)
-        sure = differences[nearest].below(by)
-        doubtful = [other for other in others if not sure and differences[other].undecided(by)]
-        return self._pairs([(row, other) for other in (nearest, *doubtful)])
+        better = [other for other in (nearest, *others) if differences[other].below(by)]
+        doubtful = [] if better else [other for other in others if differences[other].undecided(by)]
+        return self._pairs([(row, other) for other in dict.fromkeys((nearest, *better[:1], *doubtful))])
 
     def _close(self) -> Verdict:
         a, b = str(self.claim.row), str(self.claim.than)

@@ -40,6 +40,8 @@ from stratafl.report.paired import (
 )
 from stratafl.report.ranking import Rank, comparable_ranks, ranking
 from stratafl.report.sentences import Finding, finding
+from stratafl.runs.logistic import FOLDERS, baseline_folder
+from stratafl.runs.prediction_file import read_predictions
 
 OF_PROBABILITIES = ("log_loss", "brier", "ece")  # constant shares of the classes are calibrated, and still useless
 MIN_LEAD = 0.002  # a method that is ahead of the majority class by less is no better
@@ -62,6 +64,28 @@ def majority(ranks: Sequence[Rank]) -> Rank | None:
         return None
     spreads = {name: Spread.of([numbers[name] for numbers in by_run]) for name in names if name != "client_mean"}
     return Rank(MAJORITY, ranks[0].seeds, (0, 0), False, spreads)
+
+
+def baselines(ranks: Sequence[Rank]) -> list[Rank]:
+    """The rows of logistic regressions outside the federation, for the seeds of the first method, if there are any."""
+    members, rows = ranks[0].members if ranks else (), list[Rank]()
+    if not members or is_imported(members[0].metric):
+        return []
+    for name in FOLDERS:
+        stored = [(run, _evaluated(run, read_predictions(baseline_folder(run.folder, name)))) for run in members]
+        by_run = [numbers_of(MetricValues.of(run.metric, each), run.evaluate) for run, each in stored if each]
+        if len(by_run) == len(members) and all("score" in numbers for numbers in by_run):
+            names = [key for key in by_run[0] if all(key in numbers for numbers in by_run) and key != "client_mean"]
+            spreads = {key: Spread.of([numbers[key] for numbers in by_run]) for key in names}
+            rows.append(Rank(name, ranks[0].seeds, (0, 0), False, spreads))
+    return rows
+
+
+def _evaluated(run: Outcome, predicted: Predictions | None) -> Predictions | None:
+    """Those of the clients that the run evaluates."""
+    if predicted is None:
+        return None
+    return predicted.at(torch.isin(predicted.client, torch.tensor([*run.test_samples()])).nonzero()[:, 0])
 
 
 def majority_values(run: Outcome) -> MetricValues | None:

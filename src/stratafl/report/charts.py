@@ -151,8 +151,8 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     return distinct(brief)
 
 
-def shortened(name: str) -> str:
-    return name if len(name) <= MAX_LABEL_LETTERS else f"{name[: MAX_LABEL_LETTERS - 1]}…"
+def shortened(name: str, most: int = MAX_LABEL_LETTERS) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def distinct(labels: Sequence[str]) -> list[str]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from stratafl.evaluation.cross_site import CrossSite
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report import charts
@@ -110,6 +111,35 @@ def confusion_chart(study: Study, rank: Rank | None) -> Chart | None:
     caption = f"{rank.label}: of the test samples of each class (rows), the share predicted as each class{seeds}.{some}"
     height = min(900, 170 + (26 if len(shown) <= 30 else 9) * max(len(shown), 5))
     return Chart("confusion", "Confusion matrix", caption, {"data": [trace], "layout": layout}, height=height)
+
+
+def cross_site_chart(study: Study) -> Chart | None:
+    """Every client's model on every client's test samples, of the first seed of each method; None without any."""
+    tables = {
+        rank.label: next((run.cross_site for run in rank.members if run.cross_site), None) for rank in study.ranks
+    }
+    figures = {label: _cross_site_figure(table) for label, table in tables.items() if table is not None}
+    if not figures:
+        return None
+    table = next(table for table in tables.values() if table is not None)
+    caption = (
+        "Rows: whose model. Columns: whose test samples, prepared as their own client does it. "
+        f"Metric: {table.metric}, first seed. The diagonal is every client's own score."
+    )
+    height = min(900, 170 + 26 * max(len(table.names), 5))
+    tree, controls = charts.Branches(figures), (charts.Control("method"),)
+    return Chart("cross-site", "Models on other clients' samples", caption, tree, controls, height)
+
+
+def _cross_site_figure(table: CrossSite) -> charts.Figure:
+    shown = charts.distinct([plain_text(charts.shortened(name)) for name in table.names])
+    z = [[charts.rounded(value) for value in row] for row in table.values.tolist()]
+    metric = METRICS.get(table.metric)
+    form = "%{z:.1%}" if metric is not None and metric.percent else "%{z:.4g}"
+    look: dict[str, Any] = {"x": shown, "y": shown, **({"texttemplate": form} if len(shown) <= WRITTEN else {})}
+    trace = heat_map(z, f"model of %{{y}} on samples of %{{x}}: {form}", **look)
+    layout = {"xaxis": category_axis("samples of"), "yaxis": category_axis("model of", down=True)}
+    return {"data": [trace], "layout": layout}
 
 
 def _class_names(study: Study, rank: Rank, count: int) -> Sequence[str]:

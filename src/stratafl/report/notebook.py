@@ -1,14 +1,22 @@
 """A result in a notebook: sentences, a picture and a table, as HTML that needs neither scripts nor a network."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from stratafl.core.reprs import holder
+from stratafl.errors import DataError
+from stratafl.evaluation.cross_site import CrossSite
+from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.report.charts import COLOURS, shortened, value_range
-from stratafl.report.report_tables import ReportTable, escaped
+from stratafl.report.formats import score_text
+from stratafl.report.report_tables import Cell, ReportTable, escaped, text
 
 ROW, LABELS, AXIS, NUMBERS = 22, 190, 300, 70  # pixels: height of a row; width of labels, axis and numbers
+MAX_LETTERS = 30  # of a label
 CELL = 26  # pixels of a cell in a heat map
+STYLE = "<style>.stratafl small{display:block}.stratafl caption{text-align:left}</style>"
 MAX_HEAT_MAP = 60  # rows and columns; a larger one shows nothing
 
 
@@ -36,12 +44,13 @@ def dot_picture(dots: Sequence[Dot], *, percent: bool) -> str:
     rows = []
     for place, dot in enumerate(finite):
         y, colour = ROW * place + ROW / 2, "#808080" if dot.faint else COLOURS[0]
+        label = escaped(shortened(dot.label, MAX_LETTERS))
         bar = ""
         if dot.std:
             start, end = across(dot.value - dot.std), across(dot.value + dot.std)
             bar = f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
         rows.append(
-            f'<text x="{LABELS - 8}" y="{y + 4}" text-anchor="end">{escaped(shortened(dot.label))}</text>{bar}'
+            f'<text x="{LABELS - 8}" y="{y + 4}" text-anchor="end">{label}</text>{bar}'
             f'<circle cx="{across(dot.value):.1f}" cy="{y}" r="4" fill="{colour}"/>'
             f'<text x="{LABELS + AXIS + 8}" y="{y + 4}">{escaped(dot.shown)}</text>'
         )
@@ -73,9 +82,41 @@ def heat_picture(labels: Sequence[str], values: Sequence[Sequence[float]], texts
     )
 
 
+@holder
+class CrossSiteResult(CrossSite):
+    """A cross-site table that a notebook shows as a heat map."""
+
+    measure: Metric | None = None
+
+    @staticmethod
+    def of(table: CrossSite, metric: Metric) -> "CrossSiteResult":
+        return CrossSiteResult(table.metric, table.split, table.names, table.values, metric)
+
+    def to_pandas(self) -> Any:
+        """The table as a DataFrame: rows are models, columns are samples."""
+        return data_frames().DataFrame(self.values.numpy(), index=list(self.names), columns=list(self.names))
+
+    def _repr_html_(self) -> str:
+        values, metric = self.values.tolist(), self.measure or METRICS["accuracy"]
+        texts = [[score_text(value, metric) for value in row] for row in values]
+        better = (metric.sign * self.values).tolist()
+        head = ("model of", *(f"{at} {name}" for at, name in enumerate(self.names)))
+        rows = tuple((text(name), *map(Cell, row)) for name, row in zip(self.names, texts, strict=True))
+        table = ReportTable("cross-site", f"{metric.title} on {self.split} samples of", head, rows)
+        return fragment("Rows: whose model. Columns: whose samples.", heat_picture(self.names, better, texts), table)
+
+
+def data_frames() -> Any:
+    """The package pandas, imported when a DataFrame is asked for."""
+    try:
+        return import_module("pandas")
+    except ImportError as error:
+        raise DataError("to_pandas needs the package 'pandas': run pip install pandas") from error
+
+
 def fragment(sentences: str, picture: str, table: ReportTable) -> str:
     """The parts of a result, one below the other."""
-    return f"<div><p>{escaped(sentences)}</p>{picture}{table.markup()}</div>"
+    return f'<div class="stratafl">{STYLE}<p>{escaped(sentences)}</p>{picture}{table.markup()}</div>'
 
 
 def standalone(title: str, body: str) -> str:

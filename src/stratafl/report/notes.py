@@ -1,7 +1,7 @@
 """What to know before acting on a ranking: doubts, the most serious first, and cautions about single runs."""
 
 from collections.abc import Sequence
-from math import isclose
+from math import inf, isclose
 from statistics import fmean
 
 from stratafl.errors import counted
@@ -27,6 +27,7 @@ def doubts(study: Study) -> Findings:
     """What makes the ranking doubtful."""
     return [
         *doubts_of_learning(study),
+        *_doubts_of_baselines(study),
         *_doubts_of_ends(study),
         *_doubts_of_fairness(study),
         *_doubts_of_selection(study),
@@ -46,6 +47,15 @@ def doubts_of_learning(study: Study) -> Findings:
     base = score_text(limits.base, study.measured)
     findings += [finding(say.NOT_BETTER, methods=below, base=base)] if below else []
     return findings + ([finding(say.NOT_CLEARLY_BETTER, methods=near, base=base)] if near else [])
+
+
+def _doubts_of_baselines(study: Study) -> Findings:
+    """Logistic regressions outside the federation that are better than every method."""
+    sign, metric = study.measured.sign, study.measured
+    best = max((sign * rank.numbers["score"].mean for rank in study.ranks if "score" in rank.numbers), default=inf)
+    scores = [(rank.label, rank.numbers["score"].mean) for rank in study.baselines]
+    higher = [f"{label} {score_text(score, metric)}" for label, score in scores if sign * score > best]
+    return [finding(say.SIMPLER, baselines=higher)] if higher else []
 
 
 def _doubts_of_ends(study: Study) -> Findings:

@@ -14,7 +14,8 @@ from stratafl.config.migrations import CHECKSUMS
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.keys import Seeds
 from stratafl.core.reprs import short_repr
-from stratafl.errors import DamagedError, RunError
+from stratafl.errors import DamagedError, DataError, RunError
+from stratafl.evaluation.cross_site import CrossSite, cross_site_from
 from stratafl.evaluation.divergence import Divergence, divergence
 from stratafl.evaluation.flags import well_formed
 from stratafl.evaluation.measure import NOT_FINITE, Line, MetricValues
@@ -24,7 +25,7 @@ from stratafl.files import is_plain
 from stratafl.report.run_journals import LayerJournal, lines_of_round, read_layer_journal
 from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
-from stratafl.runs.json_files import read_lines
+from stratafl.runs.json_files import read_json, read_lines
 from stratafl.runs.prediction_file import read_predictions
 from stratafl.runs.summary import best, converged, cost, counting, last, prefix_of, scored, selected_score, stop_reason
 
@@ -122,6 +123,17 @@ class Outcome:
     def predictions(self) -> Predictions | None:
         """What its models give for every test sample; None if it is unfinished or of an older version."""
         return read_predictions(self.folder)
+
+    @cached_property
+    def cross_site(self) -> CrossSite | None:
+        """Every client's model on every client's test samples; None if the run was not to have that."""
+        path = self.folder / directory.CROSS_SITE
+        if not is_plain(path):
+            return None
+        try:
+            return cross_site_from(read_json(path))
+        except (LookupError, TypeError, ValueError, DataError) as error:
+            raise DamagedError(f"'{path}' is damaged: remove it, and write it again with 'strata resume'") from error
 
     def by_client(self) -> dict[int, float]:
         """The metric of each client that took part, on test data at the selected round; undefined ones are left out."""

@@ -25,7 +25,7 @@ from stratafl.report.gains_tables import dependence_table, gains_chart, gains_ta
 from stratafl.report.guards import guard_sentences
 from stratafl.report.in_short import in_short, kinds_chart
 from stratafl.report.layer_charts import bytes_chart, methods_chart, mixing_chart, rounds_chart
-from stratafl.report.metric_tables import confusion_chart, metrics_table
+from stratafl.report.metric_tables import confusion_chart, cross_site_chart, metrics_table
 from stratafl.report.notes import cautions, doubts
 from stratafl.report.pair_tables import pairs_table
 from stratafl.report.ranking import winner
@@ -154,6 +154,7 @@ def sections(study: Study) -> list[Section]:
             Section("gaining", "Who gains", *gains_parts(study)),
             Section("course", "Learning curves", curves_chart(study)),
             Section("spread", "Clients", clients_chart(study), worst_table(study), new_clients_table(study)),
+            Section("crossed", "Models on other clients' samples", cross_site_chart(study)),
             Section("flagged", "Clients left out", flag_table(study.ranks)),
             Section("measured", "All metrics", metrics_table(study), confusion_chart(study, winner(study.ranks))),
             Section("tuning", "Tuning", tuning_table(study.tuned), rates_chart(study.tuned)),

@@ -21,7 +21,8 @@ NONE = (None, None)
 SCORES = ("received", "trained", "deployed", "spread", "worst10", "best", "last", "converged_round")  # of every run
 SEEDS = ("run.seed", "data.seed", "model.seed", "run.batch_seed")
 # Settings that are not the method's.
-BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", "evaluate.lab", "evaluate.guard", "log.to")
+EVALUATED = ("evaluate.lab", "evaluate.guard", "evaluate.cross_site")
+BESIDES = (*SEEDS, "run.memory_limit", "run.store", "run.checkpoint", *EVALUATED, "log.to")
 INCOMPARABLE = "test data influences its training: not comparable"
 
 

@@ -51,7 +51,9 @@ def ranking_table(study: Study) -> ReportTable:
         "interval; whether it is worse is corrected for several pairs. Worst 10 %: mean over the clients with "
         "the worst scores. Communication: up and down, all clients, the whole run."
     )
-    rows = [row(rank) for rank in study.ranks]
+    rows = [row(rank) for rank in (*study.ranks, *study.baselines)]
+    if study.baselines:
+        caption += " Logistic regression: baselines outside the federation, of each client alone or of pooled samples."
     if study.majority is not None:
         caption += " Majority class: every client always predicts its most frequent training class."
         rows.append(row(study.majority))

@@ -154,6 +154,7 @@ FIRST_ONE_SEED = "One seed cannot tell whether it is better than {methods}."
 
 # Doubts
 
+SIMPLER = "Simpler models outside the federation score higher than every method: {baselines}. Train longer, or tune."
 ONE_ANSWER = "The same class for all samples of a client: {methods}."
 NOT_BETTER = "Not better than always predicting a client's most frequent class ({base}): {methods}."
 NOT_CLEARLY_BETTER = (

@@ -12,7 +12,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import RunError, StrataError
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.files import is_plain
-from stratafl.report.chance import Chance, NoChoice, chance, majority, no_choice
+from stratafl.report.chance import Chance, NoChoice, baselines, chance, majority, no_choice
 from stratafl.report.charts import short_labels
 from stratafl.report.gains import Gains, client_gains
 from stratafl.report.outcome import Outcome, measured_by, read_outcome, run_folders
@@ -68,6 +68,16 @@ class Study:
         return majority(self.ranks)
 
     @cached_property
+    def baselines(self) -> list[Rank]:
+        """Logistic regressions outside the federation, if the comparison is of a table."""
+        return baselines(self.ranks)
+
+    @property
+    def rows_below(self) -> list[Rank]:
+        """What stands below the methods in a ranking: none of it is a method of the federation."""
+        return [*self.baselines, *([self.majority] if self.majority else [])]
+
+    @cached_property
     def chance(self) -> Chance | None:
         """Which methods cannot be told from that; None if it is unknown."""
         return chance(self.ranks)
@@ -97,7 +107,7 @@ def gather(folders: Sequence[Path], metric: Metric | None = None) -> Study:
     """The runs and verdicts in these folders and below, by their own metric or by another one; all of it is read."""
     study = read_study(folders, metric)
     for run in study.outcomes:  # damage is an error here, not in the middle of a page
-        _ = run.environment, run.client_lines, run.layers, run.split_counts
+        _ = run.environment, run.client_lines, run.layers, run.split_counts, run.cross_site
     return study
 
 

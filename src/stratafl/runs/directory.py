@@ -46,6 +46,7 @@ JOURNALS = ("rounds", "clients", "layers")
 CHECKPOINTS, CLIENT_STATES = "checkpoint", "memories.bin"
 GUARD, CHOICES = "guard", "guard.json"  # a folder in a run directory, and the file in it that tells it from a run
 COMPARISON = "compare.toml"  # in a folder that holds the runs of a comparison
+CROSS_SITE = "cross_site.json"  # every client's model on every client's test samples
 EXTENDED = "extended"  # the key of an environment that lists numbers of rounds given later
 RUNS = Path("runs")  # where folders are made if none is named
 TUNING = "tune.toml"  # in a folder that holds the trials of a tuning

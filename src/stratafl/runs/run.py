@@ -21,12 +21,13 @@ import tomli_w
 
 from stratafl.config.assemble import completed, simulation_of
 from stratafl.config.experiment import Experiment, to_tables
-from stratafl.config.metric_choice import with_metric
+from stratafl.config.metric_choice import metric_for, with_metric
 from stratafl.config.migrations import with_format
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.data.loading import is_place
 from stratafl.errors import DamagedError, RunError
+from stratafl.evaluation.cross_site import MAX_CLIENTS, cross_site
 from stratafl.evaluation.measure import Line
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup, Progress, Simulation
 from stratafl.files import check_lockable, clear_partial, lock, write_atomically
@@ -41,6 +42,7 @@ from stratafl.runs.prediction_file import PREDICTIONS, predicted_round, write_pr
 from stratafl.runs.run_files import RunFiles
 from stratafl.runs.summary import Selection, stop_reason
 
+CROSS_SITE = directory.CROSS_SITE
 SAVING = 0.05  # at most this share of the time goes into checkpoints, if their number is not fixed
 
 
@@ -72,6 +74,8 @@ class Run:
         )
         if guards(experiment) and process_group.world_size > 1:
             raise RunError("the guard works in one process: leave out evaluate.guard, or do not use torchrun")
+        if experiment.evaluate.cross_site:
+            _check_cross_site(sim, process_group)
         self.trial = trial_of(experiment, sim, process_group, trust)
         self._lock = lock(folder)
         try:
@@ -86,7 +90,8 @@ class Run:
             self._done = _Done(progress, self._files.marks, selection)
             self.notes = self._files.notes  # what the user should know
             if not self.finished:  # of rounds that are repeated
-                (folder / PREDICTIONS).unlink(missing_ok=True)
+                for name in (PREDICTIONS, CROSS_SITE):
+                    (folder / name).unlink(missing_ok=True)
                 shutil.rmtree(folder / directory.GUARD, ignore_errors=True)
             if selection.line is not None and selection.progress is None:
                 self.notes.append(f"the state after the selected round {selection.line['round']} was not kept")
@@ -221,6 +226,17 @@ class Run:
                 self._check_place()
                 write_predictions(self.folder, predictions, number, stage, self._lock)
 
+    def write_cross_site(self) -> None:
+        """Write every client's model on every client's test samples, if the run is to have that and is finished."""
+        selection, evaluate = self._done.selection, self.experiment.evaluate
+        path, is_asked = self.folder / CROSS_SITE, evaluate.cross_site and evaluate.test and evaluate.stage != "trained"
+        if not is_asked or not self.finished or selection.progress is None or path.exists():
+            return
+        metric = metric_for(evaluate, self.sim.runtime.federation, self._trust)
+        table = cross_site(self.sim, selection.progress, metric, self.trial.ids.tolist(), "test", evaluate.stage)
+        self._check_place()
+        write_json(path, table.to_table(), folder=self._lock)
+
     def _check_place(self) -> None:
         """Raise if the directory is no longer at its path: another run may be there now."""
         opened = os.fstat(self._lock)
@@ -276,8 +292,17 @@ class Run:
             self.save()
             if error is None:
                 self.write_predictions()
+                self.write_cross_site()
         finally:
             self.close()
+
+
+def _check_cross_site(sim: Simulation, process_group: ProcessGroup) -> None:
+    if process_group.world_size > 1:
+        raise RunError("evaluate.cross_site works in one process: leave it out, or do not use torchrun")
+    if sim.setup.clients > MAX_CLIENTS:
+        most = f"evaluate.cross_site is for at most {MAX_CLIENTS} clients, not {sim.setup.clients:,}"
+        raise RunError(f"{most}: leave it out")
 
 
 def _predicted(folder: Path) -> int | None:

@@ -136,5 +136,5 @@ def _further(value: Any) -> list[tuple[str, Any]]:
 
 
 def _values(buffer: torch.Tensor) -> Hashable:
-    data = buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    data = buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data  # no copy: it may be large
     return buffer.dtype, buffer.shape, hashlib.sha256(data).digest()

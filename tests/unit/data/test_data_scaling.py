@@ -73,9 +73,9 @@ def test_a_fitted_model_scales_the_bytes_that_it_is_asked_about_and_the_bare_one
     fitted = fit(fedper(), federate(x, y, OWNERS, classes=3, scaling=Scaling((0.5,), (0.5,))), model(), rounds=1)
     as_numbers = torch.from_numpy(x).float() / 255 * 2 - 1
     with torch.no_grad():
-        torch.testing.assert_close(fitted.outputs(0, x), fitted.model(0)(as_numbers))
+        torch.testing.assert_close(fitted.client(0).outputs(x), fitted.client(0).model(as_numbers))
     with pytest.raises(DataError, match="give them unscaled"):
-        fitted.outputs(0, as_numbers)
+        fitted.client(0).outputs(as_numbers)
 
 
 def test_what_does_not_fit_is_refused():
@@ -94,9 +94,9 @@ def test_pixels_of_another_type_are_not_predicted_from():
     federation = federate(wide, y, OWNERS, classes=3, scaling=Scaling((0.5,), (0.5,), 65535))
     fitted = fit(fedper(train=LocalTraining(lr=0.1)), federation, model(), rounds=1)
     ready = torch.from_numpy(((wide / 65535 - 0.5) / 0.5).astype(np.float32))
-    torch.testing.assert_close(fitted.outputs(0, wide), fitted.model(0)(ready), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fitted.client(0).outputs(wide), fitted.client(0).model(ready), atol=1e-5, rtol=1e-5)
     with pytest.raises(DataError, match=r"uint8.*uint16"):
-        fitted.predict(0, x)
+        fitted.client(0).predict(x)
 
 
 def flat_notes(caplog, place, **options):

@@ -9,8 +9,8 @@ import pytest
 from data_files import dataset, encoded, idx, image_file, parquet, pictures, sheets, table
 
 from stratafl.data import DATASETS, Reading, digits_arrays, load_samples
-from stratafl.data.published_files import tokens
 from stratafl.data.reading import HALF
+from stratafl.data.texts import tokens
 from stratafl.errors import DataError, StrataError
 from wording import mentions
 
@@ -195,11 +195,6 @@ def test_a_vocabulary_may_be_capped_and_long_texts_are_cut(tmp_path):
     assert found.x[0].tolist() == [1] + [4] * 199
     assert found.x[1].tolist() == [1, 4, 2] + [0] * 197
     assert found.tests is None
-
-
-def test_words_and_signs():
-    given, expected = 'Don\'t,he;(n)!so?"Yes."a:b<br />c\t\n d', "don ' t , he ( n ) ! so ? yes . a b c d"
-    assert " ".join(tokens(given)) == expected
 
 
 # FLICKR-AES

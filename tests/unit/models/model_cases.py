@@ -75,6 +75,8 @@ CASES = {
     "resnet-stem": Case(lambda: ResNet(shape=(3, 32, 32), classes=3, blocks=(1, 1), width=8), (3, 32, 32), 3, 16),
     "embedding": named("embedding", (6,), 4, 32, vocabulary=50),
     "fasttext": named("fasttext", (6,), 4, 32, vocabulary=50),
+    "fasttext-real": named("fasttext", (6,), 4, 32, vocabulary=50, pads=False),
+    "transformer": named("transformer", (6,), 4, 64, vocabulary=50, hidden=12),
     "convnorm": named("convnorm", (1, 8, 8), 10, 8),
     "convnorm-wide": Case(lambda: ConvNorm(shape=(3, 5, 6), classes=2, channels=9), (3, 5, 6), 2, 9),
 }

@@ -14,7 +14,8 @@ from wording import mentions
 def test_the_catalogue() -> None:
     assert list(MODELS) == [
         "mlp", "mnistnn", "cnn", "lenet", "mnistcnn", "cifar10cnn", "cnn20", "alexnet", "mobilenet", "resnet9",
-        "resnet18", "resnet18cifar", "resnet20", "resnet34", "resnet34cifar", "embedding", "fasttext", "convnorm",
+        "resnet18", "resnet18cifar", "resnet20", "resnet34", "resnet34cifar", "embedding", "fasttext", "transformer",
+        "convnorm",
     ]  # fmt: skip
     assert all(hasattr(stratafl.models, name) for name in stratafl.models.__all__)
 
@@ -91,6 +92,9 @@ def test_a_maker_that_takes_anything_is_given_anything(monkeypatch: pytest.Monke
         ("mlp", (3,), {"hidden": 200}, r"MLP.*hidden.*200"),
         ("embedding", (2, 3), {"vocabulary": 9}, r"EmbeddingClassifier.*\(2, 3\)"),
         ("embedding", (3,), {}, "EmbeddingClassifier.*'vocabulary'"),
+        ("transformer", (2, 3), {}, r"transformer.*\(2, 3\)"),
+        ("transformer", (3,), {"heads": 3}, "transformer.*64.*3"),
+        ("transformer", (3,), {"dropout": 1.0}, "transformer.*dropout"),
         (
             "embedding",
             (3,),
@@ -113,7 +117,7 @@ def test_refusals(name: str, shape: tuple[int, ...], options: dict[str, Any], va
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("classes", [0, -1, True, "3"])
 def test_the_number_of_classes_is_checked(name: str, classes: Any) -> None:
-    options = {"vocabulary": 5} if name in ("embedding", "fasttext") else {}
+    options = {"vocabulary": 5} if name in ("embedding", "fasttext", "transformer") else {}
     with pytest.raises(ModelError, match=f"classes.*{classes!r}"):
         build(name, shape=(8,) if options else (1, 16, 16), classes=classes, **options)
 

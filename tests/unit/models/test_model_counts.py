@@ -28,6 +28,8 @@ PARAMETERS = [
     ("embedding", (200,), 4, {"vocabulary": 98_635}, 3_157_508, 5),
     ("embedding", (200,), 4, {"vocabulary": 32_000}, 1_025_188, 5),
     ("embedding", (200,), 4, {"vocabulary": 32_000, "width": 512}, 16_648_708, 5),
+    # tokens and places; attention, mixing, two layers and two norms of a block, twice; norm; head
+    ("transformer", (32,), 4, {}, 8224 * 64 + 2 * (65 * 192 + 65 * 64 + 65 * 128 + 129 * 64 + 256) + 128 + 260, 30),
     ("resnet18", COLOUR, 10, {}, 11_181_642, 62),
     ("resnet18", COLOUR, 100, {}, 11_227_812, 62),
     ("resnet18", TINY, 200, {}, 11_279_112, 62),

@@ -11,6 +11,7 @@ from torch import nn
 
 from stratafl.errors import ModelError
 from stratafl.models import MLP, ConvNorm, EmbeddingClassifier, ResNet, Staged, build
+from stratafl.models.transformer import EncoderBlock
 
 
 def test_feature_and_output_shapes(case: Case) -> None:
@@ -183,6 +184,35 @@ def test_embedding_averages_pads_too() -> None:
     x = torch.tensor([[5, 7, 0, 0]])
     mean = (model.embedding.weight[5] + model.embedding.weight[7]) / 4
     torch.testing.assert_close(model(x)[0], model.fc(model.fc1(mean)))
+
+
+@pytest.mark.parametrize("name", ["fasttext", "transformer"])
+def test_pads_are_left_out_of_a_text(name: str) -> None:
+    options = {"pads": False} if name == "fasttext" else {"width": 8, "depth": 2, "hidden": 8}
+    long, short = (build(name, shape=(n,), classes=2, vocabulary=9, **options).double() for n in (5, 3))
+    weights = long.state_dict()
+    short.load_state_dict({n: x[:3] if n == "position.weight" else x for n, x in weights.items()})
+    alone, padded = short(torch.tensor([[5, 7, 8]])), long(torch.tensor([[5, 7, 8, 0, 0], [0, 0, 0, 0, 0]]))
+    torch.testing.assert_close(padded[:1], alone)
+    assert padded.isfinite().all()  # also of a text without a token
+
+
+def test_attention_is_that_of_pytorch() -> None:
+    block = EncoderBlock(8, 2, 12, 0.0).double().eval()
+    x, real = torch.randn(2, 5, 8, dtype=torch.float64), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()
+    stock = torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    stock.load_state_dict(
+        {
+            "in_proj_weight": block.attention.weight,
+            "in_proj_bias": block.attention.bias,
+            "out_proj.weight": block.mixed.weight,
+            "out_proj.bias": block.mixed.bias,
+        }
+    )
+    normed = block.norm1(x)
+    attended = x + stock(normed, normed, normed, key_padding_mask=~real)[0]
+    expected = attended + block.fc2(torch.nn.functional.gelu(block.fc1(block.norm2(attended))))
+    torch.testing.assert_close(block(x, real), expected)
 
 
 def test_the_pad_row_gets_no_gradient() -> None:

@@ -17,7 +17,7 @@ THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+")  # may also be a number 
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _YEAR_FIRST = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[T ]\d{1,2}:.*)?")
 _YEAR_LAST = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4})(?:[T ](\d{1,2}:.*))?")
-_EPOCH, _DAY = datetime(1970, 1, 1), 86_400  # seconds
+EPOCH, _DAY = datetime(1970, 1, 1), 86_400  # seconds of a day
 
 
 def is_missing(text: str) -> bool:
@@ -53,7 +53,7 @@ def day_in(text: str, month_first: bool = False) -> float | None:
         return None
     if moment.tzinfo is not None:
         moment = moment.astimezone(UTC).replace(tzinfo=None)
-    return (moment - _EPOCH).total_seconds() / _DAY
+    return (moment - EPOCH).total_seconds() / _DAY
 
 
 def parts_of_day(text: str) -> tuple[int, int] | None:

@@ -7,13 +7,14 @@ the column's `values`, NaN where a cell is missing. Identifiers, constants and t
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.core.reprs import short_repr
-from stratafl.data.formats.cells import THOUSANDS, cell_text, day_in, number_in, parts_of_day, yes_or_no
+from stratafl.data.formats.cells import EPOCH, THOUSANDS, cell_text, day_in, number_in, parts_of_day, yes_or_no
 from stratafl.data.formats.columns import Column
 from stratafl.errors import DataError, counted, shown
 
@@ -122,7 +123,9 @@ def _of_numbers(name: str, values: Codes, owner: Column | None) -> TableColumn:
 
 
 def _constant(name: str, value: str | None) -> TableColumn:
-    return TableColumn(name, CONSTANT, why="no cell has a value" if value is None else f"'{shown(value)}' in every row")
+    if value is None:
+        return TableColumn(name, CONSTANT, why="no cell has a value")
+    return TableColumn(name, CONSTANT, (value,), f"'{shown(value)}' in every row")
 
 
 def _numbers_in_texts(name: str, counts: Mapping[str, int]) -> TableColumn | None:
@@ -177,6 +180,16 @@ def codes_of(column: TableColumn, cells: Codes | Texts) -> Codes:
         return _read(column, texts)
     places = {value: float(place) for place, value in enumerate(column.values)}
     return np.array([np.nan if text is None else places.get(text, UNSEEN) for text in texts])
+
+
+def cells_from(column: TableColumn, codes: Codes) -> list[str]:
+    """The texts of codes, which `codes_of` gives the same codes; '' where a cell is missing."""
+    if column.kind in (CATEGORY, BOOLEAN):
+        return ["" if np.isnan(code) else column.values[int(code)] for code in codes.tolist()]
+    if column.kind == NUMBER:
+        return ["" if np.isnan(code) else repr(code).removesuffix(".0") for code in codes.tolist()]
+    moments = [None if np.isnan(code) else EPOCH + timedelta(days=code) for code in codes.tolist()]
+    return ["" if moment is None else moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
 
 
 def _read(column: TableColumn, texts: Texts) -> Codes:

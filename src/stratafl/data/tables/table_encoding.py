@@ -6,7 +6,7 @@ in training samples has one more input, 1 where it is missing. Standardising com
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,7 +60,8 @@ class EncodedColumn:
         if column.kind == CATEGORY:
             frequent = sorted(sums.values, key=lambda text: (-sums.values[text], text))
             values = in_order([text for text in frequent if sums.values[text] >= MIN_OF_VALUE][:MAX_VALUES])
-            return EncodedColumn(column.name, CATEGORY, tuple(values), flag=flag, rest=len(values) < len(frequent))
+            rest = sum(sums.values[text] for text in values) < sums.count
+            return EncodedColumn(column.name, CATEGORY, tuple(values), flag=flag, rest=rest)
         if column.kind == BOOLEAN:
             yes = sum(count for text, count in sums.values.items() if yes_or_no(text) == _YES)
             return EncodedColumn(column.name, BOOLEAN, fill=float(2 * yes > sums.count), flag=flag)
@@ -148,6 +149,14 @@ class TableEncoding:
         if problems:
             raise DataError(f"{where}: {'; '.join(problems)}")
         return np.stack(codes, axis=1)
+
+    def reading_as_missing(self, texts: Mapping[str, tuple[str, ...]]) -> "TableEncoding":
+        """The same encoding, for cells in which these texts, by column, stand for missing numbers."""
+        columns = [
+            replace(column, values=texts.get(column.name, column.values)) if column.kind == NUMBER else column
+            for column in self.columns
+        ]
+        return TableEncoding(tuple(columns))
 
     def recoded(self, columns: Sequence[TableColumn], codes: Codes) -> Codes:
         pairs = zip(self.columns, columns, strict=True)
