@@ -24,12 +24,16 @@ SITES = {"berlin": ("cat", "dog"), "lyon": ("ant", "cat"), "oslo": ("dog", "ant"
 class Own(Deployed):
     """Sites that read their files."""
 
+    @property
+    def experiment(self):
+        return EXPERIMENT
+
     def own(self, agreed, client):
-        return site_federation_of(EXPERIMENT, agreed, self.samples[client], client)
+        return site_federation_of(self.experiment, agreed, self.samples[client], client)
 
     def a_site(self, client):
         blueprint = self.blueprint()
-        return site_of(EXPERIMENT, blueprint, self.own(blueprint.samples, client), client, self.widest)
+        return site_of(self.experiment, blueprint, self.own(blueprint.samples, client), client, self.widest)
 
 
 EXPERIMENT = from_tables(
@@ -74,3 +78,50 @@ def test_sites_with_their_own_files_end_where_the_simulation_ends(files):
     site, raw = sites.a_site(1), torch.tensor([[51.0, 0.2], [40.0, -3.0]])
     predictor = Predictor(site.module(sites.deployed(site)), site.runtime.federation.preprocessing.of(0), torch.float32)
     assert torch.equal(predictor(raw), Fitted(sim, progress, []).client(1).predictor(raw))
+
+
+TEXTS = {
+    "model": {"name": "fasttext", "vocabulary": 90, "width": 4, "pads": False},
+    "data": {"vocabulary": 90, "seed": 3},
+    "train": {"lr": 0.5, "batch": 5},
+}
+XRAYS = {
+    "model": {"name": "mlp", "hidden": [8]},
+    "data": {"size": 6, "flip": "both", "crop": 1, "seed": 3},
+    "train": {"lr": 0.1, "batch": 5},
+}
+
+
+def text_files(folder):
+    words, rng = ["fever", "cough", "pain", "rest", "sleep", "walk", "eats", "calm"], np.random.default_rng(2)
+    rows = [(" ".join(rng.choice(words, 5 + n % 7)), "ab"[n % 2], f"s{n % 3}") for n in range(66)]
+    for name in ("all", "s0", "s1", "s2"):
+        lines = [f"{text},{label},{site}" for text, label, site in rows if name in ("all", site)]
+        (folder / f"{name}.csv").write_text("\n".join(["note,label,client", *lines, ""]))
+    return folder / "all.csv", [folder / f"s{n}.csv" for n in range(3)]
+
+
+def image_files(folder):
+    image, rng = pytest.importorskip("PIL.Image"), np.random.default_rng(2)
+    for number in range(66):
+        path = folder / "all" / f"s{number % 3}" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(rng.normal(18_000, 2_000, (8, 8)).astype(np.uint16)).save(path)
+    return f"{folder / 'all'}/", [f"{folder / 'all' / f's{n}'}/" for n in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tables", "files"), [(TEXTS, text_files), (XRAYS, image_files)], ids=["texts", "xrays"])
+def test_sites_with_texts_and_with_images_end_where_the_simulation_ends(tmp_path, tables, files):
+    place, places = files(tmp_path)
+    run = {"algorithm": {"name": "fedper"}, "run": {"rounds": 3, "seed": 8}}
+    experiment = from_tables({**tables, **run, "data": {**tables["data"], "name": str(place)}})
+    sim = simulation_of(experiment)
+    agreed = SampleFormat.from_table(SampleFormat.of(sim.runtime.federation).to_table())
+
+    class Sites(Own):
+        experiment = from_tables({**tables, **run, "data": {**tables["data"], "name": "all.csv"}})
+
+    own = {client: str(place) for client, place in enumerate(places)}
+    sites = Sites(partial(blueprint_of, experiment, agreed, 3), own)
+    assert difference(sites.run().everything(), everything(sim, sim.run(Matrix()))) == 0

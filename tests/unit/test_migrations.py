@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from stratafl.config.experiment import Experiment, from_stored, load_experiment, to_tables, with_settings
-from stratafl.config.migrations import FORMAT, GROUPS_BY_CLIENTS, OWN_COLUMNS, migrate, with_format
+from stratafl.config.migrations import FORMAT, GROUPS_BY_CLIENTS, IMAGES_BY_THEIR_OWN, OWN_COLUMNS, migrate, with_format
 from stratafl.errors import RecordError
 from wording import mentions
 
@@ -41,7 +41,8 @@ def test_old_and_new_keys_are_read(tmp_path, number, text):
         (OWN_COLUMNS - 1, "auto", "images"),
         (OWN_COLUMNS - 1, "columns", "pooled"),
         (OWN_COLUMNS - 1, "half", "half"),
-        (OWN_COLUMNS, "auto", "auto"),
+        (OWN_COLUMNS, "auto", "former"),
+        (IMAGES_BY_THEIR_OWN, "auto", "auto"),
         (OWN_COLUMNS, "columns", "columns"),
     ],
 )

@@ -32,7 +32,9 @@ class Frame:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, columns: Sequence[Any]) -> "Frame":
+    def __getitem__(self, columns: Any) -> Any:
+        if isinstance(columns, str):
+            return self._values[:, self._columns.index(columns)]
         return Frame(self._values[:, [self._columns.index(each) for each in columns]], columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -137,3 +139,19 @@ def test_data_frames_of_pandas_and_tables_of_pyarrow(fitted):
     assert torch.equal(fitted.client(0).outputs(pandas.DataFrame(x)), outputs)  # whose columns are numbered
     with pytest.raises(DataError, match="'age'"):
         fitted.client(0).outputs(frame.drop(columns="age"))
+
+
+def test_frames_of_more_than_numbers_are_encoded_and_rows_predicted_as_they_are():
+    rng, clients = np.random.default_rng(0), {}
+    for name in ("Basel", "Bern"):
+        age = rng.normal(60, 10, 40)
+        cells = [[None if i % 7 == 0 else age[i], "ICU" if i % 3 else "ER", f"{name}{i}"] for i in range(40)]
+        frame = Frame(np.array(cells, object), ("age", "ward", "id"))
+        clients[name] = (frame, np.where(age > 60, "old", "young"))
+    fitted = stratafl.fit(fedavg(), clients, lambda shape, classes: nn.Linear(shape[0], classes), rounds=1)
+    table = fitted.sim.runtime.federation.table
+    assert table.inputs == ("age", "age missing", "ward=ER", "ward=ICU", "ward=other")
+    bern, frame = fitted.client("Bern"), clients["Bern"][0]
+    assert torch.equal(bern.outputs(frame), bern.outputs(frame[["ward", "age"]]))
+    with pytest.raises(DataError, match="'ward'"):
+        bern.predict(frame[["age"]])

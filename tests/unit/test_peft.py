@@ -125,7 +125,7 @@ def test_peak_memory_is_the_base_once_and_little_for_each_client():
     peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
     assert done.sim.template is not None
     once = sum(x.nbytes for x in frozen_tensors(done.sim.template).values())
-    assert 0.9 * once < peak - before < 1.6 * once
+    assert peak - before < 1.6 * once  # less, if the allocator has kept memory of earlier tests
 
 
 def test_fedsa_that_shares_everything_is_fedavg_on_adapters():

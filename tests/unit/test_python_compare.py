@@ -170,16 +170,8 @@ def test_own_splits_are_the_same_with_every_seed(tmp_path, made):
 
 @pytest.mark.slow
 def test_tuning_returns_what_was_chosen_and_a_comparison_takes_it(tmp_path):
-    tuned = stratafl.tune(
-        "fedavg",
-        pairs(),
-        Net(),
-        trials=2,
-        grid={"train.lr": [0.01, 0.5]},
-        widen=False,
-        folder=tmp_path / "tuned",
-        **QUICK,
-    )
+    asked = {"grid": {"train.lr": [0.01, 0.5]}, "widen": False, "folder": tmp_path / "tuned", **QUICK}
+    tuned = stratafl.tune("fedavg", pairs(), Net(), trials=2, **asked)
     assert tuned.best.method == "fedavg"
     assert tuned.best.settings["train.lr"] in (0.01, 0.5)
     assert len(tuned.to_pandas("trials")) == 2
@@ -187,6 +179,9 @@ def test_tuning_returns_what_was_chosen_and_a_comparison_takes_it(tmp_path):
     compared = stratafl.compare("fedavg", pairs(), Net(), tuned=tuned, seeds=1, folder=tmp_path / "c", progress=False)
     assert compared.best.settings["train.lr"] == tuned.best.settings["train.lr"]
     assert compared.best.score == tuned.best.score  # the first fresh seed is the same run
+    assert stratafl.tune("fedavg", pairs(), Net(), trials=2, **asked).best == tuned.best
+    with pytest.raises(RunError):
+        stratafl.tune("fedavg", pairs(), Net(), trials=3, **asked)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.setting_tables import EvaluateTable
-from stratafl.config.trust import Trust
+from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.objectives import balanced_weights
@@ -62,8 +63,9 @@ def fit(
     `{"train": (x, y), "validation": …, "test": …}`, of which the last two may be missing. `x` and `y` are arrays, or
     tables such as DataFrames, whose columns are taken by name: their order may differ. Labels may be names.
 
-    `model` is a module, or a function that makes one. Each client's samples are split into test, validation and
-    training samples, stratified by class (`split="random"`: at random). Rows of numbers with fractions are
+    `model` is a module, or a function that makes one; if it has arguments `shape` and `classes`, they are given. Each
+    client's samples are split into test, validation and training samples, stratified by class (`split="random"`: at
+    random). Tables with more than numbers are encoded (docs/tables.md). Rows of numbers with fractions are
     standardised, each client's columns by its own training samples (`normalise="none"`: not; a federation is taken as
     it is); `predict` does the same to raw samples. `device="auto"` is a GPU if there is one.
     `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
@@ -88,7 +90,9 @@ def fit(
         federation = _standardised(federation, normalise)
     if isinstance(class_weight, Mapping) or class_weight != "none":
         algorithm = _weighted(algorithm, class_weight, federation, options.get("new_clients", 0))
-    sim = simulation(algorithm, federation, model, rounds=rounds, seed=seed, device=device, **options)
+    sim = simulation(
+        algorithm, federation, _fitting(model, federation), rounds=rounds, seed=seed, device=device, **options
+    )
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
     training = TrainingRun(trial, evaluate, sim.start(), stop_after(patience, trial))
@@ -105,8 +109,8 @@ def _weighted(
     names = [federation.class_name(label) for label in range(federation.classes)]
     weights: Any = class_weight
     if class_weight == "pooled":
-        trained = federation.class_counts("train")[: federation.clients - new]
-        weights = tuple(balanced_weights(trained.sum(0)).clamp(min=LEAST_WEIGHT).tolist())
+        counts = federation.class_counts("train")[: federation.clients - new]
+        weights = tuple(balanced_weights(counts.sum(0)).clamp(min=LEAST_WEIGHT).tolist())
     elif isinstance(class_weight, str):
         check_known("class_weight", [class_weight], ("none", "balanced", "pooled"))
     elif isinstance(class_weight, Mapping):
@@ -125,15 +129,26 @@ def _weighted(
     return changed
 
 
+def _fitting(model: ModelSource, federation: Federation) -> ModelSource:
+    """A module, or a function without arguments that makes one: `shape` and `classes` are given to one that asks."""
+    asked = set() if isinstance(model, nn.Module) else {"shape", "classes"} & {*(accepted(model) or ())}
+    facts = {"shape": tuple(federation.x.shape[1:]), "classes": federation.classes or 1}
+    return partial(model, **{name: facts[name] for name in sorted(asked)}) if asked else model
+
+
 def _standardised(federation: Federation, normalise: str) -> Federation:
     """A table with standardised columns, which is said; any other federation as it is."""
     if normalise not in ("auto", "columns", "none"):
         raise unknown("normalise", normalise, ("auto", "columns", "none"))
     if normalise == "columns" and federation.x.ndim != 2:
         raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
-    if normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
+    if federation.codes:
+        ways = {"auto": ("x",), "columns": ("client",), "none": ()}
+        federation = with_standardised(federation, ways[normalise])
+    elif normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
         return federation
-    federation = with_standardised(federation, ("client",))
+    else:
+        federation = with_standardised(federation, ("client",))
     log.warning("%s", federation.standardisation_note("normalise='none'"))
     return federation
 

@@ -11,6 +11,9 @@
 6   FedALP without `groups` has as many as suit the number of clients, and had 4 before; files of federations have a
     number
 
+7   images of 16 bits are scaled by their own mean and deviation by default: what `data.normalise` called `auto` before
+    is `former`
+
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
 its old name, whether or not a number says how old the file is.
@@ -23,11 +26,12 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 6  # a run's configuration without a number is of format 3 or older
+FORMAT = 7  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 OWN_COLUMNS = 5  # since this format, each client standardises a table by its own samples
 GROUPS_BY_CLIENTS = 6  # since this format, the default number of FedALP's groups grows with the clients
+IMAGES_BY_THEIR_OWN = 7  # since this format, images of 16 bits are scaled by their own mean and deviation
 UNNUMBERED_FEDERATION = 5  # the format of a federation's file or invitation that has no number
 _NORMALISED_BEFORE = {"auto": "images", "columns": "pooled"}
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
@@ -57,7 +61,9 @@ def migrate(tables: Mapping[str, Any], *, stored: bool = False) -> dict[str, Any
     data = migrated.get("data", {})
     if number < OWN_COLUMNS and isinstance(data, Mapping):
         normalise = data.get("normalise", "auto")
-        migrated["data"] = {**data, "normalise": _NORMALISED_BEFORE.get(normalise, normalise)}
+        data = migrated["data"] = {**data, "normalise": _NORMALISED_BEFORE.get(normalise, normalise)}
+    if number < IMAGES_BY_THEIR_OWN and isinstance(data, Mapping) and data.get("normalise", "auto") == "auto":
+        migrated["data"] = {**data, "normalise": "former"}
     method = migrated.get("algorithm")
     if isinstance(method, Mapping):
         migrated["algorithm"] = {**former_defaults(method.get("name"), number), **method}

@@ -18,6 +18,7 @@ from stratafl.core.annotations import MAX_INTEGER, FilePath, Named, Range, Size,
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
+from stratafl.data.augmentation import FLIPS
 from stratafl.data.catalogue import DATASETS
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
@@ -150,13 +151,18 @@ class DataTable:
     normalise: Annotated[
         str,
         Named(NORMALISED),
-        "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, or as",
-        "they are; `columns`: a table of numbers by each column's mean and deviation over the client's own training",
-        "samples; `pooled`: over those of all clients together, which a deployment cannot know; `auto`: `half` for",
-        "images, `columns` for tables of numbers, `pooled` for [other tables](tables.md); `images`: `half` for images,",
-        "tables as they are",
+        "pixels of 8 or 16 bits as numbers: from −1 to 1, from 0 to 1, by each channel's mean and deviation, by those",
+        "of each `image`, or as they are; `columns`: a table of numbers by each column's mean and deviation over the",
+        "client's own training samples; `pooled`: over those of all clients together, which a deployment cannot know;",
+        "`auto`: `half` for images of 8 bits, `image` for 16, `columns` for tables of numbers, `pooled` for",
+        "[other tables](tables.md); of older runs `images`: `half` for images, tables as they are, and `former`:",
+        "`half` for all images, tables as with `auto`",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
+    flip: Annotated[str, Named(FLIPS), "mirror training images at random, along these axes"] = "none"
+    crop: Annotated[
+        int | None, Range(least=1, most=10_000), "move training images at random, by up to so many pixels"
+    ] = None
     tokens: Annotated[
         str,
         Named(("auto", *TOKENS)),

@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratafl.core.reprs import holder
 from stratafl.data.arrays import (
     Array,
     Part,
     align_columns,
+    cells_of,
     client_pair,
     column_names,
     in_columns,
@@ -37,6 +39,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.data.suspects import suspects
+from stratafl.data.tables.kinds import Codes, TableColumn, coded_columns, joined_cells, plain_cells
 from stratafl.errors import DataError, counted, shown, unknown
 
 # The samples of each client, (x, y) or a Dataset or its splits: in a list, or by the clients' names.
@@ -114,11 +117,14 @@ def from_clients(
         check_some_samples(len(part.x), title)
     parts, columns = align_columns(parts)
     parts, class_names = without_names(parts, name)
+    parts, coded = _coded(parts, columns)
     x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([len(part.x) for part in parts])
     splitter = Splitter(_labels(y), SplitPlan(validation, test, minimum_test, seed, split), names=names)
     splits = _ragged(splitter.split_clients(indices))
-    return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
+    columns = columns if coded is None else ()
+    federation = Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
+    return federation if coded is None else coded.of(federation)
 
 
 def from_splits(
@@ -135,11 +141,45 @@ def from_splits(
     parts, inputs = stack_inputs([Part(f" of {titles[i]} ({split})", *split_pairs[i][split]) for split, i in present])
     parts, columns = align_columns(parts)
     parts, class_names = without_names(parts, name)
+    parts, coded = _coded(parts, columns)
     x, y, classes = join_parts(parts, classes if class_names == () else len(class_names), dtype)
     indices = _consecutive([size for split in SPLITS for size in sizes[split]])
     N = len(values)
     splits = {split: Ragged.from_lists(indices[i * N : (i + 1) * N]) for i, split in enumerate(SPLITS)}
-    return Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
+    columns = columns if coded is None else ()
+    federation = Federation(x, y, classes, splits, name, None, names, class_names, columns, inputs)
+    return federation if coded is None else coded.of(federation)
+
+
+@holder
+class CodedTable:
+    """The columns of tables that have more than numbers, and the codes of all their rows."""
+
+    columns: tuple[TableColumn, ...]
+    codes: Codes
+
+    def of(self, federation: Federation) -> Federation:
+        """The federation with these codes as its samples."""
+        names = tuple(column.name for column in self.columns if column.is_coded)
+        return replace(federation, x=torch.from_numpy(self.codes), column_names=names, codes=self.columns)
+
+
+def _coded(parts: Sequence[Part], names: Sequence[str]) -> tuple[list[Part], CodedTable | None]:
+    """The parts of tables that have more than numbers, without their samples, and the table of all; or as they are."""
+    if not names or all(_are_numbers(part.x) for part in parts):
+        return list(parts), None
+    cells = [cells_of(part.x, names, f"x{part.where}") for part in parts]
+    whole = {name: joined_cells([plain_cells(of_part[name]) for of_part in cells]) for name in names}
+    columns, codes, problems = coded_columns(whole, np.repeat(np.arange(len(parts)), [len(p.x) for p in parts]), {})
+    if problems or not codes:
+        raise DataError(f"the tables cannot be used: {'; '.join(problems) or 'no column is more than an identifier'}")
+    bare = [part._replace(x=np.zeros((len(part.x), 1), np.float32)) for part in parts]
+    return bare, CodedTable(tuple(columns), np.stack(codes, axis=1))
+
+
+def _are_numbers(x: Any) -> bool:
+    array = np.asarray(x)
+    return array.dtype.kind in "biu" or (array.dtype.kind == "f" and bool(np.isfinite(array).all()))
 
 
 def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, number: int) -> Federation:
@@ -162,7 +202,12 @@ def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, nu
 
 def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[Tensor, Tensor]:
     """Samples with the columns of the format in its order, and targets with its numbers of classes."""
-    x = plain_tensor(in_columns(pair[0], form.columns, f"x of {title}"), f"x of {title}")
+    table = form.preprocessing.table
+    x = (
+        plain_tensor(in_columns(pair[0], form.columns, f"x of {title}"), f"x of {title}")
+        if table is None
+        else torch.from_numpy(table.coded(cells_of(pair[0], table.names, f"x of {title}"), f"x of {title}"))
+    )
     y = pair[1].cpu().numpy() if isinstance(pair[1], Tensor) else np.asarray(pair[1])
     if form.classes is None or not form.preprocessing.classes:
         return x, plain_tensor(y, f"y of {title}")
@@ -225,7 +270,13 @@ def from_samples(
     )
     x = torch.from_numpy(np.array(samples.x)) if samples.codes else federation.x
     federation = replace(federation, x=x, codes=samples.codes, input_names=samples.inputs)
-    named = replace(federation, class_names=samples.names or (), column_names=samples.columns, mode=samples.mode)
+    named = replace(
+        federation,
+        class_names=samples.names or (),
+        column_names=samples.columns,
+        mode=samples.mode,
+        augmentation=samples.augmentation,
+    )
     if partition is None and samples.validations is not None:
         named = replace(named, splits=_own_splits(samples, assignment))
     if samples.group is not None:

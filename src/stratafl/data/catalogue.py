@@ -40,9 +40,13 @@ class Dataset:
     def options(self) -> list[str]:
         """The keys of [data] that have an effect."""
         if self.bundled:
-            return []
+            return ["flip", "crop"]
         owned = ["owners", "fewest", "most"] if self.owner else []
-        return ["path", *(["vocabulary", "tokens", "length"] if self.text else ["normalise", "size"]), *owned]
+        return [
+            "path",
+            *(["vocabulary", "tokens", "length"] if self.text else ["normalise", "size", "flip", "crop"]),
+            *owned,
+        ]
 
 
 def _emnist(kind: str, says: str, classes: int, train: int, test: int) -> Dataset:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import holder
+from stratafl.data.augmentation import Augmentation
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
 from stratafl.data.tables.kinds import TableColumn
 from stratafl.data.tables.table_encoding import TableEncoding
@@ -91,6 +92,7 @@ class Federation:
     group: str | None = None  # the column whose groups of samples stay in one part of a split
     groups: int = 0
     text: TextEncoding | None = None  # how texts became the tokens in `x`
+    augmentation: Augmentation | None = None  # of images, when they are trained on
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):

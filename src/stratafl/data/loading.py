@@ -34,8 +34,15 @@ from stratafl.errors import DataError, StrataError, first_line, shown, unknown
 
 _DECODER_VERSION = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 # Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
-_NOT_IN_KEY = ("path", "normalise", "targets", "limit", *CHOOSING)
-_SHARD_OPTIONS = ["normalise", "owners", "fewest", "most"]  # settings that apply to samples decoded before, too
+_NOT_IN_KEY = ("path", "normalise", "targets", "limit", "flip", "crop", *CHOOSING)
+_SHARD_OPTIONS = [
+    "normalise",
+    "flip",
+    "crop",
+    "owners",
+    "fewest",
+    "most",
+]  # settings that apply to samples decoded before, too
 _TEXT_OPTIONS = ["vocabulary", "tokens", "length"]
 _USER_OPTIONS = [*_SHARD_OPTIONS, "label", "client", "group", "columns", "ignore", "targets", "size", *_TEXT_OPTIONS]
 log = logging.getLogger("stratafl")

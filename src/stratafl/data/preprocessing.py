@@ -33,12 +33,14 @@ def dtype_name(kind: torch.dtype | Tensor) -> str:
 class Scaling:
     """(pixel / maximum − mean) / deviation, with one number for all channels or one for each.
 
-    `maximum` is that of the pixels' type: 255, or 65535 for 16 bits.
+    `maximum` is that of the pixels' type: 255, or 65535 for 16 bits. With `own`, mean and deviation are those of each
+    image itself, over all its pixels and channels; an image of one value becomes 0.
     """
 
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
     maximum: int = field(default=255, repr=False)  # follows from the samples' type; older checksums do not have it
+    own: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.deviation) or not self.mean or min(self.deviation) <= 0:
@@ -55,12 +57,14 @@ class Scaling:
             shape = tuple(x.shape[1:])
             raise DataError(f"there are {len(self.mean)} means for samples of shape {shape}: give one per channel")
 
-    def tensors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Factor and shift of a pixel, shaped for a batch of samples such as `x`."""
+    def tensors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Factor and shift of a pixel, shaped for a batch of samples such as `x`; with `own`, a 1 of its axes."""
+        if self.own:
+            return (torch.ones((1,) * (x.ndim - 1), dtype=dtype, device=x.device),)
         wide = (-1, *(1,) * (x.ndim - 2)) if len(self.mean) > 1 else ()
         mean, deviation = (torch.tensor(v, dtype=torch.float64).reshape(wide) for v in (self.mean, self.deviation))
         pair = (1 / (self.maximum * deviation), -mean / deviation)
-        return tuple(t.to(x.device, dtype) for t in pair)  # type: ignore[return-value]
+        return tuple(t.to(x.device, dtype) for t in pair)
 
 
 def samples_at(x: Tensor, places: Tensor) -> Tensor:
@@ -74,8 +78,23 @@ def numbers(x: Tensor, dtype: torch.dtype, scale: tuple[Tensor, ...] = ()) -> Te
     """Samples as a model takes them: floats and pixels as `dtype`, pixels scaled; tokens unchanged."""
     if not x.is_floating_point() and x.dtype not in PIXELS:
         return x
+    if len(scale) == 1:
+        return standardised_images(x, dtype, scale[0].ndim)
     x = x.to(dtype)
     return x * scale[0] + scale[1] if scale else x
+
+
+def standardised_images(x: Tensor, dtype: torch.dtype, axes: int) -> Tensor:
+    """Pixels with mean 0 and deviation 1 in each image, which has so many axes.
+
+    Sums are whole numbers, so they are the same on every device and for every number of images.
+    """
+    pixels, over = x.long(), tuple(range(-axes, 0))
+    count = pixels.shape[-axes:].numel()
+    mean = pixels.sum(over, keepdim=True).double() / count
+    variance = (pixels * pixels).sum(over, keepdim=True).double() / count - mean * mean
+    factor = torch.where(variance > 0, 1 / variance.clamp(min=1e-12).sqrt(), 0.0)
+    return ((pixels.double() - mean) * factor).to(dtype)
 
 
 @short_repr
@@ -207,5 +226,5 @@ def _part(cls: Any, name: str, table: Any) -> Any:
         return None
     if not (isinstance(table, Mapping) and {"mean", "deviation"} <= set(table) <= keys):
         raise ValueError(f"its {name} needs the keys {', '.join(sorted(keys))}")
-    hints = {"maximum": int}
+    hints = {"maximum": int, "own": bool}
     return cls(**{key: checked(f"{name}.{key}", hints.get(key, tuple[float, ...]), table[key]) for key in table})

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.annotations import Named
 from stratafl.core.records import record
+from stratafl.data.augmentation import FLIPS, Augmentation
 from stratafl.data.formats.columns import Column, Columns, is_ignored, taken
 from stratafl.data.images import Content
 from stratafl.data.labels import TARGETS
@@ -30,7 +31,8 @@ _MAX_PIXEL = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 CHOOSING = ("classes", "subset")  # settings that choose among samples of any kind, after these were read
 _NOT_OPTIONS = ("seed", "limit", *CHOOSING)
 MIN_CLIENT_SAMPLES = 8  # that a client keeps in a subset, so that it can be split
-NORMALISED = ("auto", "half", "unit", "channel", "columns", "pooled", "images", "none")
+NORMALISED = ("auto", "half", "unit", "channel", "image", "columns", "pooled", "images", "former", "none")
+_OF_OLDER_RUNS = ("images", "former")  # what `auto` was before formats 5 and 7 of runs
 _TABLES = {"columns": "client", "pooled": "x"}  # how columns are standardised: see `Federation.standardised`
 FLAT = 0.1  # deviation of pixels, of their range: photographs and digits have 0.2 to 0.3
 _SUBSET = 0x5B5E7  # tells the draw of a subset from splits with the same seed
@@ -54,6 +56,8 @@ class Reading:
     ignore: str | None = None
     targets: Annotated[str, Named(TARGETS)] = "auto"
     size: int | None = None
+    flip: Annotated[str, Named(FLIPS)] = "none"
+    crop: int | None = None
     vocabulary: int | None = None
     tokens: Annotated[str, Named(("auto", *TOKENS))] = "auto"
     length: int | None = None
@@ -66,9 +70,9 @@ class Reading:
     limit: MemoryLimit = USUAL_LIMIT
 
     def given(self) -> list[str]:
-        """Options that are not at their default; `images`, which older runs have, is one only for a table."""
+        """Options that are not at their default; words of older runs are none."""
         options = [f for f in fields(self) if f.name not in _NOT_OPTIONS]
-        return [f.name for f in options if getattr(self, f.name) not in (f.default, "images")]
+        return [f.name for f in options if getattr(self, f.name) not in (f.default, *_OF_OLDER_RUNS)]
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -147,7 +151,7 @@ class Reading:
         A `coded` table is encoded by sums over all clients in any case, so `auto` takes means from these sums, too.
         """
         usual = "pooled" if coded else "columns"
-        return _TABLES.get(usual if self.normalise == "auto" and is_table(x) else self.normalise)
+        return _TABLES.get(usual if self.normalise in ("auto", "former") and is_table(x) else self.normalise)
 
     def scaled(self, samples: Samples) -> Samples:
         """The samples with the scaling of `normalise`; images have that of `auto` already."""
@@ -161,7 +165,11 @@ class Reading:
         if way is not None or self.normalise == "none":
             others = tuple(what for what in samples.standardise if what not in _TABLES.values())
             samples = replace(samples, standardise=(*others, *([way] if way else [])))
-        if way is not None or self.normalise in ("auto", "images"):
+        if self.flip != "none" or self.crop:
+            samples = replace(samples, augmentation=self._augmentation(samples))
+        if way is not None or self.normalise in ("auto", *_OF_OLDER_RUNS):
+            if samples.x.dtype == np.uint16 and samples.scaling is not None and self.normalise == "auto":
+                return replace(samples, scaling=_scaling("image", samples))
             _say_if_flat(samples)
             return samples
         if self.normalise != "none" and samples.x.dtype not in _MAX_PIXEL:
@@ -170,6 +178,16 @@ class Reading:
             wrong = f"data.normalise = '{self.normalise}' scales pixels of 8 or 16 bits, but {kind}"
             raise DataError(f"{wrong}: leave it at 'auto'{or_columns}")
         return replace(samples, scaling=_scaling(self.normalise, samples))
+
+    def _augmentation(self, samples: Samples) -> Augmentation:
+        """What is done to training images; refused if samples are none, or too small."""
+        option = "flip" if self.flip != "none" else "crop"
+        if samples.x.ndim < 3:
+            raise DataError(f"data.{option} is for images, but the samples of '{samples.name}' are none: leave it out")
+        side = min(samples.x.shape[-2:])
+        if (self.crop or 0) >= side:
+            raise DataError(f"data.crop = {self.crop}, but images of '{samples.name}' have {side} pixels: set it lower")
+        return Augmentation(self.flip, self.crop or 0)
 
 
 def taken_samples(samples: Samples, rows: NDArray[np.int64]) -> Samples:
@@ -291,7 +309,8 @@ def _scaling(normalise: str, samples: Samples) -> Scaling | None:
     if normalise == "none":  # pixels of 16 bits need a scaling, because whole numbers without one are tokens
         deep = samples.x.dtype == np.uint16 and samples.x.ndim > 2
         return Scaling((0.0,), (1 / 65535,), 65535) if deep else None
-    return replace(HALF if normalise == "half" else Scaling(), maximum=_MAX_PIXEL[samples.x.dtype])
+    scaling = HALF if normalise == "half" else Scaling(own=normalise == "image")
+    return replace(scaling, maximum=_MAX_PIXEL[samples.x.dtype])
 
 
 def _say_if_flat(samples: Samples) -> None:
@@ -303,7 +322,7 @@ def _say_if_flat(samples: Samples) -> None:
     if used < FLAT:
         log.warning(
             "the pixels of '%s' vary by %.1f %% of the range of 16 bits, so training may learn next to nothing: set "
-            "data.normalise=channel, or store them with the contrast of 8 bits",
+            "data.normalise=image",
             samples.name,
             100 * used,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.core.reprs import holder
+from stratafl.data.augmentation import Augmentation
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.tables.kinds import TableColumn, column_from
 from stratafl.data.texts import TextEncoding, text_encoding_from
@@ -47,6 +48,7 @@ class Samples:
     validations: NDArray[np.bool_] | None = None  # which samples are for validation; `tests` then has all for testing
     elsewhere: bool = False  # in files that a table names outside of its folder, so changes would go unnoticed
     text: TextEncoding | None = None  # how texts became tokens, or will, if `x` holds their bytes
+    augmentation: Augmentation | None = None  # of images, when they are trained on
 
     def __post_init__(self) -> None:
         for what in ("y", "tests", "validations", "owner", "group"):
@@ -74,7 +76,7 @@ def samples_from(manifest: Mapping[str, Any], stored: Mapping[str, Any]) -> Samp
     """The samples that were written; a LookupError, TypeError or ValueError if the facts or arrays do not fit."""
     scaling = manifest["scaling"]
     scaling_record = scaling and Scaling(
-        tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255)
+        tuple(scaling["mean"]), tuple(scaling["deviation"]), scaling.get("maximum", 255), scaling.get("own", False)
     )
     if manifest["format"] != FORMAT or set(stored) - set(ARRAYS) or len(stored["x"]) != manifest["samples"]:
         raise ValueError("the arrays do not fit the manifest")

@@ -47,9 +47,10 @@ def site_federation(
     if not trains:
         return agreed.client({"test": (samples.x, samples.y)}, samples.name)
     parts = _parts(samples, plan, client)
-    return agreed.client(
+    federation = agreed.client(
         {name: (samples.x[indices], samples.y[indices]) for name, (indices,) in parts.items()}, samples.name
     )
+    return replace(federation, augmentation=samples.augmentation)
 
 
 def _parts(samples: Samples, plan: SplitPlan, client: int) -> dict[str, list[Any]]:

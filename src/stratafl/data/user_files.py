@@ -16,7 +16,7 @@ from stratafl.data.images import Content, are_elsewhere, are_images, stack_image
 from stratafl.data.labels import name_of, targets
 from stratafl.data.reading import Reading, check_group, half, text_content
 from stratafl.data.samples import Samples
-from stratafl.data.tables.kinds import CATEGORY, TEXT, Codes, TableColumn, codes_of, decided, plain_cells
+from stratafl.data.tables.kinds import CATEGORY, TEXT, TableColumn, coded_columns, decided, plain_cells
 from stratafl.errors import DataError
 
 LABELS = ("label", "y")
@@ -100,6 +100,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     if x.dtype.kind in "US" and x.ndim == 1:
         content = text_content(list(map(name_of, x.tolist())), "x", reading, str(path))
         return Samples(content.x, y, classes, names, **facts, remark=content.remark, text=content.text)
+    if x.dtype.kind not in "biufc":
+        raise DataError(f"'{path}': x holds {x.dtype} of shape {x.shape}: give numbers, or one text for each sample")
     pixels = half(x.dtype) if x.ndim > 2 else None  # unscaled, the usual learning rates diverge
     return Samples(x, y, classes, names, **facts, scaling=pixels)
 
@@ -198,14 +200,7 @@ def _are_numbers(cells: Column) -> bool:
 def _coded(columns: Columns, reading: Reading, place: Path, owner: Column | None) -> Content:
     """A table of more than numbers: its kinds of columns, and the codes of those that are not ignored."""
     plain = {name: plain_cells(cells) for name, cells in columns.items()}
-    kinds, codes, problems = list[TableColumn](), list[Codes](), list[str]()
-    for name, cells in plain.items():
-        try:
-            column = decided(name, cells, owner, reading.kinds.get(name))
-            codes += [codes_of(column, cells)] if column.is_coded else []
-            kinds.append(column)
-        except DataError as error:
-            problems.append(str(error))
+    kinds, codes, problems = coded_columns(plain, owner, reading.kinds)
     if texts := [column.name for column in kinds if column.kind == TEXT]:
         return _texts(texts, plain, reading, place)
     if not codes and not problems:

@@ -184,7 +184,7 @@ class SiteMember:
 
 def own_format(experiment: Experiment, place: str) -> SampleFormat:
     """The format of a site's own samples, without what they are like."""
-    alone = {"channel": "'half' or 'unit'", "pooled": "'columns'"}
+    alone = {"channel": "'image', 'half' or 'unit'", "pooled": "'columns'"}
     samples = site_samples(experiment, place)
     if experiment.data.normalise in alone and samples.table is None:  # its numbers would leave the site
         wrong = f"data.normalise = '{experiment.data.normalise}' would need means over all sites"

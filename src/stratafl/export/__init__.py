@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core.describe import COMPOSED, columns
-from stratafl.data.preprocessing import Preprocessing
+from stratafl.data.preprocessing import Preprocessing, numbers
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, ModelError, RunError, first_line
 from stratafl.export.table_inputs import name_columns
@@ -72,7 +72,8 @@ class Predictor(nn.Module):
         scaling, columns, targets = preprocessing.scaling, preprocessing.columns, preprocessing.targets
         if scaling is not None:
             sample = torch.empty((1, *preprocessing.shape), dtype=preprocessing.kind)
-            self._keep("scale", "shift", values=scaling.tensors(sample, dtype))
+            tensors = scaling.tensors(sample, dtype)
+            self._keep(*("scale", "shift")[: len(tensors)], values=tensors)
         if columns is not None:
             mean, _, factor = columns.tensors()
             self._keep("column_mean", "column_factor", values=(mean, factor))
@@ -102,7 +103,8 @@ class Predictor(nn.Module):
             x = x.to(kind) if kind.is_floating_point else x
             return ((x.double() - self.column_mean) * self.column_factor).to(self.dtype)
         if self.preprocessing.scaling is not None:
-            return x.to(self.dtype) * self.scale + self.shift
+            scale = (self.scale,) if self.preprocessing.scaling.own else (self.scale, self.shift)
+            return numbers(x.to(kind), self.dtype, scale)
         if kind.is_floating_point or kind == torch.uint8:
             return x.to(self.dtype)
         return x

@@ -105,9 +105,11 @@ class Batches:
     weight: Tensor  # [C, S, B]
     noise: Tensor  # [C, S]
     sizes: Tensor  # [C, S] on the host: how many samples of each batch are real
+    trained: bool = False  # whether they are trained on, so that images are augmented
 
     def pick(self, clients: slice | Tensor) -> "Batches":
-        return Batches(self.samples[clients], self.weight[clients], self.noise[clients], self.sizes[clients])
+        parts = (self.samples[clients], self.weight[clients], self.noise[clients], self.sizes[clients])
+        return Batches(*parts, trained=self.trained)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.samples, self.weight, self.noise

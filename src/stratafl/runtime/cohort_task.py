@@ -19,7 +19,7 @@ from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import this_run
 from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
-from stratafl.runtime.scan import Scan
+from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.tables import with_short_table
 
 EVALUATION_BATCH = 256  # samples of each client
@@ -143,7 +143,7 @@ class CohortTask:
             return carry
         fixed = dict(constants or {})
 
-        batches = [self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws)]
+        batches = [replace(self._batches(plan, f"{purpose}/{draw}", shuffle), trained=True) for draw in range(draws)]
         scan, table = self._scan(name, step, carry, fixed, batches, plan), self._runtime.table
         return self._executed(scan if table is None or table.name not in sparse else replace(scan, table=table), plan)
 
@@ -156,9 +156,12 @@ class CohortTask:
         batches: Sequence[Batches],
         plan: BatchPlan,
     ) -> Scan:
-        source, engine, model = self._runtime.source, self._runtime.engine, self._runtime.likeness
+        source, engine, model = self._source(batches[0]), self._runtime.engine, self._runtime.likeness
         left = self._rnd.setup.rounds - self._rnd.t
         return Scan(name, step, carry, constants, batches, plan.steps, source, engine, model, left, self._rnd.t)
+
+    def _source(self, batches: Batches) -> Source:
+        return self._runtime.training_source if batches.trained else self._runtime.source
 
     def _executed(self, scan: Scan, plan: BatchPlan) -> State:
         """All steps, by a captured step where steps are captured."""
@@ -228,7 +231,7 @@ class CohortTask:
     def _window(self, batches: Batches, steps: slice, active: int) -> list[Stack]:
         """The batches of some steps, by one read: a read for each takes longer than a layer of a small model."""
         samples, weight, noise = (x[:active, steps].transpose(0, 1).contiguous() for x in batches.tensors())
-        x, y = self._runtime.source.read(samples)
+        x, y = self._source(batches).read(samples, noise)
         sizes = batches.sizes[:active, steps].T.tolist()
         return [Stack(a, b, w, k, tuple(real)) for a, b, w, k, real in zip(x, y, weight, noise, sizes, strict=True)]
 

@@ -103,12 +103,13 @@ class InputBuffers:
         self.noise[:, : end - begin].copy_(noise)
         for source, places in plan.sources(begin, end):
             if places is None:
-                x, y = source.read(samples)
+                x, y = source.read(samples, noise)
                 self.x[:, : end - begin].copy_(x)
                 self.y[:, : end - begin].copy_(y)
             else:
                 slot_and_step = tuple(place.to(device) for place in places)
-                self.x[slot_and_step], self.y[slot_and_step] = source.read(samples[slot_and_step])
+                keys = noise[slot_and_step]
+                self.x[slot_and_step], self.y[slot_and_step] = source.read(samples[slot_and_step], keys)
 
 
 def _by_time(plan: Sequence[Turn], when: str) -> dict[int, list[Turn]]:

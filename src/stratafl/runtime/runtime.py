@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 
 import torch
@@ -52,6 +52,12 @@ class Runtime:
         """Samples and targets, and what samples are scaled with."""
         federation = self.federation
         return Source(federation.x, federation.y, federation.scale(self.dtype), self.dtype)
+
+    @cached_property
+    def training_source(self) -> Source:
+        """The same, with images augmented."""
+        augmentation = self.federation.augmentation
+        return self.source if augmentation is None else replace(self.source, augmentation=augmentation)
 
     @property
     def small(self) -> bool:

@@ -13,6 +13,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
 from stratafl.core.state import State, Value, flatten, shared
 from stratafl.core.task import ScanStep
+from stratafl.data.augmentation import Augmentation
 from stratafl.data.preprocessing import numbers, samples_at
 from stratafl.runtime.batches import Batches
 from stratafl.runtime.engine import Engine
@@ -28,10 +29,14 @@ class Source:
     y: Tensor
     scale: tuple[Tensor, ...]
     dtype: torch.dtype
+    augmentation: Augmentation | None = None
 
-    def read(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples."""
-        return numbers(samples_at(self.x, samples), self.dtype, self.scale), self.y[samples]
+    def read(self, samples: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples `[*K, B]`, augmented by the keys `[*K]` of their batches."""
+        x = numbers(samples_at(self.x, samples), self.dtype, self.scale)
+        if self.augmentation is not None and keys is not None:
+            x = self.augmentation.applied(x, keys)
+        return x, self.y[samples]
 
     @cached_property
     def form(self) -> Hashable:
@@ -43,7 +48,7 @@ class Source:
     def identity(self) -> Hashable:
         """The same for runs that read the same tensors in the same way."""
         scale = tuple(tuple(each.flatten().tolist()) for each in self.scale)
-        return self.x.data_ptr(), self.y.data_ptr(), self.x.shape, scale, self.dtype
+        return self.x.data_ptr(), self.y.data_ptr(), self.x.shape, scale, self.dtype, self.augmentation
 
 
 @holder

@@ -75,6 +75,14 @@ def plain_cells(cells: Column) -> Codes | Texts:
     return [cell_text(cell) for cell in values]
 
 
+def joined_cells(parts: Sequence[Codes | Texts]) -> Codes | Texts:
+    """The cells of several tables: numbers if all are, or else texts."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts):
+        return np.concatenate(arrays)
+    return [text for part in parts for text in texts_of(part)]
+
+
 def texts_of(cells: Codes | Texts) -> Texts:
     return [cell_text(cell) for cell in cells.tolist()] if isinstance(cells, np.ndarray) else cells
 
@@ -167,6 +175,21 @@ def in_order(texts: Iterable[str]) -> list[str]:
 
 
 # Codes
+
+
+def coded_columns(
+    cells: Mapping[str, Codes | Texts], owner: Column | None, kinds: Mapping[str, str | None]
+) -> tuple[list[TableColumn], list[Codes], list[str]]:
+    """What columns are taken for, the codes of those that are not ignored, and what is wrong with others."""
+    columns, codes, problems = list[TableColumn](), list[Codes](), list[str]()
+    for name, of_column in cells.items():
+        try:
+            column = decided(name, of_column, owner, kinds.get(name))
+            codes += [codes_of(column, of_column)] if column.is_coded else []
+            columns.append(column)
+        except DataError as error:
+            problems.append(str(error))
+    return columns, codes, problems
 
 
 def codes_of(column: TableColumn, cells: Codes | Texts) -> Codes:

@@ -146,6 +146,11 @@ class TableEncoding:
                     codes.append(column.codes(cells[column.name]))
                 except DataError as error:
                     problems.append(str(error))
+        counts = {column.name: len(cells[column.name]) for column in self.columns if column.name in cells}
+        if len({*counts.values()}) > 1:
+            problems.append(f"its columns differ in length ({', '.join(f'{n}: {c}' for n, c in counts.items())})")
+        elif 0 in counts.values():
+            problems.append("it has no rows")
         if problems:
             raise DataError(f"{where}: {'; '.join(problems)}")
         return np.stack(codes, axis=1)
