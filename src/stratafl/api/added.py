@@ -7,7 +7,7 @@ Nothing else in the folder changes.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from stratafl.files import atomically, explained, is_plain
 from stratafl.models.weights import read_weights
 
 ADDED = "added"
+MAX_NAME = 64  # letters of a new client's name
 log = logging.getLogger("stratafl")
 
 
@@ -58,6 +59,14 @@ class AddedClient:
                 f"client '{shown(self.name)}' was read without samples, so it cannot be scored: add it again"
             )
         return predictions(self.sim, progress, torch.tensor([self.number]), split, stage, new=True)
+
+
+def check_new_name(name: object, existing: Collection[str]) -> None:
+    """Refuse what is not a name, and the name of a client that is there."""
+    if not (isinstance(name, str) and name.strip() == name and name.isprintable() and 0 < len(name) <= MAX_NAME):
+        raise DataError(f"'{shown(name)}' is not a name of a client: give 1 to {MAX_NAME} printable letters")
+    if name in existing:
+        raise DataError(f"there is a client '{shown(name)}' already: give the new client a name of its own")
 
 
 def personalised(sim: Simulation, progress: Progress, federation: Federation, name: str, number: int) -> AddedClient:

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stratafl.api.added import AddedClient, personalised
+from stratafl.api.added import AddedClient, check_new_name, personalised
 from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
-from stratafl.api.saved import SavedParts, write_folder
-from stratafl.api.training import Callback, TrainingRun, watchers
+from stratafl.api.saved import SavedParts, data_table, write_folder
+from stratafl.api.training import Callback, TrainingRun, stored_training, watchers
 from stratafl.config.metric_choice import metric_for
-from stratafl.config.setting_tables import DataTable, EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import holder
-from stratafl.data.arrays import Array, cells_of, in_columns, plain_tensor, stack_named
+from stratafl.data.arrays import Array
 from stratafl.data.builders import client_like
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import Preprocessing
@@ -34,18 +34,15 @@ from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
-from stratafl.execute import SINGLE_PROCESS, Progress, Simulation
+from stratafl.execute import Progress, Simulation
 from stratafl.execute.tokens import check_given
 from stratafl.export import ModelFacts, Predictor, export_model, finite_outputs
 from stratafl.models import own_model
 from stratafl.report.notebook import CrossSiteResult
-from stratafl.runs.directory import config_of, stored_progress
-from stratafl.runs.distributed import trial_of
-from stratafl.runs.summary import DEFAULTS, Selection, evaluated, selected
+from stratafl.runs.summary import DEFAULTS, evaluated, selected
 
 HELD_OUT = ("test", "validation")
 NONE_ADDED: Mapping[int, AddedClient] = MappingProxyType({})
-MAX_NAME = 64  # letters of a new client's name
 
 
 @holder
@@ -246,12 +243,7 @@ class Fitted:
                 "this federation has no training samples, so it cannot be trained further: keep what fit() returned, "
                 "or the run directory"
             )
-        experiment = config_of(self.folder)
-        newest, lines = stored_progress(self.folder, self.sim, "newest")
-        best, _ = stored_progress(self.folder, self.sim, "selected")
-        trial = trial_of(experiment, self.sim, SINGLE_PROCESS, self.trust)
-        selection = Selection.of(lines, experiment.evaluate, best)
-        return TrainingRun(trial, experiment.evaluate, newest, experiment.stop, lines, selection)
+        return stored_training(self.folder, self.sim, self.trust)
 
     def add_client(self, name: str, x: Any, y: Any = None) -> "FittedClient":
         """Personalise for a client that never took part, by its own samples; the other clients stay as they are.
@@ -272,10 +264,7 @@ class Fitted:
 
     def next_number(self, name: str) -> int:
         """The number that a new client of this name gets."""
-        if not (isinstance(name, str) and name.strip() == name and name.isprintable() and 0 < len(name) <= MAX_NAME):
-            raise DataError(f"'{shown(name)}' is not a name of a client: give 1 to {MAX_NAME} printable letters")
-        if name in self.client_names:
-            raise DataError(f"there is a client '{shown(name)}' already: give the new client a name of its own")
+        check_new_name(name, self.client_names)
         return max([self.sim.runtime.federation.clients - 1, *self.added]) + 1
 
     def save(self, folder: str | Path) -> Path:
@@ -285,9 +274,8 @@ class Fitted:
         `load(folder, model=…)`.
         """
         models = {number: self.client(number).state for number in range(self.clients)}
-        data = config_of(self.folder).data if self.folder is not None and self.saved is None else DataTable()
-        what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added, data)
-        return write_folder(Path(folder), SavedParts(*what))
+        what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added)
+        return write_folder(Path(folder), SavedParts(*what, data=data_table(self.folder)))
 
     # Deprecated forms of what `client(…)` gives
 
@@ -386,8 +374,8 @@ class FittedClient:
 
         Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
         """
-        sim, federation = self.fitted.sim, self.fitted.sim.runtime.federation
-        samples = _raw_samples(federation, x)
+        sim = self.fitted.sim
+        samples = SampleFormat.of(sim.runtime.federation).raw_samples(x)
         if sim.template is not None:
             check_given(sim.template, samples)
         with torch.no_grad():
@@ -446,13 +434,3 @@ def trained(
         raise
     finally:
         training.trial.sim.runtime.close()
-
-
-def _raw_samples(federation: Federation, x: Any) -> Tensor:
-    """Samples as the data has them; a row of a table of more than numbers as its codes."""
-    if (table := federation.table) is not None:
-        return torch.from_numpy(table.coded(cells_of(x, table.names, "x"), "x"))
-    if federation.text is not None:
-        x = federation.text.coded(x)
-    values = stack_named(in_columns(x, federation.column_names, "x"), federation.input_names, "x")
-    return federation.preprocessing.raw(plain_tensor(values, "x"))

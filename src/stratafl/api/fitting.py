@@ -14,15 +14,16 @@ from stratafl.api.added import read_added
 from stratafl.api.fitted import Fitted, trained
 from stratafl.api.saved import is_saved, read_folder
 from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
-from stratafl.config.assemble import split_plan
+from stratafl.config.assemble import model_of, split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
-from stratafl.config.setting_tables import EvaluateTable
+from stratafl.config.setting_tables import EvaluateTable, ModelTable
 from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_objects, with_standardised
+from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
+from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
 from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
@@ -34,14 +35,17 @@ from stratafl.policies.train import Weight, with_training
 from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
 
 LEAST_WEIGHT = 1e-12  # of a class without training samples, which never counts
+NORMALISED = ("auto", "columns", "none")
 log = logging.getLogger("stratafl")
 
 
 def fit(
     algorithm: Algorithm,
     clients: Federation | Clients,
-    model: ModelSource,
+    model: ModelSource | str,
     *,
+    label: str | None = None,
+    client: str | None = None,
     rounds: int = 20,
     validation: float = 0.1,
     test: float = 0.25,
@@ -63,14 +67,19 @@ def fit(
     `{"train": (x, y), "validation": …, "test": …}`, of which the last two may be missing. `x` and `y` are arrays, or
     tables such as DataFrames, whose columns are taken by name: their order may differ. Labels may be names.
 
-    `model` is a module, or a function that makes one; if it has arguments `shape` and `classes`, they are given. Each
-    client's samples are split into test, validation and training samples, stratified by class (`split="random"`: at
-    random). Tables with more than numbers are encoded (docs/tables.md). Rows of numbers with fractions are
-    standardised, each client's columns by its own training samples (`normalise="none"`: not; a federation is taken as
-    it is); `predict` does the same to raw samples. `device="auto"` is a GPU if there is one.
-    `options` are those of `simulation`. You get the models after the round with the best `metric` on validation
-    samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if one class has more than
-    60 % of the samples, or the squared error; or give a name, or a function `f(y_true, y_score)`.
+    Or `clients` is one table, a DataFrame or a Hugging Face `Dataset`, whose column `label` is to be predicted and
+    whose column `client` names the clients; or such a table for each client by its name, with `label` alone. It is read
+    as a csv file is: it may hold categories, dates and missing values.
+
+    `model` is a module, a name from `strata list models`, such as `mlp`, or a function that makes a module; if it has
+    arguments `shape` and `classes`, they are given. Each client's samples are split into test, validation and training
+    samples, stratified by class (`split="random"`: at random). Tables with more than numbers are encoded
+    (docs/tables.md). Rows of numbers with fractions are standardised, each client's columns by its own training samples
+    (`normalise="none"`: not; a federation is taken as it is); `predict` does the same to raw samples. `device="auto"`
+    is a GPU if there is one. `options` are those of `simulation`. You get the models after the round with the best
+    `metric` on validation samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if
+    one class has more than 60 % of the samples, or the squared error; or give a name, or a function
+    `f(y_true, y_score)`.
 
     `class_weight` says by how much a sample counts in the loss: `balanced` by the classes of its client, `pooled` by
     those of all clients together (each n / (K·n_c)), or a weight for each class, in a list or by the classes' names.
@@ -81,22 +90,19 @@ def fit(
     """
     if evaluate_every < 1:
         raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
-    if not isinstance(model, nn.Module) and not callable(model):
-        raise ModelError(f"model must be an nn.Module or a function that returns one, not {model!r}")
+    if not isinstance(model, nn.Module | str) and not callable(model):
+        raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
     check_known("option of fit", options, _OPTIONS)
-    federation = clients
-    if not isinstance(federation, Federation):
-        federation = from_objects(federation, validation=validation, test=test, seed=seed, split=split)
-        federation = _standardised(federation, normalise)
+    plan = SplitPlan(validation, test, seed=seed, split=split)
+    federation = _federation(clients, label, client, plan, normalise, int(options.get("new_clients", 0)))
     if isinstance(class_weight, Mapping) or class_weight != "none":
-        algorithm = _weighted(algorithm, class_weight, federation, options.get("new_clients", 0))
+        algorithm = _weighted(algorithm, class_weight, federation, int(options.get("new_clients", 0)))
     sim = simulation(
         algorithm, federation, _fitting(model, federation), rounds=rounds, seed=seed, device=device, **options
     )
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
     training = TrainingRun(trial, evaluate, sim.start(), stop_after(patience, trial))
-    plan = SplitPlan(validation, test, seed=seed, split=split)
     return trained(training, watchers(callbacks, progress, training), plan)
 
 
@@ -123,14 +129,30 @@ def _weighted(
     hint = Literal["balanced"] | tuple[Weight, ...]
     changed = with_training(algorithm, class_weight=checked("class_weight", hint, weights))
     if changed == algorithm:
-        raise RecordError(
-            "class_weight has no effect, because this method does not train by LocalTraining: leave it out"
-        )
+        raise RecordError("class_weight has no effect, because this method has no local training: leave it out")
     return changed
 
 
-def _fitting(model: ModelSource, federation: Federation) -> ModelSource:
+def _federation(
+    clients: Any, label: str | None, client: str | None, plan: SplitPlan, normalise: str, new_clients: int
+) -> Federation:
+    if normalise not in NORMALISED:
+        raise unknown("normalise", normalise, NORMALISED)
+    if is_frame(clients) or label is not None or client is not None:
+        federation = from_frame(clients, label, client, plan, normalise, new_clients)
+        if note := federation.standardisation_note("normalise='none'"):
+            log.warning("%s", note)
+        return federation
+    if isinstance(clients, Federation):
+        return clients
+    federation = from_objects(clients, validation=plan.validation, test=plan.test, seed=plan.seed, split=plan.split)
+    return _standardised(federation, normalise)
+
+
+def _fitting(model: ModelSource | str, federation: Federation) -> ModelSource:
     """A module, or a function without arguments that makes one: `shape` and `classes` are given to one that asks."""
+    if isinstance(model, str):
+        return model_of(ModelTable(model), tuple(federation.x.shape[1:]), federation.classes)
     asked = set() if isinstance(model, nn.Module) else {"shape", "classes"} & {*(accepted(model) or ())}
     facts = {"shape": tuple(federation.x.shape[1:]), "classes": federation.classes or 1}
     return partial(model, **{name: facts[name] for name in sorted(asked)}) if asked else model
@@ -138,8 +160,6 @@ def _fitting(model: ModelSource, federation: Federation) -> ModelSource:
 
 def _standardised(federation: Federation, normalise: str) -> Federation:
     """A table with standardised columns, which is said; any other federation as it is."""
-    if normalise not in ("auto", "columns", "none"):
-        raise unknown("normalise", normalise, ("auto", "columns", "none"))
     if normalise == "columns" and federation.x.ndim != 2:
         raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
     if federation.codes:

@@ -53,7 +53,7 @@ from stratafl.files import is_plain, write_atomically
 from stratafl.models import build, save_weights
 from stratafl.models.architecture import architecture, module_from
 from stratafl.models.weights import read_weights
-from stratafl.runs.directory import new_folder
+from stratafl.runs.directory import config_of, new_folder
 from stratafl.runs.json_files import read_json
 from stratafl.runtime.build import build_runtime
 from stratafl.runtime.engine import LoopEngine
@@ -277,4 +277,13 @@ def _models(path: Path, places: Mapping[str, Mapping[str, str]], sim: Simulation
 
 def experiment_of_saved(folder: Path) -> Experiment:
     """How samples to predict are read: as those that the federation was trained on."""
-    return replace(Experiment(), data=from_settings("data", DataTable, read_json(folder / FILE).get("data", {})))
+    return replace(Experiment(), data=data_table(folder))
+
+
+def data_table(folder: Path | None) -> DataTable:
+    """How the samples of a run or of a saved federation were read; without a folder, as usual."""
+    if folder is None:
+        return DataTable()
+    if not is_saved(folder):
+        return config_of(folder).data
+    return from_settings("data", DataTable, read_json(folder / FILE).get("data", {}))

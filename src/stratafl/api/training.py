@@ -4,15 +4,19 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import field, replace
+from pathlib import Path
 
 from stratafl.config.setting_tables import EvaluateTable, StopTable
+from stratafl.config.trust import Trust
 from stratafl.core.pace import check_goes_on
 from stratafl.core.reprs import holder
 from stratafl.errors import CallbackError, DataError, RecordError, RunError, counted, first_line, shown
 from stratafl.evaluation.flags import Notices
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.trial import Trial
-from stratafl.execute import Progress
+from stratafl.execute import SINGLE_PROCESS, Progress, Simulation
+from stratafl.runs.directory import config_of, stored_progress
+from stratafl.runs.distributed import trial_of
 from stratafl.runs.summary import VALIDATED, Selection, measured_at, prefix_of, stop_reason
 
 Callback = Callable[[Line], object]
@@ -88,6 +92,16 @@ class TrainingRun:
                 failed.fitted = self
                 raise failed from error
         return any(answer is True for answer in answers)
+
+
+def stored_training(folder: Path, sim: Simulation, trust: Trust | bool) -> TrainingRun:
+    """The training of a run directory whose simulation this is, after its newest checkpoint."""
+    experiment = config_of(folder)
+    newest, lines = stored_progress(folder, sim, "newest")
+    best, _ = stored_progress(folder, sim, "selected")
+    trial = trial_of(experiment, sim, SINGLE_PROCESS, trust)
+    selection = Selection.of(lines, experiment.evaluate, best)
+    return TrainingRun(trial, experiment.evaluate, newest, experiment.stop, lines, selection)
 
 
 class RoundPrinter:

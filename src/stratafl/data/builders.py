@@ -21,7 +21,6 @@ from stratafl.data.arrays import (
     cells_of,
     client_pair,
     column_names,
-    in_columns,
     join_parts,
     plain_tensor,
     sample_count,
@@ -30,9 +29,10 @@ from stratafl.data.arrays import (
 from stratafl.data.cache import draw_partition
 from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
+from stratafl.data.frames import frame_samples
 from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
-from stratafl.data.partitions import Assignment, Owners, Partition
+from stratafl.data.partitions import IID, Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.sample_format import SampleFormat
@@ -91,6 +91,14 @@ def from_objects(clients: Clients, *, validation: float, test: float, seed: int,
     if any(isinstance(samples, Mapping) for samples in values):
         return from_splits(clients)
     return from_clients(clients, validation=validation, test=test, seed=seed, split=split)
+
+
+def from_frame(
+    table: Any, label: str | None, client: str | None, plan: SplitPlan, normalise: str = "auto", new_clients: int = 0
+) -> Federation:
+    """A federation from a table with columns of labels and clients, or from such a table for each client."""
+    samples = frame_samples(table, label, client, normalise)
+    return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)
 
 
 def from_clients(
@@ -202,12 +210,7 @@ def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, nu
 
 def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[Tensor, Tensor]:
     """Samples with the columns of the format in its order, and targets with its numbers of classes."""
-    table = form.preprocessing.table
-    x = (
-        plain_tensor(in_columns(pair[0], form.columns, f"x of {title}"), f"x of {title}")
-        if table is None
-        else torch.from_numpy(table.coded(cells_of(pair[0], table.names, f"x of {title}"), f"x of {title}"))
-    )
+    x = form.raw_samples(pair[0], f"x of {title}")
     y = pair[1].cpu().numpy() if isinstance(pair[1], Tensor) else np.asarray(pair[1])
     if form.classes is None or not form.preprocessing.classes:
         return x, plain_tensor(y, f"y of {title}")

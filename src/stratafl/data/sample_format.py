@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core.reprs import short_repr
-from stratafl.data.arrays import Array, Part, join_parts, plain_tensor, sample_count, stack_named
+from stratafl.data.arrays import Array, Part, cells_of, in_columns, join_parts, plain_tensor, sample_count, stack_named
 from stratafl.data.federation import SPLITS, Federation, Ragged
 from stratafl.data.preprocessing import PIXELS, Preprocessing, Standardisation, dtype_name, preprocessing_from
 from stratafl.errors import DataError, choices, shown, unknown
@@ -149,7 +149,17 @@ class SampleFormat:
             client_columns=preprocessing.clients,
             targets=preprocessing.targets,
             table=preprocessing.table,
+            text=preprocessing.text,
         )
+
+    def raw_samples(self, x: Any, what: str = "x") -> Tensor:
+        """Samples as users have them, in the type of the data; a row of a table of more than numbers as its codes."""
+        agreed = self.preprocessing
+        if agreed.table is not None:
+            return torch.from_numpy(agreed.table.coded(cells_of(x, agreed.table.names, what), what))
+        if agreed.text is not None:
+            x = agreed.text.coded(x)
+        return agreed.raw(plain_tensor(stack_named(in_columns(x, self.columns, what), agreed.inputs, what), what))
 
     def zeros(self, count: int) -> tuple[Tensor, Tensor]:
         """`count` samples and targets of this format, all 0."""

@@ -25,7 +25,11 @@ _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank
 
 def user_samples(place: Path, reading: Reading) -> Samples:
     """The samples of a table or a folder: features or images, labels, and their owners if there is such a column."""
-    columns, tests = read_columns(place, reading)
+    return column_samples(*read_columns(place, reading), reading, place)
+
+
+def column_samples(columns: Columns, tests: NDArray[np.bool_], reading: Reading, place: Path) -> Samples:
+    """The samples in columns; `tests` says which are for testing, and `place` is what messages call them."""
     roles = roles_of(columns, reading, place)
     label, owner, group = roles
     # before owners are chosen, so that classes do not depend on the choice
