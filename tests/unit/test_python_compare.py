@@ -2,8 +2,10 @@
 
 import sys
 import tomllib
+from itertools import product
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -168,6 +170,37 @@ def test_own_splits_are_the_same_with_every_seed(tmp_path, made):
             assert torch.equal(samples, torch.from_numpy(pairs()["Aarau"][0][rows]))
 
 
+def test_tables_with_categories_and_gaps_are_written_as_fit_takes_them(tmp_path):
+    tables = {}
+    for name, (x, y) in pairs().items():
+        columns = {"age": [None, *x[1:, 0].tolist()], "ward": np.where(x[:, 1] > 0, "ICU", "ER").tolist()}
+        tables[name] = (pandas.DataFrame(columns), y)
+    asked = requested("compare", tables, "mlp", tmp_path / "x", None, {})
+    asked.store()
+    ours = federation_of(with_values(asked.base, asked.settings))
+    model = nn.Linear(ours.x.shape[1], 2)
+    theirs = stratafl.fit(fedavg(), tables, model, rounds=1).sim.runtime.federation
+    assert ours.preprocessing.to_table() == theirs.preprocessing.to_table()
+    for client, split in product(range(3), ("train", "validation", "test")):
+        rows = [each.x[each.split(split).of(client)] for each in (ours, theirs)]
+        assert torch.equal(*rows)
+
+
+def test_one_table_with_columns_of_labels_and_clients(tmp_path):
+    parts = [pandas.DataFrame({"age": x[:, 0], "y": y, "site": name}) for name, (x, y) in pairs().items()]
+    table = pandas.concat(parts)
+    table.to_csv(tmp_path / "table.csv", index=False)
+    federations = []
+    for clients in (table, tmp_path / "table.csv"):
+        asked = requested("compare", clients, "mlp", tmp_path / "x", None, {"label": "y", "client": "site"})
+        asked.store()
+        federations.append(federation_of(with_values(asked.base, asked.settings)))
+    in_memory, file = federations
+    assert in_memory.client_names == file.client_names == tuple(sorted(NAMES))
+    assert in_memory.class_names == file.class_names == ("no", "yes")
+    assert torch.allclose(in_memory.x, file.x, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_tuning_returns_what_was_chosen_and_a_comparison_takes_it(tmp_path):
     asked = {"grid": {"train.lr": [0.01, 0.5]}, "widen": False, "folder": tmp_path / "tuned", **QUICK}
@@ -226,6 +259,10 @@ X, Y = pairs()["Basel"]
         ({"settings": {"model.name": "mlp"}}, RecordError),
         ({"settings": {"train.rate": 0.1}}, StrataError),
         ({"tuned": "nowhere"}, RunError),
+        ({"label": "y"}, DataError),  # of arrays
+        ({"clients": pandas.DataFrame({"a": [1.0], "y": [1]})}, DataError),  # without a label
+        ({"clients": pandas.DataFrame({"a": [1.0], "y": [1]}), "label": "y"}, DataError),  # … or clients
+        ({"clients": pandas.DataFrame({"a": [1.0], "y": [1]}), "label": "z", "client": "a"}, DataError),
     ],
 )
 def test_what_cannot_be_compared_is_refused_and_leaves_no_comparison(tmp_path, asked, error):

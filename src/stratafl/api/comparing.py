@@ -46,10 +46,11 @@ def compare(
     """Run several methods and seeds on the same clients, and rank them, as `strata compare` does.
 
     `methods` are names, as in `strata list`. `clients` are samples as `fit` takes them, or the name of a data set, file
-    or folder. `model` is a name, a module or a function that makes one. `options` are `rounds`, `seed`, `lr`, `metric`,
-    `validation`, `test`, `split`, `normalise`, `participation`, `evaluate_every`, `guard` and `device`; all others are
-    `settings`, as the command has them: `{"train.epochs": 2, "fedper.personal": "last:2"}`. Over the seeds everything
-    random varies, or the part that `vary` names. `tuned` is what `tune` returned, or its folder.
+    or folder; `label` and `client` name columns of a table. `model` is a name, a module or a function that makes one.
+    Further options are `rounds`, `seed`, `lr`, `metric`, `validation`, `test`, `split`, `normalise`, `participation`,
+    `evaluate_every`, `guard`, `cross_site` and `device`. All others are `settings`, as the command has them:
+    `{"train.epochs": 2, "fedper.personal": "last:2"}`. Over the seeds everything random varies, or the part that `vary`
+    names. `tuned` is what `tune` returned, or its folder.
 
     Runs are in `folder`, by default a new one in `runs/`. If it holds this comparison already, the call continues it,
     and if it is finished only reads it. `jobs` processes share the runs, unless the model is an object.

@@ -19,6 +19,7 @@ from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import PYTHON, Trust, named_object, typed
 from stratafl.data import Federation
 from stratafl.data.builders import Clients, from_objects, samples_of_clients
+from stratafl.data.frames import frame_samples, is_frame
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
 from stratafl.data.shards import digest_name, store_samples
@@ -32,7 +33,7 @@ OPTIONS = {
     **{"validation": "data.validation", "test": "data.test", "split": "data.split", "normalise": "data.normalise"},
     **{"rounds": "run.rounds", "seed": "run.seed", "device": "run.device", "participation": "run.participation"},
     **{"metric": "evaluate.metric", "evaluate_every": "evaluate.every", "guard": "evaluate.guard", "lr": "train.lr"},
-    "cross_site": "evaluate.cross_site",
+    **{"cross_site": "evaluate.cross_site", "label": "data.label", "client": "data.client"},
 }
 
 
@@ -87,7 +88,9 @@ def requested(
     twice = [path for path in settings or {} if path in chosen]
     if twice:
         raise RecordError(f"{twice[0]} is in settings and is an option, too: leave out one of them")
-    samples = _samples(clients)
+    samples = _samples(clients, options)
+    if not isinstance(samples, str):  # which have their labels and clients
+        chosen = {path: value for path, value in chosen.items() if path not in ("data.label", "data.client")}
     name = samples if isinstance(samples, str) else str(place.absolute().parent / digest_name(samples))
     chosen |= {"data.name": name, "model.name": _model_name(model)}
     for key in ("data.name", "model.name"):
@@ -136,11 +139,14 @@ def _model_name(model: ModelSource | str) -> str:
     return named_object(model)
 
 
-def _samples(clients: Source) -> Samples | str:
+def _samples(clients: Source, options: Mapping[str, Any]) -> Samples | str:
     """The samples of clients in memory, or the name of the data."""
     if isinstance(clients, str | Path):
         name = str(clients)
         return f"{name}/" if isinstance(clients, Path) and clients.is_dir() and not is_place(name) else name
+    label, client = options.get("label"), options.get("client")
+    if is_frame(clients) or label is not None or client is not None:
+        return frame_samples(clients, label, client, options.get("normalise", "auto"))
     if isinstance(clients, Federation):
         return samples_of_clients(clients, splits=True)
     if not isinstance(clients, Mapping | Sequence) or not len(clients):
