@@ -106,6 +106,7 @@ def test_a_table_by_hand():
     table = to_table(LocalTraining(clip=1.0, edits=(Pull(0.5),), layers=select("head")))
     assert table == {
         "type": "SGD",
+        "class_weight": "none",
         "lr": 0.05,
         "epochs": 1,
         "batch": 10,

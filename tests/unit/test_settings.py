@@ -141,7 +141,7 @@ def test_the_table_of_training_is_the_part_of_sgd_that_can_be_set():
     assert made == LocalTraining(lr=0.2, decay=0.9, clip=1.0, drop_last=True)
     usual = {"lr": 0.05, "epochs": 1, "batch": 10, "momentum": 0.0, "weight_decay": 0.0, "decay": 1.0}
     adam = {"optimizer": "sgd", "nesterov": False, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-    rest = {"optimizer_state": "dropped", "schedule": "constant", "drop_last": False}
+    rest = {"optimizer_state": "dropped", "schedule": "constant", "drop_last": False, "class_weight": "none"}
     assert to_tables(Experiment())["train"] == {**usual, **adam, **rest}
 
 

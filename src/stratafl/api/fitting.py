@@ -1,7 +1,7 @@
 """TrainingRun on a person's own samples and module, and loading what a run left."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -19,18 +19,22 @@ from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.setting_tables import EvaluateTable, ModelTable
 from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
+from stratafl.core.annotations import checked
+from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
 from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
 from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
-from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, unknown
+from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
+from stratafl.policies.train import Weight, with_training
 from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
 
+LEAST_WEIGHT = 1e-12  # of a class without training samples, which never counts
 NORMALISED = ("auto", "columns", "none")
 log = logging.getLogger("stratafl")
 
@@ -50,6 +54,7 @@ def fit(
     seed: int = 0,
     evaluate_every: int = 1,
     metric: str | Callable[..., object] = "auto",
+    class_weight: str | Sequence[float] | Mapping[Any, float] = "none",
     patience: int | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -76,6 +81,9 @@ def fit(
     one class has more than 60 % of the samples, or the squared error; or give a name, or a function
     `f(y_true, y_score)`.
 
+    `class_weight` says by how much a sample counts in the loss: `balanced` by the classes of its client, `pooled` by
+    those of all clients together (each n / (K·n_c)), or a weight for each class, in a list or by the classes' names.
+
     With `patience`, training ends after that many evaluations without a gain of 0.005 on validation samples. `progress`
     prints every round. Each of the `callbacks` is called with the line of every round, as `fitted.history` has it;
     training ends if one of them returns True.
@@ -87,6 +95,8 @@ def fit(
     check_known("option of fit", options, _OPTIONS)
     plan = SplitPlan(validation, test, seed=seed, split=split)
     federation = _federation(clients, label, client, plan, normalise, int(options.get("new_clients", 0)))
+    if isinstance(class_weight, Mapping) or class_weight != "none":
+        algorithm = _weighted(algorithm, class_weight, federation, int(options.get("new_clients", 0)))
     sim = simulation(
         algorithm, federation, _fitting(model, federation), rounds=rounds, seed=seed, device=device, **options
     )
@@ -94,6 +104,33 @@ def fit(
     trial = Trial(sim, evaluate_every, metric=chosen)
     training = TrainingRun(trial, evaluate, sim.start(), stop_after(patience, trial))
     return trained(training, watchers(callbacks, progress, training), plan)
+
+
+def _weighted(
+    algorithm: Algorithm, class_weight: str | Sequence[float] | Mapping[Any, float], federation: Federation, new: int
+) -> Algorithm:
+    """The algorithm with these weights of classes wherever it trains."""
+    if federation.classes is None:
+        raise DataError("class_weight needs classes, but the targets of this data are numbers: leave it out")
+    names = [federation.class_name(label) for label in range(federation.classes)]
+    weights: Any = class_weight
+    if class_weight == "pooled":
+        counts = federation.class_counts("train")[: federation.clients - new]
+        weights = tuple(balanced_weights(counts.sum(0)).clamp(min=LEAST_WEIGHT).tolist())
+    elif isinstance(class_weight, str):
+        check_known("class_weight", [class_weight], ("none", "balanced", "pooled"))
+    elif isinstance(class_weight, Mapping):
+        by_name = {str(name): weight for name, weight in class_weight.items()}
+        check_known("class in class_weight", by_name, names)
+        missing = [name for name in names if name not in by_name]
+        if missing:
+            raise DataError(f"class_weight has no weight for the class '{shown(missing[0])}': give one for each class")
+        weights = tuple(by_name[name] for name in names)
+    hint = Literal["balanced"] | tuple[Weight, ...]
+    changed = with_training(algorithm, class_weight=checked("class_weight", hint, weights))
+    if changed == algorithm:
+        raise RecordError("class_weight has no effect, because this method has no local training: leave it out")
+    return changed
 
 
 def _federation(

@@ -5,8 +5,9 @@ frozen rows, constants and a carry (values that live from step to step), each by
 visible in one way only: means over samples are taken with `batch.mean`.
 """
 
+from dataclasses import replace
 from math import prod
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class Batch:
     y: Tensor
     weight: Tensor
     key: Tensor  # of this client in this step, for what an objective draws
+    importance: Tensor | None = None  # [B]: by how much a sample counts more in a mean; None: all alike
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
         """Numbers from (0, 1) for each sample, `[B, *shape]`: the same on every device and for every cohort."""
@@ -40,6 +42,7 @@ class Batch:
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the real samples (and over all further dimensions) of values `[B, …]`."""
         per_sample = values.flatten(1).mean(1) if values.ndim > 1 else values
+        per_sample = per_sample if self.importance is None else per_sample * self.importance
         return (per_sample * self.weight).sum() / self.weight.sum()
 
     def average(self, values: Tensor) -> Tensor:
@@ -108,6 +111,48 @@ class MeanSquaredError:
 
     def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
         return batch.mean(sample_losses(net(row, batch.x), batch.y, None)), carry, {}
+
+
+CLASS_WEIGHT = "class weight"  # `[C, classes]`, a constant of a descent
+Balance = Literal["none", "balanced"]
+
+
+@record
+class ClassWeighted:
+    """Any objective, with the loss of a sample times the weight w_y of its class: (1/B)·Σ w_y·L.
+
+    The sum is divided by the number of samples, as scikit-learn and Keras do, and not by the sum of weights of a batch
+    (torch's `weight`): a batch without the rare class then counts less, and FedAvg minimises the weighted loss of all.
+    """
+
+    objective: Objective
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        return self.objective.frozen
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        return self.objective.carries
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        return (*self.objective.constants, CLASS_WEIGHT)
+
+    def __call__(self, net: Net, row: Rows, frozen: Frozen, batch: Batch, constants: Rows, carry: Rows) -> Loss:
+        weighted = replace(batch, importance=constants[CLASS_WEIGHT].gather(0, batch.y))
+        return self.objective(net, row, frozen, weighted, constants, carry)
+
+
+def balanced_weights(counts: Tensor) -> Tensor:
+    """w_c = n / (K·n_c) of class counts `[…, classes]`, with the K classes that occur; 0 for others.
+
+    The mean weight of all samples is 1. Counts (6, 2) give 2/3 and 2.
+    """
+    counts = counts.double()
+    occurring = (counts > 0).sum(-1, keepdim=True).clamp(min=1)
+    weights = counts.sum(-1, keepdim=True) / (occurring * counts.clamp(min=1))
+    return torch.where(counts > 0, weights, 0.0)
 
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ the `[train]` table of a configuration. Methods shape a descent by records:
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Literal
+from dataclasses import fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +22,13 @@ from stratafl.core.fields import FieldSpec, Filled, Number
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Layout, Rows
-from stratafl.core.objectives import Objective
+from stratafl.core.objectives import CLASS_WEIGHT, Balance, ClassWeighted, Objective, balanced_weights
 from stratafl.core.records import Written, record
 from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Batching, Names, Train, field_names
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
+from stratafl.errors import RecordError, counted
 from stratafl.policies.descent import (
     RESERVED_FIELDS,
     Descent,
@@ -45,6 +45,7 @@ from stratafl.policies.descent import (
 from stratafl.policies.optimizers import Direction, Optimizer
 from stratafl.policies.schedules import Constant, Schedule, parse_schedule, schedule_text
 
+T = TypeVar("T")
 MOMENTUM_ROWS = 4  # memory of a client for each row of its optimiser's state, in rows (measured)
 MAX_COUNT = 10**9  # of epochs or samples
 
@@ -76,6 +77,7 @@ class Clamp:
 Some = Written("epochs", Annotated[int, Range(least=1, most=MAX_COUNT)], int, int)  # 0 is for steps of methods only
 Scheduled = Written("schedule", str, parse_schedule, schedule_text)
 Share = Annotated[float, Range(least=0, below=1)]
+Weight = Annotated[float, Range(above=0, most=1e6)]
 
 
 @record
@@ -109,6 +111,11 @@ class LocalTraining(Train):
         Scheduled,
         "the learning rate over the rounds: constant, cosine, cosine:0.1, step:30:0.1, warmup:5+cosine",
     ] = Constant()
+    class_weight: Annotated[
+        Balance | tuple[Weight, ...],
+        "by how much a sample counts in the loss: `balanced` by each client's own classes, n / (K·n_c), so that all",
+        "its classes count alike; or a list with a weight for each class",
+    ] = "none"
     layers: Select = select("all")
     row: str = "theta"
     objective: Objective | None = None
@@ -220,7 +227,28 @@ class LocalTraining(Train):
         epochs = self.epochs if self.epochs_from is None else tensor_of(client, self.epochs_from).long().tolist()
         passes = Passes(self.batch, epochs, self.steps, self.share, self.drop_last, self.shuffle, self.purpose)
         before = {name.removeprefix(self._slot("")): client[name] for name in self.keeps}
-        return descend(task, self.descent, passes, trained, rate, row, client, self.objective, before)
+        objective, read = self.objective, client
+        if self.class_weight != "none":
+            objective = ClassWeighted(self.objective or task.objective())
+            read = {**client, CLASS_WEIGHT: self._class_weights(task).to(next(iter(row.values())))}
+        return descend(task, self.descent, passes, trained, rate, row, read, objective, before)
+
+    def _class_weights(self, task: Task) -> Tensor:
+        """`[C, classes]`."""
+        counts = task.class_counts()
+        if isinstance(self.class_weight, str):
+            return balanced_weights(counts)
+        return torch.tensor(self.class_weight, dtype=torch.float64).expand(counts.shape)
+
+    def check(self, setup: Setup) -> None:
+        """Refuse weights of classes that do not fit the data."""
+        if self.class_weight == "none":
+            return
+        if setup.classes is None:
+            raise RecordError("class_weight needs classes, but the targets of this data are numbers: leave it out")
+        if not isinstance(self.class_weight, str) and len(self.class_weight) != setup.classes:
+            wrong = f"class_weight has {counted(len(self.class_weight), 'weight')}"
+            raise RecordError(f"{wrong} for {counted(setup.classes, 'class', 'classes')}: give one for each class")
 
     def _counted(self, steps: Tensor, loss: Tensor, rate: float, client: State) -> State:
         like = next(iter(rows_of(client, self.row).values()), loss)  # of a row without layers, as the loss
@@ -231,6 +259,19 @@ def tuning(train: LocalTraining, epochs: int, layers: Select = select("all"), pu
     """A descent before use, like training but for its epochs: at the full rate, and nothing is kept of it."""
     full = replace(train, schedule=Constant(), decay=1.0, optimizer_state="dropped")
     return replace(full, epochs=epochs, steps=None, layers=layers, purpose=purpose)
+
+
+def with_training(value: T, **settings: Any) -> T:
+    """A record with these settings in each `LocalTraining` that is part of it."""
+    if isinstance(value, LocalTraining):
+        return replace(value, **settings)
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(with_training(part, **settings) for part in value)  # type: ignore[return-value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+    changed = {name: with_training(part, **settings) for name, part in parts.items()}
+    return replace(value, **{name: part for name, part in changed.items() if part is not parts[name]})
 
 
 @record

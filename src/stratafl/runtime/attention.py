@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stratafl.runtime.draws import Context, drop
-from stratafl.runtime.products import batch_product, linear_product, turned
+from stratafl.runtime.products import batch_product, rows_product, turned
 
 _SPATIAL = {F.dropout: False, torch.dropout: False, F.dropout1d: True, F.dropout2d: True, F.dropout3d: True}
 
@@ -49,7 +49,7 @@ class KeyedAttention(nn.MultiheadAttention):
         if self.training and self.dropout > 0:
             weights = drop(weights, self.dropout, self.context, self.path)
         mixed = batch_product(weights, v).transpose(1, 2).flatten(2)
-        out = linear_product(mixed, self.out_proj.weight, self.out_proj.bias)
+        out = rows_product(mixed, self.out_proj.weight, self.out_proj.bias)
         shown = (weights.mean(1) if average_attn_weights else weights) if need_weights else None
         if single:
             return out.squeeze(0), None if shown is None else shown.squeeze(0)
@@ -58,12 +58,12 @@ class KeyedAttention(nn.MultiheadAttention):
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         bias = self.in_proj_bias
         if self.in_proj_weight is not None and query is key and key is value:
-            return linear_product(query, self.in_proj_weight, bias).chunk(3, -1)
+            return rows_product(query, self.in_proj_weight, bias).chunk(3, -1)
         whole = self.in_proj_weight
         parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if whole is None else whole.chunk(3)
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         inputs = (query, key, value)
-        return tuple(linear_product(x, w, b) for x, w, b in zip(inputs, parts, biases, strict=True))
+        return tuple(rows_product(x, w, b) for x, w, b in zip(inputs, parts, biases, strict=True))
 
     def _apart(self, x: Tensor) -> Tensor:
         """`[B, length, width]` as `[B, heads, length, width of a head]`."""

@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
-from stratafl.core.describe import columns, light_copy
+from stratafl.core.describe import INNER, columns, light_copy
 from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout
 from stratafl.core.objectives import default_objective
@@ -18,7 +19,7 @@ from stratafl.core.task import Inputs, Stack
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import numbers as numbers_of
 from stratafl.data.sample_format import SampleFormat
-from stratafl.errors import ModelError, first_line, unknown
+from stratafl.errors import ModelError, first_line, shown, unknown
 from stratafl.models import own_model
 from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
@@ -32,6 +33,7 @@ from stratafl.runtime.ways import Way
 
 T = TypeVar("T")
 EngineName = Literal["auto", "stacked", "loop"]
+MAX_REASON_LETTERS = 200  # letters of torch's reason that are shown
 SEVERAL = 16  # clients with which convolutions are measured
 log = logging.getLogger("stratafl")
 
@@ -235,6 +237,8 @@ def _why_not_stacked(
     x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
     weight = torch.ones(2, 2, dtype=next(module.parameters()).dtype, device=sample.device)
     keys = torch.zeros(2, dtype=torch.int64, device=sample.device)
+    inside = list[str]()
+    hooks = _entered(engine.model.module, inside)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings about slow rules are no reason
@@ -243,5 +247,23 @@ def _why_not_stacked(
             engine.gradients(objective, rows, stack, trained, Inputs(), modes)
             engine.outputs(rows, x, weight, (2, 2))
     except Exception as error:  # the module does something that vmap cannot do
-        return first_line(error, typed=True)
+        where = f"{inside[-1]} fails for several clients at once, " if inside else ""
+        return where + shown(first_line(error, typed=True), MAX_REASON_LETTERS)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return None
+
+
+def _entered(module: nn.Module, inside: list[str]) -> list[RemovableHandle]:
+    """Hooks that keep in `inside` the modules whose forward has begun and not ended, the innermost last."""
+
+    def hooks_of(path: str, sub: nn.Module) -> list[RemovableHandle]:
+        title = f"'{path}' ({type(sub).__name__})"
+        return [
+            sub.register_forward_pre_hook(lambda *_: inside.append(title)),
+            sub.register_forward_hook(lambda *_: inside.pop() and None),
+        ]
+
+    paths = ((path.removeprefix(f"{INNER}."), sub) for path, sub in module.named_modules() if path not in ("", INNER))
+    return [hook for path, sub in paths for hook in hooks_of(path, sub)]

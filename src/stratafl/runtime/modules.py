@@ -18,7 +18,7 @@ from stratafl.runtime.attention import (
     teach_transformers,
 )
 from stratafl.runtime.draws import Context, drop
-from stratafl.runtime.products import MatmulConv2d, MatmulLinear, is_fusing, may_be_product
+from stratafl.runtime.products import MatmulConv2d, MatmulLinear, RowsLinear, is_fusing, may_be_product
 
 
 class MaskedBatchNorm(_BatchNorm):
@@ -134,7 +134,7 @@ def prepare(
         elif stacked and may_be_product(sub):
             sub.__class__ = MatmulConv2d
         elif stacked and (rounded or device.type == "cpu") and kind is nn.Linear:
-            sub.__class__ = MatmulLinear
+            sub.__class__ = RowsLinear if context.packed else MatmulLinear
     return module
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stratafl.runtime import grouped, kernels
 from stratafl.runtime.ways import ConvolutionSize, FusedWay, Way, count_clients, fused_way
 
+LARGE_PRODUCT = 2**23  # multiplications from which a transposed matrix on the right is fastest
 OUTER = 16  # samples of a batch whose outer products are added
 
 
@@ -359,10 +360,38 @@ def turned(x: Tensor) -> Tensor:
     return x.mT if x.is_cuda else x.mT.contiguous()
 
 
-def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x·Wᵀ + b by products that stay fast when clients are stacked."""
-    y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
-    y = y if bias is None else y + bias
+class _RowsProduct(torch.autograd.Function):
+    """x·Wᵀ + b for many rows `[n, in]` and `[out, in]`: a copy of the weight costs less than one of the rows.
+
+    With a transposed matrix on the right, ARM takes 0.3 ms more, and less for each product: 1 ms instead of 2 for
+    320×128 by 128×512.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        large = len(x) * weight.numel() >= LARGE_PRODUCT
+        y = _multiplied(x, weight.mT if large else turned(weight))
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        return (
+            _multiplied(gradient, weight) if ctx.needs_input_grad[0] else None,
+            _multiplied(gradient.mT, x) if ctx.needs_input_grad[1] else None,
+            gradient.sum(0) if ctx.needs_input_grad[2] else None,
+        )
+
+
+def rows_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x·Wᵀ + b for samples of many rows, by products that stay fast when clients are stacked."""
+    y: Tensor = _RowsProduct.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return y.reshape(*x.shape[:-1], len(weight))
 
 
@@ -372,8 +401,19 @@ class MatmulLinear(nn.Linear):
     frozen = False  # whether all clients share its weight
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = _per_client(self.weight, x) if self.frozen else self.weight
-        return linear_product(x, weight, self.bias)
+        y: Tensor = _LinearProduct.apply(x.reshape(-1, x.shape[-1]), self._weight(x))  # type: ignore[no-untyped-call]
+        y = y if self.bias is None else y + self.bias
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _weight(self, x: Tensor) -> Tensor:
+        return _per_client(self.weight, x) if self.frozen else self.weight
+
+
+class RowsLinear(MatmulLinear):
+    """A linear layer of a model that attends: its samples are sequences of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rows_product(x, self._weight(x), self.bias)
 
 
 def may_be_product(sub: nn.Module) -> bool:
