@@ -20,6 +20,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.cli import main as strata
 from stratafl.config.deployment import DeployTable, federation_from
 from stratafl.config.experiment import from_tables, named_files
+from stratafl.config.migrations import with_format
 from stratafl.config.setting_tables import TABLES
 from stratafl.core.annotations import TEXTUAL, FilePath, Named, origin, parts, union
 from stratafl.core.records import keys_of
@@ -37,6 +38,9 @@ TEXTS = {
     "data.label": "a column",
     "data.client": "a column",
     "data.group": "a column",
+    "data.columns": "names of columns",
+    "data.ignore": "names of columns",
+    "data.classes": "names of classes",
     "run.device": "a device of torch",
     "deploy.name": "letters, digits, - and _ alone",
     "deploy.sites": "letters, digits, - and _ alone",
@@ -130,7 +134,8 @@ def test_such_a_text_opens_no_file(join, tmp_path, setting) -> None:
     with opened() as names:
         code, err = join({setting: ["a", str(secret)] if setting.startswith("deploy.") else str(secret)})
     assert (code, err.count("\n")) == (2, 1)
-    assert any(name.endswith("a.csv") for name in names) or setting.startswith("deploy.")
+    early = setting.startswith("deploy.") or setting == "data.classes"  # refused before samples are read
+    assert early or any(name.endswith("a.csv") for name in names)
     assert not any("secret" in name for name in names)
 
 
@@ -175,7 +180,7 @@ def test_a_site_that_joined_when_invitations_named_the_hosts_samples_joins_again
     site, pem = tmp_path / "a", "pem"
     site.mkdir(mode=0o700)
     old = dataclasses.replace(with_tables(data={"name": "/host/samples.csv"}))
-    (site / "federation.toml").write_text(tomli_w.dumps(old.tables()))
+    (site / "federation.toml").write_text(tomli_w.dumps(with_format(old.tables())))
     assert prepare_site(site, Invitation("127.0.0.1:1", pem, with_tables()), "a").file == with_tables()
 
 
