@@ -212,3 +212,15 @@ def test_a_method_that_replaces_the_head_needs_two_outputs():
     assert two.client(0).predict_proba(tokens(3)[0]).shape == (3, 2)
     assert isinstance(two.sim.template, AdaptedModel)
     assert isinstance(own_model(two.sim.template), Classifier)
+
+
+@pytest.mark.slow
+def test_a_bert_of_transformers_runs_stacked_as_it_comes():
+    """From a configuration, with dropout in attention and padded samples; nothing is downloaded."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = BertConfig(vocab_size=12, max_position_embeddings=4, num_labels=3, **sizes)
+    fits = [fitted(BertForSequenceClassification(config), clients(), engine=engine) for engine in ("stacked", "loop")]
+    assert isinstance(fits[0].client(0).model, BertForSequenceClassification)
+    assert fits[0].client(0).outputs(tokens(5)[0]).shape == (5, 3)
