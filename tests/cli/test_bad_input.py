@@ -305,7 +305,7 @@ def test_a_configuration_that_cannot_be_read(refused, place, text, says):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("ThreeOutputs", ("ThreeOutputs", "(3,)", "10 classes")),
+        ("ThreeOutputs", ("ThreeOutputs", "(3,)", "10 logits")),
         ("WrongShape", ("WrongShape", "(1, 8, 8)", "RuntimeError")),
         ("ConstructorRaises", ("own_models:ConstructorRaises", "ValueError: 10 classes are")),
         ("ForwardRaises", ("ForwardRaises", "KeyError", "no such thing")),
@@ -444,7 +444,7 @@ def test_a_full_disk_at_the_start_leaves_nothing_behind(strata, place, size, fil
 @pytest.mark.parametrize(
     ("size", "file", "settings"),
     [
-        (2900, "rounds.jsonl", ("evaluate.clients=1", "run.checkpoint=9", "model.hidden=[8]")),
+        (3600, "rounds.jsonl", ("evaluate.clients=1", "run.checkpoint=9", "model.hidden=[8]")),
         *(
             pytest.param(*limits, marks=pytest.mark.slow)
             for limits in (

@@ -118,7 +118,7 @@ def test_what_is_said(run):
     )
     assert repr(fitted.progress).startswith("Progress(t=1, server=dict of ")
     assert repr(run) == f"Run('{run.folder}', after round 1 of 1)"
-    assert repr(Assignment([np.arange(900)])) == "Assignment(train=list of 1, test=None, overlap=False)"
+    assert repr(Assignment([np.arange(900)])) == "Assignment(train=list of 1, overlap=False)"
 
 
 def test_a_regression_says_so():
@@ -139,5 +139,5 @@ def test_fields_by_hand():
         several: tuple = (1, 2, 3)
 
     assert repr(Held(torch.zeros(2, 3), np.zeros(4, np.uint8), "n" * 99, 0.5)) == (
-        f"Held(x=float32[2, 3], y=uint8[4], name='{'n' * 60}…', rate=0.5, nothing=None, several=tuple of 3)"
+        f"Held(x=float32[2, 3], y=uint8[4], name='{'n' * 60}…', rate=0.5, several=tuple of 3)"
     )

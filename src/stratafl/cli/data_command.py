@@ -15,7 +15,7 @@ from torch import Tensor
 from stratafl.cli.command_options import experiment_of
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
 from stratafl.config.assemble import federation_of, samples_of
-from stratafl.config.experiment import from_tables, with_values
+from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import DataTable, Settings, reading_of
 from stratafl.core.reprs import short_number
 from stratafl.data import DATASETS, Federation, write_shards
@@ -87,8 +87,7 @@ def show_data(config: Path | None, settings: Settings, out: Path | None) -> None
         with show_warnings(note_console()):
             federation = federation_of(experiment, raw=True)
     except DataError:
-        with suppress(StrataError):
-            _show_columns(experiment.data)
+        _show_unread(experiment)
         raise
     console.print(client_table(federation))
     if federation.codes:
@@ -117,6 +116,15 @@ def client_table(federation: Federation) -> Table:
         head = (f"{listed}–{clients - 1}", *("…" for _ in names))
         table.add_row(*head, *(f"{number:,}" for number in numbers), counted(clients - listed, "more client"))
     return table
+
+
+def _show_unread(experiment: Experiment) -> None:
+    """Print the columns of a table of which no samples can be made; not if only their division among clients fails."""
+    try:
+        samples_of(experiment.data, experiment.run.seed)
+    except DataError:
+        with suppress(StrataError):
+            _show_columns(experiment.data)
 
 
 def _show_columns(data: DataTable) -> None:

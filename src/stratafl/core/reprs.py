@@ -17,7 +17,10 @@ _MAX_TEXT_LETTERS = 60  # of a text
 
 
 def short_repr(cls: type[T]) -> type[T]:
-    """Give a dataclass or a named tuple a repr of its fields by kind and size; a method `_about` says it in words."""
+    """Give a dataclass or a named tuple a repr of its fields by kind and size, without those that hold nothing.
+
+    A method `_about` says it in words.
+    """
     cls.__repr__ = _short  # type: ignore[method-assign]
     return cls
 
@@ -32,7 +35,12 @@ def _short(self: Any) -> str:
     if hasattr(self, "_about"):
         return f"{type(self).__name__}({self._about()})"
     names = getattr(self, "_fields", None) or [each.name for each in dataclasses.fields(self)]
-    return f"{type(self).__name__}({', '.join(f'{name}={_shown(getattr(self, name))}' for name in names)})"
+    values = {name: value for name in names if not _is_nothing(value := getattr(self, name))}
+    return f"{type(self).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in values.items())})"
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, str | tuple | list | Mapping) and not len(value))
 
 
 def _shown(value: Any) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.describe import COMPOSED, head_of, light_copy
+from stratafl.core.reprs import short_repr
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import ModelError
 from stratafl.models import Adaptation, load_weights, own_model, without_fast_paths
@@ -28,6 +29,7 @@ def filled(template: nn.Module, state: Mapping[str, Tensor], *, light: bool = Fa
     return module.eval()
 
 
+@short_repr
 @dataclass(frozen=True)
 class ModelDraw:
     """Draws models on the CPU, each from a generator of its own; torch's own generator is left as it was."""
