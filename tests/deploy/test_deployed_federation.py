@@ -27,7 +27,7 @@ from stratafl.errors import BusyError, DeployError
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.budget(12, "the one fast federation of real processes: SuperLink, gate, ServerApp, SuperNode, ClientApp")
+@pytest.mark.slow
 def test_a_site_does_two_rounds_over_tls_with_its_key(tmp_path: Path) -> None:
     with Federation(tmp_path) as federation:
         federation.join("north")

@@ -42,9 +42,9 @@ def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
 
 
 def test_a_federation_that_began_with_four_groups_goes_on_with_them(tmp_path):
-    """FedALP's default then: files and invitations said no number of groups, and had no format."""
+    """Defaults then: files and invitations said no number of groups nor how samples are scaled, and had no format."""
     file = with_tables(algorithm={"name": "fedalp"})
-    four = with_tables(algorithm={"name": "fedalp", "groups": 4})
+    four = with_tables(algorithm={"name": "fedalp", "groups": 4}, data={"normalise": "former"})
     host = prepare_host(tmp_path / "host", file, PLACE)
     invitation = host.invite(PLACE)
     assert (host.file, read_invitation(invitation, "a").file) == (file, file)

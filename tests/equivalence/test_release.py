@@ -48,7 +48,7 @@ def test_a_run_that_is_dropped_leaves_nothing(graphs):
     before, steps, runtimes = tensor_bytes(), alive(CapturedStep), alive(Runtime)
     done = fitted(speed)
     assert alive(CapturedStep) == steps  # as soon as it is done, although its models can still be asked for
-    assert done.model(0) is not None
+    assert done.client(0).model is not None
     del done
     gc.collect()
     assert alive(Runtime) == runtimes

@@ -63,7 +63,7 @@ def assert_same(folder, undisturbed):
     assert sorted(os.listdir(folder / "checkpoint")) == ["000059", "000060"]  # nothing damaged, nothing left over
 
 
-@pytest.mark.budget(8, "a process that imports torch, and forks what is killed")
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_a_line_and_while_it_saves_ends_like_one_that_was_not(tmp_path):
     given = [*TINY, "run.checkpoint=1"]
     said = killed(tmp_path / "run", "few", *given)

@@ -32,6 +32,7 @@ DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
 # Of classes renamed since runs and federations were stored with the old name.
 STORED_NAMES = {"LocalTraining": "SGD", "GeneratorField": "Part"}
+CAME_LATER = ("class_weight='none', ",)  # fields of records that older digests do not have, as a repr shows them
 _CLASSES: dict[str, type[Any]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 _KEYS: dict[type[Any], Mapping[str, "Key"]] = {}
@@ -64,8 +65,13 @@ def stored_name(cls: type[Any]) -> str:
 
 
 def stored_repr(value: Any) -> str:
-    """The repr of a record with stored names: runs remember its digest, so renaming a class must not change it."""
+    """The repr of a record with stored names: runs remember its digest, so renaming a class must not change it.
+
+    Neither must a field that came later, at its default.
+    """
     text = repr(value)
+    for field in CAME_LATER:
+        text = text.replace(field, "")
     for name, stored in STORED_NAMES.items():
         text = re.sub(rf"\b{name}\(", f"{stored}(", text)
     return text
