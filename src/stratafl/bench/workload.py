@@ -44,6 +44,7 @@ BENCH_MODELS = {name: BenchModel(name, IMAGE, 100, 4) for name in MODELS} | {
     "cnn": BenchModel("cnn", IMAGE, 100, 20),
     # fastText as in PFLlib's AG News: 200 tokens of 98,635, 32 numbers each, 4 classes
     **{name: BenchModel(name, (200,), 4, 20, {"vocabulary": 98_635}) for name in ("embedding", "fasttext")},
+    "transformer": BenchModel("transformer", (32,), 4, 20, {"vocabulary": 8192}),
 }
 
 
