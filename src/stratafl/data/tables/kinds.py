@@ -109,7 +109,12 @@ def decided(name: str, cells: Codes | Texts, owner: Column | None = None, kind: 
 
 def _as_wanted(name: str, cells: Codes | Texts, kind: str) -> TableColumn:
     if kind in (CATEGORY, BOOLEAN):
-        return TableColumn(name, kind, tuple(in_order({text for text in texts_of(cells) if text is not None})))
+        values = in_order({text for text in texts_of(cells) if text is not None})
+        odd = [text for text in values if yes_or_no(text) is None]
+        if kind == BOOLEAN and odd:
+            wrong = f"column '{shown(name)}' has '{shown(odd[0])}', which is neither yes nor no"
+            raise DataError(f"{wrong}: take it for a category, data.columns = '{shown(name)}:category'")
+        return TableColumn(name, kind, tuple(values))
     if kind == DATE and not isinstance(cells, np.ndarray):
         return _dates(name, [text for text in cells if text is not None]) or TableColumn(name, kind)
     return TableColumn(name, kind, why="" if kind in CODED else "as data.columns says")
