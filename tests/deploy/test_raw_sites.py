@@ -88,6 +88,9 @@ def test_an_introduction_with_columns_is_read_again_and_checked(tmp_path):
     assert json.loads(json.dumps(Introduction.from_table(told).to_table())) == told
     for text in ("P0", "Jane Roe", "unknown"):  # neither identifiers, nor what few samples have, nor odd cells
         assert text not in json.dumps(told)
-    told["columns"][1]["sums"]["count"] = -1
-    with pytest.raises(WireError):
-        Introduction.from_table(told)
+    for change in ({"count": -1}, {"count": 10**400}, {"bins": [[10**9, 5]]}, {"bins": [[-(10**9), 5]]}):
+        odd = json.loads(json.dumps(told))
+        odd["columns"][1]["sums"] |= change
+        with pytest.raises(WireError):
+            Introduction.from_table(odd)
+    assert ColumnSums(1, total=1e200, squares=1e300).deviation == 0  # no error of arithmetic at the host

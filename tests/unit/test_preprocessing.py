@@ -12,7 +12,9 @@ from torch import nn
 import stratafl
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, preprocessing_from
+from stratafl.data.tables.table_encoding import EncodedColumn, TableEncoding
 from stratafl.errors import DataError, RunError
+from stratafl.export import ModelFacts, Predictor, export_model
 from stratafl.runs import Run
 
 CLIENTS, EACH = 3, 20
@@ -181,6 +183,21 @@ def test_onnx_takes_raw_samples(data, request, tmp_path):
     given = session.run(None, {"x": raw})[0]
     assert json.loads(session.get_modelmeta().custom_metadata_map.get("classes", "[]")) == list(fitted.classes)
     np.testing.assert_allclose(given, fitted.client(2).outputs(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_column_may_be_called_as_a_part_of_the_onnx_graph(tmp_path):
+    import onnxruntime
+
+    table = TableEncoding((EncodedColumn("axis", "number", fill=2.0), EncodedColumn("logits", "number")))
+    made = Preprocessing("float64", (2,), table=table)
+    predictor = Predictor(nn.Linear(2, 2).eval(), made, torch.float32)
+    path = tmp_path / "c.onnx"
+    export_model(predictor, path, ModelFacts("a", ("x", "y")))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    cells = {"axis": np.array([1, np.nan], np.float32), "logits_": np.array([3, 4], np.float32)}
+    wanted = predictor(torch.tensor([[1.0, 3.0], [2.0, 4.0]], dtype=torch.float64))
+    np.testing.assert_allclose(session.run(None, cells)[0], wanted.detach().numpy(), rtol=1e-5)
 
 
 def test_safetensors_has_the_weights_and_says_what_is_done_to_samples(regression, tmp_path):

@@ -69,7 +69,8 @@ def _introduced(format: SampleFormat) -> str:
     if format.preprocessing.table is not None:
         facts.append(
             "of each column of its training samples the sum, the sum of squares, a histogram in bins of 0.3 % and how "
-            "often each text of a category occurs"
+            "often each text of a category occurs, or each number if there are few different ones; of a column that "
+            "is the same in all rows, its value"
         )
     facts += [f"the names of its {counted(len(format.columns), 'column')}"] if format.columns else []
     names = format.preprocessing.classes

@@ -15,6 +15,7 @@ from stratafl.data.tables.table_encoding import EncodedColumn, TableEncoding
 
 _ML, _ML_VERSION = "ai.onnx.ml", 2
 _PREFIX = "model/"  # of all names in the graph of the model, so that columns may have any name
+_AXIS = f"{_PREFIX}axis of columns"
 
 
 def name_columns(path: Path, table: TableEncoding) -> None:
@@ -24,7 +25,7 @@ def name_columns(path: Path, table: TableEncoding) -> None:
     model = compose.add_prefix(onnx.load(path), _PREFIX, rename_outputs=False)
     graph = model.graph
     (codes,), outputs = graph.input, {output.name for output in graph.output}
-    inputs, nodes, parts = [], [helper.make_node("Constant", [], ["axis"], value_ints=[1])], []
+    inputs, nodes, parts = [], [helper.make_node("Constant", [], [_AXIS], value_ints=[1])], []
     for at, column in enumerate(table.columns):
         name = f"{column.name}_" if column.name in outputs else column.name
         kind = onnx.TensorProto.FLOAT if column.is_measured else onnx.TensorProto.STRING
@@ -34,7 +35,7 @@ def name_columns(path: Path, table: TableEncoding) -> None:
             number = f"code/{at}"
             nodes.append(helper.make_node("LabelEncoder", [name], [number], domain=_ML, **_lookup(column)))
         nodes.append(helper.make_node("Cast", [number], [f"double/{at}"], to=onnx.TensorProto.DOUBLE))
-        nodes.append(helper.make_node("Unsqueeze", [f"double/{at}", "axis"], [f"part/{at}"]))
+        nodes.append(helper.make_node("Unsqueeze", [f"double/{at}", _AXIS], [f"part/{at}"]))
         parts.append(f"part/{at}")
     nodes.append(helper.make_node("Concat", parts, [codes.name], axis=1))
     rest = list(graph.node)

@@ -53,6 +53,9 @@ def test_kinds_and_codes_of_columns(cells, kind, codes):
 def test_a_kind_that_is_asked_for():
     numbers = plain_cells(np.array([0, 1, 1]))
     assert decided("sex", numbers, kind="category").values == ("0", "1")
+    assert decided("ill", ["ja", None, "nein"], kind="boolean").values == ("ja", "nein")
+    with pytest.raises(DataError, match=r"'sex'.*'M'"):  # all its cells would be missing
+        decided("sex", ["F", "M"], kind="boolean")
     with pytest.raises(DataError, match="'x' in row 2"):
         codes_of(decided("a", ["1", "x"], kind="number"), ["1", "x"])
     owner = ["a"] * 20 + ["b"] * 20

@@ -18,6 +18,7 @@ PER_OCTAVE = 256  # bins between a number and its double: each is 0.3 % wide
 _MAX_OCTAVE = 64  # numbers are between 2 ** −64 and 2 ** 64; smaller ones are 0
 _ROUNDING = 1e-14  # of a variance, as a share of the squared mean
 _ZERO = _MAX_OCTAVE * PER_OCTAVE  # the distance of the bins of ±1 from the bin of 0
+MAX_BIN = 2 * _ZERO
 
 
 @short_repr
@@ -49,8 +50,9 @@ class ColumnSums:
     @property
     def deviation(self) -> float:
         """0 if all numbers are the same up to rounding, or if there are none."""
-        variance = self.squares / self.count - self.mean**2 if self.count else 0.0
-        return variance**0.5 if variance > _ROUNDING * self.mean**2 else 0.0
+        square = self.mean * self.mean
+        variance = self.squares / self.count - square if self.count else 0.0
+        return variance**0.5 if variance > _ROUNDING * square else 0.0
 
     @property
     def median(self) -> float:
@@ -93,7 +95,7 @@ def _bins(values: Codes) -> Any:
     """The bin of each number: 0 for 0, ±1 … on a logarithmic grid."""
     with np.errstate(divide="ignore"):
         place = np.floor(np.log2(np.abs(values)) * PER_OCTAVE) + _ZERO + 1
-    return (np.sign(values) * np.clip(place, 0, 2 * _ZERO)).astype(np.int64)
+    return (np.sign(values) * np.clip(place, 0, MAX_BIN)).astype(np.int64)
 
 
 def _edges(bin: int) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stratafl.core.reprs import short_repr
 from stratafl.data.formats.cells import cell_text, number_in
-from stratafl.data.tables.column_sums import ColumnSums, sums_of
+from stratafl.data.tables.column_sums import MAX_BIN, ColumnSums, sums_of
 from stratafl.data.tables.kinds import (
     BOOLEAN,
     CATEGORY,
@@ -29,6 +29,7 @@ from stratafl.data.tables.kinds import (
 from stratafl.data.tables.table_encoding import MIN_OF_VALUE
 from stratafl.errors import DataError, shown
 
+_MAX_COUNT = 2**53  # of samples: a larger one may not fit into a float
 _FEW_VALUES = 20  # different numbers of a site, which may be codes of categories
 
 
@@ -49,11 +50,13 @@ class IntroducedColumn:
         """The opposite of `to_table`; a ValueError, TypeError or KeyError if it is none."""
         sums, column = dict(table["sums"]), column_from(table["column"])
         counts = [sums["count"], sums["missing"], *(n for pairs in (sums["bins"], sums["values"]) for _, n in pairs)]
-        if column.kind not in KINDS or not all(type(count) is int and count >= 0 for count in counts):
+        if column.kind not in KINDS or not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
             raise ValueError("its columns have other kinds or counts than a table can have")
         if not np.isfinite([sums["total"], sums["squares"]]).all():
             raise ValueError("its columns have sums that are not finite")
         bins = {int(bin): count for bin, count in sums["bins"]}
+        if any(abs(bin) > MAX_BIN for bin in bins):
+            raise ValueError("its columns have bins outside the grid")
         values = {str(value): count for value, count in sums["values"]}
         return IntroducedColumn(column, ColumnSums(**{**sums, "bins": bins, "values": values}))
 

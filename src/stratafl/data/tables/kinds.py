@@ -30,6 +30,7 @@ _NEARLY_UNIQUE = 0.5  # different texts, as a share of the rows
 _WORDS, _MANY_WORDS = 4, 8  # of a text, on average
 _NUMBERING = 2  # numbers that identify rows spread over at most this many times the rows
 _MAX_NAMED = 3  # cells that a message names
+_MAX_NUMBER = float(np.finfo(np.float32).max)
 
 Codes = NDArray[np.float64]
 Texts = list[str | None]
@@ -108,7 +109,12 @@ def decided(name: str, cells: Codes | Texts, owner: Column | None = None, kind: 
 
 def _as_wanted(name: str, cells: Codes | Texts, kind: str) -> TableColumn:
     if kind in (CATEGORY, BOOLEAN):
-        return TableColumn(name, kind, tuple(in_order({text for text in texts_of(cells) if text is not None})))
+        values = in_order({text for text in texts_of(cells) if text is not None})
+        odd = [text for text in values if yes_or_no(text) is None]
+        if kind == BOOLEAN and odd:
+            wrong = f"column '{shown(name)}' has '{shown(odd[0])}', which is neither yes nor no"
+            raise DataError(f"{wrong}: take it for a category, data.columns = '{shown(name)}:category'")
+        return TableColumn(name, kind, tuple(values))
     if kind == DATE and not isinstance(cells, np.ndarray):
         return _dates(name, [text for text in cells if text is not None]) or TableColumn(name, kind)
     return TableColumn(name, kind, why="" if kind in CODED else "as data.columns says")
@@ -195,12 +201,10 @@ def coded_columns(
 def codes_of(column: TableColumn, cells: Codes | Texts) -> Codes:
     """The codes of cells, NaN where they are missing; a text that is no number or date is refused."""
     if column.kind in (NUMBER, DATE) and isinstance(cells, np.ndarray):
-        if np.isinf(cells).any():
-            raise DataError(f"column '{shown(column.name)}' has infinity in row {int(np.isinf(cells).argmax()) + 1}")
-        return cells
+        return _checked(column, cells)
     texts = texts_of(cells)
     if column.kind in (NUMBER, DATE):
-        return _read(column, texts)
+        return _checked(column, _read(column, texts))
     places = {value: float(place) for place, value in enumerate(column.values)}
     return np.array([np.nan if text is None else places.get(text, UNSEEN) for text in texts])
 
@@ -213,6 +217,16 @@ def cells_from(column: TableColumn, codes: Codes) -> list[str]:
         return ["" if np.isnan(code) else repr(code).removesuffix(".0") for code in codes.tolist()]
     moments = [None if np.isnan(code) else EPOCH + timedelta(days=code) for code in codes.tolist()]
     return ["" if moment is None else moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
+
+
+def _checked(column: TableColumn, numbers: Codes) -> Codes:
+    """The numbers; refused if one is too large for the inputs of a model, which are float32."""
+    large = np.abs(numbers) > _MAX_NUMBER
+    if large.any():
+        row = int(large.argmax())
+        number = "infinity" if np.isinf(numbers[row]) else f"{numbers[row]:g}, a number too large to use,"
+        raise DataError(f"column '{shown(column.name)}' has {number} in row {row + 1}")
+    return numbers
 
 
 def _read(column: TableColumn, texts: Texts) -> Codes:
