@@ -120,6 +120,15 @@ def read_added(folder: Path, sim: Simulation, round: int) -> dict[int, AddedClie
     return {client.number: client for client in clients if client.round == round}
 
 
+def stored_numbers(folder: Path | None) -> dict[str, int]:
+    """The numbers of all clients that were ever added to a folder, by name: those of an earlier round, too."""
+    paths = sorted((folder / ADDED).glob("*.safetensors")) if folder is not None and (folder / ADDED).is_dir() else []
+    try:
+        return {json.loads(read_weights(path)[1]["client"])["name"]: int(path.stem) for path in paths if is_plain(path)}
+    except (KeyError, ValueError, TypeError) as error:
+        raise DamagedError(f"'{folder}/{ADDED}' has a damaged file: remove it, and add the client again") from error
+
+
 def _read(path: Path, sim: Simulation) -> AddedClient:
     try:
         tensors, metadata = read_weights(path)

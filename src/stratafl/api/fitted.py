@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stratafl.api.added import AddedClient, check_new_name, personalised
+from stratafl.api.added import AddedClient, check_new_name, personalised, stored_numbers
 from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
 from stratafl.api.saved import SavedParts, data_table, write_folder
 from stratafl.api.training import Callback, TrainingRun, stored_training, watchers
@@ -263,9 +263,11 @@ class Fitted:
         return self.client(number)
 
     def next_number(self, name: str) -> int:
-        """The number that a new client of this name gets."""
+        """The number that a new client of this name gets: the one it had at an earlier round, or the next one."""
         check_new_name(name, self.client_names)
-        return max([self.sim.runtime.federation.clients - 1, *self.added]) + 1
+        before = stored_numbers(self.folder)
+        last = max([self.sim.runtime.federation.clients - 1, *self.added, *before.values()])
+        return before.get(name, last + 1)
 
     def save(self, folder: str | Path) -> Path:
         """Write all clients' models and what new clients need to a new folder, without any sample.
@@ -388,13 +390,13 @@ class FittedClient:
             raise DataError("a regression has no probabilities: use predict")
         return self.outputs(x).softmax(-1)
 
-    def predict(self, x: Array) -> Tensor | NDArray[np.str_]:
+    def predict(self, x: Array) -> Tensor | NDArray[Any]:
         """The class of each raw sample as the data calls it, by name or by number; for a regression the output."""
         outputs = self.outputs(x)
         if self.fitted.sim.setup.classes is None:
             return outputs
         names, numbers = self.fitted.sim.runtime.federation.class_names, outputs.argmax(-1)
-        return np.array(names)[numbers.numpy()] if names else numbers
+        return named_classes(names)[numbers.numpy()] if names else numbers
 
     def metric(self, metric: str | Callable[..., object], split: str = "test") -> float:
         """A metric of the model on the client's own held-out samples, as `Fitted.metric` takes it."""
@@ -414,6 +416,12 @@ class FittedClient:
         form = SampleFormat.of(self.fitted.sim.runtime.federation)
         export_model(self.predictor, target, ModelFacts.of(self.name, form), self.fitted.title_of(self.number))
         return target
+
+
+def named_classes(names: Sequence[str]) -> NDArray[Any]:
+    """Names of classes as the data has them: whole numbers, if all of them are."""
+    whole = all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in names)
+    return np.array([int(name) for name in names]) if whole else np.array(names)
 
 
 def _deprecated(old: str, new: str) -> None:

@@ -98,10 +98,11 @@ def write_folder(folder: Path, parts: SavedParts) -> Path:
     table = {**_facts(parts, blueprint), "models": places}
     server = {name: x.cpu() for name, x in flatten(parts.progress.server, "server/").items()}
     with new_folder(folder) as partial:
-        write_atomically(partial / FILE, json.dumps(table, allow_nan=False).encode())
         save_weights(blueprint.module, partial / START)
         _write_tensors(partial / SERVER, server)
         _write_tensors(partial / MODELS, tensors)
+        table["checksums"] = {name: _checksum(partial / name) for name in (START, SERVER, MODELS)}
+        write_atomically(partial / FILE, json.dumps(table, allow_nan=False).encode())
         for client in parts.added.values():
             write_added(partial, client)
     return folder
@@ -155,6 +156,11 @@ def _shared(models: Mapping[int, Mapping[str, Tensor]]) -> tuple[dict[str, Tenso
     return tensors, places
 
 
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
@@ -175,6 +181,9 @@ def read_folder(
             f"'{path}' has format {shown(table.get('format'))}: this version reads {FORMAT}, use a newer one"
         )
     try:
+        for name, checksum in table["checksums"].items():
+            if is_plain(folder / name) and _checksum(folder / name) != checksum:
+                raise DamagedError(f"'{folder / name}' is damaged: copy the folder again, or save it again")
         return _parts(folder, table, device_or_cpu("cpu" if device == "auto" else device), model, algorithm)
     except (KeyError, ValueError, TypeError, AttributeError, RecordError, UnknownNameError, DataError) as error:
         raise DamagedError(f"'{path}' is damaged: copy the folder again, or save it again") from error
