@@ -72,6 +72,12 @@ def test_a_client_joins_is_exported_and_predicts_where_the_data_is_gone(run, str
     again = fitted.add_client("again", x, y)
     assert (again.number, fitted.client_names) == (4, (*SITES, "Egg", "again"))
     fitted.save(place / "saved")
+    resumed = strata("resume", "run", "--rounds", 3)
+    assert (resumed.code, "'Egg'" in resumed.err) == (0, True)  # whose model is that of an earlier round
+    assert strata("add-client", "run", "-c", "Fluelen", "-d", "late.csv").code == 0
+    assert sorted(path.name for path in (run / "added").iterdir()) == ["3.safetensors", "4.safetensors"]
+    assert strata("add-client", "run", "-c", "Egg", "-d", "late.csv").code == 0
+    assert {*stratafl.load(run).client_names} == {*SITES, "Egg", "Fluelen"}
     (place / "all.csv").unlink()
     elsewhere = strata("predict", "saved", "-c", "Egg", "-d", "new.csv")
     assert elsewhere.out == printed, elsewhere.err

@@ -41,6 +41,7 @@ def test_a_data_frame_is_read_as_a_file_of_its_columns(tmp_path):
     late = [each.add_client("Davos", frame[:20], frame.died[:20]).outputs(frame) for each in (fitted, loaded)]
     assert torch.equal(*late)
     for data, options, value in (
+        (frame.head(0), {"label": "died", "client": "hospital"}, "no rows"),
         (frame, {}, "label"),
         (frame, {"label": "died"}, "client"),
         (frame, {"client": "hospital"}, "label"),
@@ -57,6 +58,10 @@ def test_a_data_frame_is_read_as_a_file_of_its_columns(tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(DataError, match="'age'"):
         fitted.client(0).predict(frame.drop(columns="age"))
+    with pytest.raises(DataError, match="'age'"):
+        fitted.client(0).predict(dict(frame.iloc[0]))
+    numbered = fitted_on(frame.assign(died=(frame.died == "yes") + 3), label="died", client="hospital")
+    assert {*numbered.client(0).predict(frame).tolist()} <= {3, 4}
 
 
 @pytest.mark.slow

@@ -302,6 +302,15 @@ def _cut(name):
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-7])
 
 
+def _flip(name):
+    def flip(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[-5] ^= 255
+        (folder / name).write_bytes(data)
+
+    return flip
+
+
 def _change(**values):
     def change(folder):
         table = json.loads((folder / "federation.json").read_text())
@@ -315,6 +324,7 @@ HALF = {
     "no server": _remove("server.safetensors"),
     "no start": _remove("start.safetensors"),
     "half a file of models": _cut("models.safetensors"),
+    **{f"a bit of {name}": _flip(f"{name}.safetensors") for name in ("models", "server", "start")},
     "half a table": _cut("federation.json"),
     "of a later version": _change(format=99),
     "without a method": _change(method={"class": "Mine", "record": None}),

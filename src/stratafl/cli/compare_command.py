@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from stratafl.api.added import stored_numbers
 from stratafl.cli.command_options import COMPARED, RunOptions, experiment_of, names_in
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings, titled_table
 from stratafl.cli.display import Display
@@ -22,7 +23,7 @@ from stratafl.config.experiment import Experiment, paths_in
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import DATASETS
-from stratafl.errors import RunError, counted
+from stratafl.errors import RunError, counted, shown
 from stratafl.evaluation.guard import SAFE
 from stratafl.execute import ProcessGroup
 from stratafl.report import Study
@@ -73,6 +74,13 @@ def start_comparison(
         return drive_comparison(comparison, jobs)
 
 
+def _say_added(folder: Path) -> None:
+    """Name clients that were added before: their models are of a round that no longer counts."""
+    if names := stored_numbers(folder):
+        listed = ", ".join(f"'{shown(name)}'" for name in names)
+        note_console().print(f"note: models of added clients stay as they are, add them again: {listed}", markup=False)
+
+
 def resume_directory(
     folder: Path, jobs: int | None, worker: bool, trust: Trust = NO_TRUST, rounds: int | None = None
 ) -> int:
@@ -93,6 +101,7 @@ def resume_directory(
             refuse_torchrun(process_group)
         if rounds is not None:
             extend_run(folder, rounds, trust)
+            _say_added(folder)
         run = Run.open(folder, process_group, trust)
         if run.finished:
             run.notes.append("this run is already finished: there is nothing to do")

@@ -20,6 +20,8 @@ Targets = tuple[NDArray[Any], tuple[str, ...] | None]  # classes and their names
 
 def targets(cells: Column, wanted: str, where: str) -> Targets:
     """Names and whole numbers (2 or 2.0) become classes, fractions stay numbers, unless `wanted` says otherwise."""
+    if not len(cells):
+        raise DataError(f"'{where}' has no rows: give at least one sample")
     if not _are_numbers(cells):
         if wanted in _NUMBERS:
             names = f"the labels of '{where}' are names such as '{cells[0]}'"

@@ -135,6 +135,9 @@ class TableEncoding:
 
     def coded(self, cells: Mapping[str, Column], where: str) -> Codes:
         """The codes of raw cells by column; other columns are not looked at. All that is wrong is said at once."""
+        single = [name for name in self.names if np.ndim(cells.get(name, ())) == 0]
+        if single:
+            raise DataError(f"{where}: {_quoted(single)} is a single value: give a list for each column")
         problems = []
         lacking = [name for name in self.names if name not in cells]
         if lacking:
