@@ -237,9 +237,9 @@ def _why_not_stacked(
     x, y = sample.expand(2, *sample.shape), targets.expand(2, *targets.shape)
     weight = torch.ones(2, 2, dtype=next(module.parameters()).dtype, device=sample.device)
     keys = torch.zeros(2, dtype=torch.int64, device=sample.device)
-    inside = list[str]()
-    hooks = _entered(engine.model.module, inside)
+    inside, hooks = list[str](), list[RemovableHandle]()
     try:
+        hooks += _entered(engine.model.module, inside)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings about slow rules are no reason
             stack, trained = Stack(x, y, weight, keys, (2, 2)), layout.trainable()
