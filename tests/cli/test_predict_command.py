@@ -91,6 +91,10 @@ def test_a_client_joins_is_exported_and_predicts_where_the_data_is_gone(run, str
         (("resume", ".", "--rounds", 3), "'.'"),
     ):
         assert value in checked_line(strata(*words)), words
+    damaged = bytearray((place / "saved" / "added" / "3.safetensors").read_bytes())
+    damaged[-5] ^= 255
+    (place / "saved" / "added" / "3.safetensors").write_bytes(damaged)
+    assert "3.safetensors" in checked_line(strata("predict", "saved", "-c", "Egg", "-d", "new.csv"))
 
 
 @pytest.mark.budget(1, "a run of three sites")

@@ -21,6 +21,7 @@ from stratafl.errors import DamagedError, DataError, ModelError, shown
 from stratafl.evaluation.evaluate import client_models
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.execute import Progress, Simulation
+from stratafl.execute.blueprint import tensors_digest
 from stratafl.execute.drawing import filled
 from stratafl.execute.tokens import check_tokens
 from stratafl.files import atomically, explained, is_plain
@@ -99,6 +100,7 @@ def write_added(folder: Path, client: AddedClient) -> Path:
 
     path = folder / ADDED / f"{client.number}.safetensors"
     facts = {"name": client.name, "number": client.number, "round": client.round}
+    facts["digest"] = tensors_digest(dict(sorted(client.state.items())))
     metadata = {"client": json.dumps(facts), "preprocessing": json.dumps(client.preprocessing.to_table())}
     with explained("write", path):
         path.parent.mkdir(exist_ok=True)
@@ -136,6 +138,8 @@ def _read(path: Path, sim: Simulation) -> AddedClient:
         name, number, round = facts["name"], facts["number"], facts["round"]
         if not (isinstance(name, str) and type(number) is int and type(round) is int and path.stem == str(number)):
             raise ValueError("its name, number or round is not one")
+        if facts["digest"] != tensors_digest(dict(sorted(tensors.items()))):
+            raise ValueError("its tensors are not those that were written")
         preprocessing = preprocessing_from(json.loads(metadata["preprocessing"]))
         assert sim.template is not None  # every assembled simulation has one
         filled(sim.template, tensors)
