@@ -89,7 +89,7 @@ def held_out(fitted, client):
 def hits(fitted, x, y):
     """How many raw test samples of all clients `predict` gets right, and how many there are."""
     found = [
-        [label == str(name) for label, name in zip(fitted.client(k).predict(x[mine]), y[mine], strict=True)]
+        [str(label) == str(name) for label, name in zip(fitted.client(k).predict(x[mine]), y[mine], strict=True)]
         for k, mine in ((k, held_out(fitted, k)) for k in range(CLIENTS))
     ]
     return sum(map(sum, found)), sum(map(len, found))
@@ -110,7 +110,9 @@ def test_predictions_on_raw_test_samples_are_the_runs_own_test_accuracy(data, re
     for line in last_clients(folder, fitted.progress.t):
         mine = held_out(fitted, line["client"])
         given = list(fitted.client(line["client"]).predict(x[mine]))
-        assert np.mean(np.array(given) == y[mine].astype(str)) == pytest.approx(line["test.deployed.accuracy"])
+        assert np.mean(np.array(given).astype(str) == y[mine].astype(str)) == pytest.approx(
+            line["test.deployed.accuracy"]
+        )
 
 
 def test_outputs_are_those_of_training_to_the_bit(table):
