@@ -5,7 +5,7 @@
 Fig. 5: eight clients with four classes each; client 0 is the target, client 1 has the same classes, client 2 three of
 them, the others none. Fig. 6: a chain in which neighbours share three of four classes. Training starts from equal
 weights and, for Fig. 5, also from random ones, where the paper's order appears far less often
-(docs/algorithms/pfedla.md).
+(docs/methods/pfedla.md).
 """
 
 import sys

@@ -1,6 +1,6 @@
 """How good the gains are that `advise` forecasts: against the truth on test samples, over five seeds.
 
-`PYTHONPATH=src:tests python tests/advice_calibration.py --data FOLDER --store DIR` prints the table of docs/advise.md.
+`PYTHONPATH=src:tests python tests/advice_calibration.py --data FOLDER --store DIR` prints the table of guide/advise.md.
 FOLDER has folders `mnist`, `ag_news` and `tiny-imagenet` with files as the hub has them. What is in DIR is not computed
 again. `--fit` prints the three constants of `advice/forecast.py` from the federations in `FITTED`, `--table` the table
 of those in `SHOWN`, which had no part in that.

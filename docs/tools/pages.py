@@ -1,8 +1,8 @@
 """Pages of the documentation that are made from the source: `python docs/tools/pages.py` writes them.
 
-    docs/algorithms/README.md           the index of methods, from what each declares of itself
-    docs/settings.md                    its tables of settings, from their records
-    docs/what_the_server_learns.md      its tables of fields, from the forms of uploads and downloads
+    docs/methods/README.md           the index of methods, from what each declares of itself
+    docs/reference/settings.md                    its tables of settings, from their records
+    docs/understand/what-the-server-learns.md      its tables of fields, from the forms of uploads and downloads
 
 A test fails if a page is not what this would write.
 """
@@ -46,7 +46,7 @@ no client's model to share layer by layer.
 
 
 def index_page(folder: Path) -> str:
-    """docs/algorithms/README.md: a table for each kind, with links to the pages in this folder."""
+    """docs/methods/README.md: a table for each kind, with links to the pages in this folder."""
     parts = [_HEAD]
     for kind, meaning in KINDS.items():
         rows = [_row(METHODS[name], folder) for name in sorted(METHODS) if METHODS[name].kind == kind]
@@ -207,10 +207,10 @@ def _allowed(hint: Any) -> str:
 
 def main() -> None:
     """Write all pages."""
-    folder, learns = DOCS / "algorithms", DOCS / "what_the_server_learns.md"
+    folder, learns = DOCS / "methods", DOCS / "understand/what-the-server-learns.md"
     (folder / "README.md").write_text(index_page(folder), encoding="utf-8")
     before, _, rest = learns.read_text(encoding="utf-8").partition(TABLES_BEGIN)
-    settings = DOCS / "settings.md"
+    settings = DOCS / "reference/settings.md"
     head, _, _ = settings.read_text(encoding="utf-8").partition("## ")
     settings.write_text(head + settings_tables({**TABLES, DEPLOY: DeployTable}), encoding="utf-8")
     learns.write_text(before + sent_tables() + rest[rest.index(TABLES_END) :], encoding="utf-8")

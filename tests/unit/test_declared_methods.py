@@ -192,8 +192,8 @@ def test_names_of_papers_are_recognised(empty_again):
 
 
 def test_the_index_of_methods_is_made_from_the_catalogue():
-    written = (DOCS / "algorithms/README.md").read_text(encoding="utf-8")
-    assert written == index_page(DOCS / "algorithms"), "run docs/tools/pages.py"
+    written = (DOCS / "methods/README.md").read_text(encoding="utf-8")
+    assert written == index_page(DOCS / "methods"), "run docs/tools/pages.py"
 
 
 def test_a_page_of_the_index_is_the_methods_own_or_the_one_that_names_its_code(tmp_path):

@@ -64,7 +64,7 @@ DOCUMENTS = [p.relative_to(ROOT).as_posix() for p in sorted([*ROOT.glob("*.md"),
 PLACES = r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`"
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "docs/glossary.md"])
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "docs/understand/glossary.md"])
 def test_what_the_tables_name_is_there(document):
     places = re.findall(PLACES, text(document))
     assert len(places) > 20
@@ -91,10 +91,10 @@ def test_packages_are_called_by_their_names(document):
 
 
 def test_the_index_of_decisions_is_complete():
-    files = {p.name for p in (ROOT / "docs/decisions").glob("[0-9]*.md")}
-    assert set(re.findall(r"\((\d{3}-[\w-]+\.md)\)", text("docs/decisions/README.md"))) == files
+    files = {p.name for p in (ROOT / "docs/design/decisions").glob("[0-9]*.md")}
+    assert set(re.findall(r"\((\d{3}-[\w-]+\.md)\)", text("docs/design/decisions/README.md"))) == files
     for file in files:
-        assert all(part in text(f"docs/decisions/{file}") for part in ("# ", "**Why.**", "**What it costs.**"))
+        assert all(part in text(f"docs/design/decisions/{file}") for part in ("# ", "**Why.**", "**What it costs.**"))
 
 
 @pytest.mark.budget(1, "twenty rounds, as the README has them")
@@ -137,12 +137,12 @@ def test_the_step_of_contributing_keeps_the_contract():
 
 def test_the_settings_are_documented():
     pages = runpy.run_path(str(ROOT / "docs/tools/pages.py"))
-    assert pages["settings_tables"]({**TABLES, DEPLOY: DeployTable}) in text("docs/settings.md"), (
+    assert pages["settings_tables"]({**TABLES, DEPLOY: DeployTable}) in text("docs/reference/settings.md"), (
         "run docs/tools/pages.py"
     )
 
 
-LEARNS = "docs/what_the_server_learns.md"
+LEARNS = "docs/understand/what-the-server-learns.md"
 
 
 @pytest.mark.slow
@@ -177,8 +177,8 @@ def shown(value):
 @pytest.mark.parametrize(
     ("document", "name", "maker"),
     [
-        *(("docs/models.md", name, maker) for name, maker in MODELS.items()),
-        *(("docs/partitions.md", name, maker) for name, maker in PARTITIONS.items()),
+        *(("docs/reference/models.md", name, maker) for name, maker in MODELS.items()),
+        *(("docs/reference/partitions.md", name, maker) for name, maker in PARTITIONS.items()),
     ],
 )
 def test_models_and_partitions_are_documented_with_their_options(document, name, maker):
@@ -191,25 +191,25 @@ def test_models_and_partitions_are_documented_with_their_options(document, name,
 
 def test_the_digits_of_the_document_are_those_of_the_command():
     """Python's `digits()` has other defaults, so a document says how to get the same clients."""
-    made, default = run(blocks("docs/data.md")[0]), from_tables({})
+    made, default = run(blocks("docs/guide/data.md")[0]), from_tables({})
     clients, of_command = made["clients"], federation_of(default)
     for name, split in of_command.splits.items():
         assert torch.equal(clients.splits[name].indices, split.indices)
         assert torch.equal(clients.splits[name].offsets, split.offsets)
     assert made["method"] == algorithm_of(default)
     for setting in (f"data.alpha = {default.data.alpha}", f"train.lr = {default.train.lr}"):
-        assert setting in text("docs/settings.md")
+        assert setting in text("docs/reference/settings.md")
 
 
 def test_the_partition_of_the_document_divides():
-    made = run(blocks("docs/partitions.md")[0], __name__="docs_partition")["ByLabel"]()
+    made = run(blocks("docs/reference/partitions.md")[0], __name__="docs_partition")["ByLabel"]()
     labels = np.array([2, 0, 1, 0, 2, 1])
     assert [mine.tolist() for mine in made(labels, 3, seed=0)] == [[1, 3], [2, 5], [0, 4]]
     assert federate(np.zeros((6, 1)), labels, made(labels, 3, seed=0), test=0.5).clients == 3
 
 
 def test_the_papers_partitions_are_settings():
-    table = text("docs/partitions.md").partition("## As the papers have them")[2].partition("## Readings")[0]
+    table = text("docs/reference/partitions.md").partition("## As the papers have them")[2].partition("## Readings")[0]
     rows = re.findall(r"`partition = [^|]*", table)
     assert len(rows) == 8
     for settings in rows:
@@ -227,18 +227,18 @@ def test_the_commands_of_the_readme_exist(line, capsys):
 
 
 def test_the_recipes_are_those_that_there_are():
-    listed = re.findall(r"^\| `(\w+/\w+)` \|", text("docs/recipes.md"), re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+/\w+)` \|", text("docs/guide/recipes.md"), re.MULTILINE)
     assert sorted(listed) == recipe_names()
 
 
 def test_the_kinds_of_claims_are_those_that_there_are():
-    rows = re.findall(r"^\| `(\w+)` \| (`row.*?) \| (?:the|a|each|two) ", text("docs/recipes.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (`row.*?) \| (?:the|a|each|two) ", text("docs/guide/recipes.md"), re.MULTILINE)
     needs = {kind: re.findall(r"`(\w+)`", keys.partition("perhaps")[0]) for kind, keys in rows}
     assert needs == {kind: list(keys) for kind, keys in KINDS.items()}
 
 
 def test_the_recipe_of_the_document_can_be_put_together():
-    recipe = parse_recipe("a/b", blocks("docs/recipes.md", "toml")[0])
+    recipe = parse_recipe("a/b", blocks("docs/guide/recipes.md", "toml")[0])
     assert [(c.row, dict(c.experiment.algorithm.options)) for c in recipe.cells("smoke")[:2]] == [
         ("FedAvg", {}),
         ("FedPer", {"personal": "last:2"}),

@@ -281,5 +281,5 @@ def test_the_mean_of_factors_is_not_the_mean_of_products():
     a, b = torch.eye(2).reshape(2, 1, 2), torch.eye(2).reshape(2, 2, 1)
     # by hand: the mean of products is ½·I, the product of means ¼ everywhere
     assert share_lost(a, b) == pytest.approx(0.5**0.5)
-    assert share_lost(*trained_factors(8)) == pytest.approx(0.042, abs=6e-4)  # docs/adapters.md
+    assert share_lost(*trained_factors(8)) == pytest.approx(0.042, abs=6e-4)  # docs/guide/adapters.md
     assert share_lost(*trained_factors(2, frozen_a=True)) < 1e-12  # where A is the same everywhere, it is

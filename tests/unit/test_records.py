@@ -68,7 +68,7 @@ def test_an_algorithm_made_twice_is_equal_and_another_is_not(name):
 
 
 HYPER = {"hyper_step": 0.1, "embedding": 100, "width": 100, "depth": 3, "normalise": "softmax", "initial": "uniform"}
-DEFAULTS = {  # as docs/algorithms/ has them
+DEFAULTS = {  # as docs/methods/ has them
     "fedalp": {
         "beta": 0.6,
         "groups": None,

@@ -2,7 +2,7 @@
 
 `sent_fields.py` finds out from forms which fields travel, of what shape and size. A test fails if a method or a
 composition of the catalogue has a field that is not here. What a server could learn from each kind
-is in docs/what_the_server_learns.md.
+is in docs/understand/what-the-server-learns.md.
 """
 
 from dataclasses import dataclass

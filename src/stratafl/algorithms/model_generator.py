@@ -68,9 +68,9 @@ class ModelGenerator:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`[C, …]` from `[C, n]` and `[…, n]`, client by client: one product would round differently for another C."""
+    """`[C, …]` from `[C, n]` and `[…, n]`, client by client: products of a batch round differently for another C."""
     flat = weight.reshape(-1, weight.shape[-1])
-    out = torch.bmm(flat.expand(len(x), *flat.shape), x.unsqueeze(-1))
+    out = torch.stack([torch.mv(flat, row) for row in x])
     return out.reshape(len(x), *bias.shape) + bias
 
 

@@ -121,7 +121,7 @@ class Fitted:
         """A metric of these models on held-out samples: a name, or a function `f(y_true [n], y_score [n, K])`.
 
         `average` is over all `samples` or the mean over `clients`; `auto` is as the run says for its own metric, and
-        else as docs/metrics.md says. With `client`, it is that client's own. NaN where it is not defined.
+        else as docs/reference/metrics.md says. With `client`, it is that client's own. NaN where it is not defined.
         """
         chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
         if average not in ("auto", "samples", "clients"):
@@ -162,7 +162,7 @@ class Fitted:
     def cross_site(
         self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
     ) -> CrossSiteResult:
-        """A metric, by default the run's own, of every client's model on every client's samples (docs/report.md)."""
+        """A metric, by default the run's own, of every client's model on every client's samples."""
         self._check_scored(split)
         ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
         usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)

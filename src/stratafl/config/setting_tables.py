@@ -1,6 +1,6 @@
 """The tables of a configuration: every setting with its default, its range and its meaning, and how users type it.
 
-`docs/settings.md` is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
+The page of settings is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
 the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
 mean. Typed settings are parsed once, here; everywhere else settings are mappings of `table.key` to values.
 """
@@ -77,7 +77,7 @@ class AlgorithmTable:
     name: Annotated[
         str,
         MethodName(ALGORITHMS, paths=True),
-        "as in `strata list`, a [composition](algorithms/composition.md) such as `fedper+flayer`, or",
+        "as in `strata list`, a [composition](../methods/composition.md) such as `fedper+flayer`, or",
         "`package.module:builder`",
     ] = "fedper"
     options: Options = dataclasses.field(default_factory=dict)
@@ -124,7 +124,7 @@ class DataTable:
     """Which data, over how many clients, divided how, and the options of the partition."""
 
     name: Annotated[
-        str, FilePath(DATASETS), "a name from `strata data list`, or a file or folder, see [data](data.md)"
+        str, FilePath(DATASETS), "a name from `strata data list`, or a file or folder, see [data](../guide/data.md)"
     ] = "digits"
     path: Annotated[
         str | None, FilePath(), "the file or folder of that data set, or the folder it is in; none: the hub"
@@ -139,7 +139,7 @@ class DataTable:
     columns: Annotated[
         str | None,
         "the columns of your own table to use, with a kind where you know better: `age,sex:category`; kinds: `number`,",
-        "`boolean`, `category`, `date`, `identifier`, `constant`, `text`; none: all, see [tables](tables.md)",
+        "`boolean`, `category`, `date`, `identifier`, `constant`, `text`; none: all, see [tables](../guide/tables.md)",
     ] = None
     ignore: Annotated[str | None, "columns of your own table to ignore, by name or pattern: `patient_id,*_date`"] = None
     targets: Annotated[
@@ -155,7 +155,8 @@ class DataTable:
         "of each `image`, or as they are; `columns`: a table of numbers by each column's mean and deviation over the",
         "client's own training samples; `pooled`: over those of all clients together, which a deployment cannot know;",
         "`auto`: `half` for images of 8 bits, `image` for 16, `columns` for tables of numbers, `pooled` for",
-        "[other tables](tables.md); of older runs `images`: `half` for images, tables as they are, and `former`:",
+        "[other tables](../guide/tables.md); of older runs `images`: `half` for images, tables as they are, and",
+        "`former`:",
         "`half` for all images, tables as with `auto`",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
@@ -202,7 +203,9 @@ class DataTable:
         str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
     ] = "stratified"
     seed: Annotated[
-        int | None, Seed, "seed of the partition and of the splits; none: `run.seed`, see [noise](noise.md)"
+        int | None,
+        Seed,
+        "seed of the partition and of the splits; none: `run.seed`, see [noise](../understand/noise.md)",
     ] = None
     options: Options = dataclasses.field(default_factory=dict)
 
@@ -273,10 +276,11 @@ class EvaluateTable:
     guard: Annotated[
         bool,
         "at the end, each client takes the model that is best on its validation samples, or keeps local",
-        "training, see [guard](guard.md)",
+        "training, see [guard](../guide/guard.md)",
     ] = False
     cross_site: Annotated[
-        bool, "at the end, score every client's model on every client's test samples, see [report](report.md)"
+        bool,
+        "at the end, score every client's model on every client's test samples, see [report](../understand/report.md)",
     ] = False
     lab: Annotated[int, SomeOrNone, "rounds between layer diagnostics (conflicts, CKA, weights …); 0: never"] = 0
 

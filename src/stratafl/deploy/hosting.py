@@ -7,7 +7,7 @@
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
     rounds.jsonl       a line for each absorbed round, as of a run (status.py)
     status.json        the progress that `strata host` shows
-    noise.key          the secret of a method whose server adds noise (docs/privacy.md)
+    noise.key          the secret of a method whose server adds noise (docs/guide/privacy.md)
 """
 
 import time

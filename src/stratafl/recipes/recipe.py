@@ -239,7 +239,7 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
 
     for key in ("title", "columns", "rows", "scales"):
         if not table[key]:
-            raise RecordError(f"'{key}' is empty; a recipe needs it (docs/recipes.md has an example)")
+            raise RecordError(f"'{key}' is empty; a recipe needs it (docs/guide/recipes.md has an example)")
     scales = {scale: from_settings(scale, Scale, each) for scale, each in file.scales.items()}
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
     texts = tuple(map(str, file.notes)), tuple(map(str, file.readings))

@@ -3,7 +3,7 @@
 A gain is a difference of scores, method minus alone. Its interval has two sources of noise: other test samples would
 give another difference, and so would another seed. `sample_noise` has the first. Seeds are too few to be resampled:
 three that happen to agree would make one client in four look certain. So their variance enters as a component of its
-own, with Student's t for so few. `docs/gains.md` has the measurements.
+own, with Student's t for so few. `docs/understand/gains.md` has the measurements.
 """
 
 from dataclasses import dataclass
