@@ -74,7 +74,7 @@ def fit(
     `model` is a module, a name from `strata list models`, such as `mlp`, or a function that makes a module; if it has
     arguments `shape` and `classes`, they are given. Each client's samples are split into test, validation and training
     samples, stratified by class (`split="random"`: at random). Tables with more than numbers are encoded
-    (guide/tables.md). Rows of numbers with fractions are standardised, each client's columns by its own training samples
+    as files are. Rows of numbers with fractions are standardised, each client's columns by its own training samples
     (`normalise="none"`: not; a federation is taken as it is); `predict` does the same to raw samples. `device="auto"`
     is a GPU if there is one. `options` are those of `simulation`. You get the models after the round with the best
     `metric` on validation samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if

@@ -1,6 +1,6 @@
 """The tables of a configuration: every setting with its default, its range and its meaning, and how users type it.
 
-The page of settings is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
+A page of settings is made from these. Further keys of `[algorithm]`, `[model]` and `[data]` are options of the method,
 the model and the partition. `[train]` has the fields of `LocalTraining` (`stratafl.policies.train`) that say what they
 mean. Typed settings are parsed once, here; everywhere else settings are mappings of `table.key` to values.
 """
@@ -155,9 +155,8 @@ class DataTable:
         "of each `image`, or as they are; `columns`: a table of numbers by each column's mean and deviation over the",
         "client's own training samples; `pooled`: over those of all clients together, which a deployment cannot know;",
         "`auto`: `half` for images of 8 bits, `image` for 16, `columns` for tables of numbers, `pooled` for",
-        "[other tables](../guide/tables.md); of older runs `images`: `half` for images, tables as they are, and",
-        "`former`:",
-        "`half` for all images, tables as with `auto`",
+        "[other tables](../guide/tables.md); of older runs `images`: `half` for images, tables as they are,",
+        "and `former`: `half` for all images, tables as with `auto`",
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
     flip: Annotated[str, Named(FLIPS), "mirror training images at random, along these axes"] = "none"
