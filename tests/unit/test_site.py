@@ -12,6 +12,7 @@ from stratafl.cli import main as strata
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs/tools"))
+pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
 
 import check_site  # noqa: E402
 import command_page  # noqa: E402
