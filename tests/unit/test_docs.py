@@ -25,6 +25,7 @@ from stratafl.config.experiment import from_tables
 from stratafl.config.setting_tables import TABLES, partition_of
 from stratafl.config.trust import parameters
 from stratafl.data import PARTITIONS, digits, federate
+from stratafl.data.formats.columns import Request
 from stratafl.models import MODELS
 from stratafl.recipes import parse_recipe, recipe_names
 from stratafl.recipes.claims import KINDS
@@ -115,7 +116,7 @@ def test_the_record_of_the_guide_is_fedavg():
 
 
 def test_the_example_method_is_the_file():
-    assert blocks("CONTRIBUTING.md")[0] == text("examples/halfway.py")
+    assert blocks("docs/guide/write-a-method.md")[1] == text("examples/halfway.py")
 
 
 @pytest.mark.slow
@@ -132,8 +133,8 @@ def test_without_a_share_the_example_is_fedavg(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_step_of_contributing_keeps_the_contract():
-    step = run(blocks("CONTRIBUTING.md")[1], __name__="docs_step")["SignDescent"]()
+def test_the_step_of_the_guide_keeps_the_contract():
+    step = run(blocks("docs/guide/write-a-method.md")[2], __name__="docs_step")["SignDescent"]()
     check_algorithm(replace(fedavg(), train=(step,)), settings=[("follow", 0.5)])
 
 
@@ -201,6 +202,14 @@ def test_the_digits_of_the_document_are_those_of_the_command():
     assert made["method"] == algorithm_of(default)
     for setting in (f"data.alpha = {default.data.alpha}", f"train.lr = {default.train.lr}"):
         assert setting in text("docs/reference/settings.md")
+
+
+def test_the_reader_of_the_document_reads(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": [1, 2], "label": "no"}\n{"x": [3, 4], "label": "yes"}\n')
+    read = run(blocks("docs/guide/write-a-data-format.md")[0])["read_jsonl"]
+    columns = read([tmp_path / "a.jsonl"], Request(content="x"))
+    assert columns["x"].tolist() == [[1, 2], [3, 4]]
+    assert columns["label"] == ["no", "yes"]
 
 
 def test_the_partition_of_the_document_divides():
