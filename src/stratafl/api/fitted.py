@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stratafl.api.added import AddedClient, check_new_name, personalised, stored_numbers
 from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
+from stratafl.api.numbers import client_number
 from stratafl.api.saved import SavedParts, data_table, write_folder
 from stratafl.api.training import Callback, TrainingRun, stored_training, watchers
 from stratafl.config.metric_choice import metric_for
@@ -127,7 +128,7 @@ class Fitted:
         if average not in ("auto", "samples", "clients"):
             raise unknown("average", average, ("auto", "samples", "clients"))
         if client is not None:
-            return self._held_out(client, split).value(chosen)
+            return self.held_out(self.number_of(client), split).value(chosen)
         held_out = self.predictions(split)
         usual = "samples" if chosen.pooled else "clients"
         if chosen.name == self.evaluate.metric and self.evaluate.average != "auto":
@@ -136,7 +137,8 @@ class Fitted:
 
     def confusion(self, client: int | str | None = None, split: str = "test") -> Tensor:
         """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
-        return (self.predictions(split) if client is None else self._held_out(client, split)).confusion()
+        scored = self.predictions(split) if client is None else self.held_out(self.number_of(client), split)
+        return scored.confusion()
 
     def predictions(self, split: str = "test") -> Predictions:
         """What every client's own model gives for its own samples of a split, `test` or `validation`.
@@ -146,9 +148,8 @@ class Fitted:
         self._check_scored(split)
         return predictions(self.sim, self.progress, torch.arange(self.clients), split, self.stage)
 
-    def _held_out(self, client: int | str, split: str) -> Predictions:
+    def held_out(self, number: int, split: str) -> Predictions:
         """The predictions of one client's model for its own samples of a split."""
-        number = self.number_of(client)
         if number not in self.added or split not in HELD_OUT:
             return self.predictions(split).of(number)
         return self.added[number].predictions(self.progress, split, self.stage)
@@ -164,6 +165,8 @@ class Fitted:
     ) -> CrossSiteResult:
         """A metric, by default the run's own, of every client's model on every client's samples."""
         self._check_scored(split)
+        if isinstance(clients, str):
+            raise DataError(f"clients must be a list of names or numbers, not {clients!r}: give clients=[{clients!r}]")
         ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
         usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
         chosen = usual if metric is None else named_metric(metric)
@@ -180,21 +183,16 @@ class Fitted:
         return tuple(map(self.name_of, (*range(self.clients), *self.added)))
 
     def client(self, client: int | str) -> "FittedClient":
-        """A client by its name or its number, with its own model."""
+        """A client by its name or its number, with its own model.
+
+        Where names are whole numbers, a number that is the name of another client is refused: give the name, as text.
+        """
         return FittedClient(self, self.number_of(client))
 
     def number_of(self, client: int | str) -> int:
         """The number of a client that is given by its name or its number."""
-        if isinstance(client, str):
-            if client not in self.client_names:
-                raise unknown("client", client, self.client_names)
-            numbers: list[int] = [*range(self.clients), *self.added]
-            return numbers[self.client_names.index(client)]
-        if not isinstance(client, int):
-            raise DataError(f"client must be a name or a whole number from 0 to {self.clients - 1}, not {client!r}")
-        if not 0 <= client < self.clients and client not in self.added:
-            raise DataError(f"there is no client {client}: the {self.clients} clients are numbered from 0")
-        return client
+        numbers = (*range(self.clients), *self.added)
+        return client_number(client, dict(zip(numbers, self.client_names, strict=True)))
 
     @property
     def round(self) -> int:
@@ -260,7 +258,7 @@ class Fitted:
         name = samples.client_name(0)
         number = self.next_number(name)
         self.added[number] = personalised(self.sim, self.progress, samples, name, number)
-        return self.client(number)
+        return FittedClient(self, number)
 
     def next_number(self, name: str) -> int:
         """The number that a new client of this name gets: the one it had at an earlier round, or the next one."""
@@ -275,7 +273,7 @@ class Fitted:
         `stratafl.load` reads it on any machine. If the model is a class of your own, `load` needs it:
         `load(folder, model=…)`.
         """
-        models = {number: self.client(number).state for number in range(self.clients)}
+        models = {number: FittedClient(self, number).state for number in range(self.clients)}
         what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added)
         return write_folder(Path(folder), SavedParts(*what, data=data_table(self.folder)))
 
@@ -324,7 +322,7 @@ class Fitted:
 
         The guard chooses among the models of the selected round, so models of another round are refused.
         """
-        return stored_choice(self, self.number_of(client) if isinstance(client, str) else client)
+        return stored_choice(self, self.number_of(client))
 
 
 @holder
@@ -343,11 +341,12 @@ class FittedClient:
 
     @cached_property
     def state(self) -> Mapping[str, Tensor]:
-        """The tensors of the model by name."""
+        """The tensors of the model by name, as a copy."""
         fitted, number = self.fitted, self.number
-        if number in fitted.added:
-            return fitted.added[number].state
-        return state_dict(fitted.sim, fitted.progress, number) if fitted.saved is None else fitted.saved[number]
+        if number not in fitted.added and fitted.saved is None:
+            return state_dict(fitted.sim, fitted.progress, number)
+        stored = fitted.added[number].state if number in fitted.added else (fitted.saved or {})[number]
+        return {name: x.clone() for name, x in stored.items()}  # clients of a saved folder share equal tensors
 
     @cached_property
     def model(self) -> nn.Module:
@@ -400,11 +399,11 @@ class FittedClient:
 
     def metric(self, metric: str | Callable[..., object], split: str = "test") -> float:
         """A metric of the model on the client's own held-out samples, as `Fitted.metric` takes it."""
-        return self.fitted.metric(metric, split, client=self.number)
+        return self.fitted.metric(metric, split, client=self.name)
 
     def confusion(self, split: str = "test") -> Tensor:
         """How many samples of each class (rows) are given each class (columns), `[K, K]`."""
-        return self.fitted.confusion(self.number, split)
+        return self.fitted.confusion(self.name, split)
 
     def export(self, path: str | Path) -> Path:
         """Write the model to `NAME.onnx` or `NAME.safetensors`; an existing file is never overwritten.

@@ -1,4 +1,4 @@
-"""TrainingRun on a person's own samples and module, and loading what a run left."""
+"""Training on your own samples and module, and loading what a run left."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from torch import nn
 
 from stratafl.api.added import read_added
 from stratafl.api.fitted import Fitted, trained
+from stratafl.api.numbers import check_least
 from stratafl.api.saved import is_saved, read_folder
 from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import model_of, split_plan
@@ -32,7 +33,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.policies.train import Weight, with_training
-from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
+from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_of, read_run, refuse_runs, selected_line
 
 LEAST_WEIGHT = 1e-12  # of a class without training samples, which never counts
 NORMALISED = ("auto", "columns", "none")
@@ -88,11 +89,12 @@ def fit(
     prints every round. Each of the `callbacks` is called with the line of every round, as `fitted.history` has it;
     training ends if one of them returns True.
     """
-    if evaluate_every < 1:
-        raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
+    for name, value, least in (("evaluate_every", evaluate_every, 1), ("seed", seed, 0)):
+        check_least(name, value, least)
     if not isinstance(model, nn.Module | str) and not callable(model):
         raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
     check_known("option of fit", options, _OPTIONS)
+    check_least("new_clients", options.get("new_clients", 0), 0)
     plan = SplitPlan(validation, test, seed=seed, split=split)
     federation = _federation(clients, label, client, plan, normalise, int(options.get("new_clients", 0)))
     if isinstance(class_weight, Mapping) or class_weight != "none":
@@ -173,12 +175,12 @@ def _standardised(federation: Federation, normalise: str) -> Federation:
     return federation
 
 
-_OPTIONS = [
-    option.name
+_OPTIONS = {
+    option.name: None  # a table keeps their order, and `seed` once
     for function in (fit, simulation)
     for option in signature(function).parameters.values()
     if option.kind is option.KEYWORD_ONLY and option.name != "begun"
-]
+}
 
 
 def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
@@ -214,7 +216,11 @@ def load(
     may load a run while it is still running.
     """
     place = Path(folder)
+    if round not in ROUNDS_KEPT:
+        raise unknown("round", round, ROUNDS_KEPT)
     if is_saved(place):
+        if round != "selected":
+            raise RunError(f"'{place}' is a saved folder, which has the models of one round: leave out round='{round}'")
         parts = read_folder(place, device, model, algorithm)
         which = (parts.sim, parts.progress, parts.history, parts.selected, place, parts.evaluate)
         return Fitted(*which, split=parts.split, saved=parts.models, added=parts.added)
