@@ -121,7 +121,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(named):
 def test_a_number_that_is_the_name_of_another_client_is_refused(tmp_path):
     fitted = fitted_on(dict(enumerate(arrays(), 1)))  # client(1) would be the second one
     for number in (1, 2, 3):
-        with pytest.raises(DataError, match=rf"'{number}' is the name of client number {number - 1}"):
+        with pytest.raises(DataError, match=f"client number {number - 1}"):
             fitted.client(number)
     assert (fitted.client(0).name, fitted.client("2").number) == ("1", 1)
     assert fitted.client("2").metric("accuracy") == fitted.predictions().of(1).value(METRICS["accuracy"])
