@@ -8,6 +8,7 @@ from the forms of its messages, the fields of its states and a rehearsal of what
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def _start(arrived: Cell, cell: Cell) -> str:
     return "made" if cell.kind == "received" and arrived.kind == "made" else cell.kind
 
 
+@cache
 def prepared(name: str) -> tuple[Algorithm, Round, Sent]:
     """The method with its defaults, the last round before any finishing pass, and what travels."""
     experiment = with_values(Experiment(), {"algorithm.name": name, "model.name": MODELS.get(name, USUAL_MODEL)})
@@ -111,7 +113,7 @@ def picture_of(name: str) -> Picture:
 
 
 def _narrowed(picture: Picture) -> Picture:
-    """Neighbouring layers of one part, such as `fc.valve.gamma` and `fc.valve.beta`, are one column if they are alike."""
+    """Neighbouring layers of one part, such as those of `fc.valve`, are one column if they are alike."""
     columns = list(zip(*(cells for _, cells, _ in picture.rows), strict=True))
     groups: list[list[int]] = []
     for i, (name, _) in enumerate(picture.layers):
@@ -121,10 +123,10 @@ def _narrowed(picture: Picture) -> Picture:
             groups[-1].append(i)
         else:
             groups.append([i])
-    layers = [
-        (_part(picture.layers[g[0]][0]) if len(g) > 1 else picture.layers[g[0]][0], sum(picture.layers[i][1] for i in g))
-        for g in groups
-    ]
+    sizes = [sum(picture.layers[i][1] for i in group) for group in groups]
+    names = [picture.layers[group[0]][0] for group in groups]
+    names = [_part(name) if len(group) > 1 else name for name, group in zip(names, groups, strict=True)]
+    layers = zip(names, sizes, strict=True)
     rows = [(title, tuple(cells[g[0]] for g in groups), other) for title, cells, other in picture.rows]
     return replace(picture, layers=tuple(layers), rows=tuple(rows))
 
@@ -463,44 +465,46 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 # Scores
 
-SPREADS = ("Dirichlet(0.1)", "Dirichlet(0.5)")
-DEPLOYED, NEW, TIME = 2, 5, 9  # columns of docs/results/methods.md
-PUBLISHED = (  # page, heading of the column of methods, the paper's column, ours, where it is printed, command
-    ("flayer", "method", 1, 3, "FLAYER, Table 2: CIFAR-100, CNN, 200 rounds", "flayer/table2 --scale full"),
-    ("pfedla", "non-IID_1 (12 classes each)", 1, 2, "pFedLA, Table 1: CIFAR-100, 12 classes per client", "pfedla/table1"),
-    ("pfedla", "non-IID_2 (6 classes dominate)", 1, 2, "pFedLA, Table 1: CIFAR-100, 6 dominant classes", "pfedla/table2"),
+SCORE_COLUMNS = {  # columns of docs/results/methods.md
+    "Dirichlet(0.1), accuracy in %": 1,
+    "Dirichlet(0.1), new clients": 3,
+    "Dirichlet(0.5), accuracy in %": 4,
+    "Dirichlet(0.5), new clients": 5,
+    "time of a round, of FedAvg's": 8,
+}
+MADE = (
+    "MNIST, CNN, 24 clients of which 20 train, 30 rounds, nothing tuned, mean ± standard deviation of 3 seeds: "
+    "[setting and command](../results/methods.md)."
+)
+PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
+    ("flayer", "| method | paper |", 1, 3, "FLAYER, Table 2: CIFAR-100, CNN", "flayer/table2 --scale full"),
+    ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, non-IID_1", "pfedla/table1 --scale short"),
+    ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, non-IID_2", "pfedla/table2 --scale short"),
 )
 OTHER_NAMES = {"Local training": "Local", "Per-FedAvg, after its step": "Per-FedAvg", "HeurpFedLA, k = 1": "HeurpFedLA"}
 OTHER_NAMES |= {"FLAYER, the paper's equations": "FLAYER"}
+OWN_TABLES = ("fedalp", "fedlag")  # their pages show the tables of their papers themselves
 
 
 def scores_table(names: Sequence[str]) -> str:
     """The scores on MNIST beside FedAvg's and local training's, then published numbers beside ours."""
     rows = _score_rows()
     shown = list(dict.fromkeys([*names, "fedavg", "local"]))
-    lines = []
-    for spread in SPREADS:
-        cells = [rows[spread][name] for name in shown]
-        lines.append((f"{spread}, as used", *(each[DEPLOYED] for each in cells)))
-        lines.append((f"{spread}, new client", *(each[NEW] for each in cells)))
-    lines.append(("time of a round, × FedAvg's", *(rows[SPREADS[0]][name][TIME] for name in shown)))
-    table = _table(("MNIST, test accuracy in %", *(METHODS[name].label for name in shown)), lines)
-    made = "20 of 24 clients train, 30 rounds, CNN, nothing tuned, means of 3 seeds: [setting and command](../results/methods.md)."
+    lines = [(words, *(rows[name][i] for name in shown)) for words, i in SCORE_COLUMNS.items()]
+    table = _table(("MNIST", *(METHODS[name].label for name in shown)), lines)
     published = [line for name in names for line in _published(METHODS[name].label)]
-    if not published:
-        return f"{table}\n\n{made}\n\nThe scores of the method's own paper: not measured."
-    columns = ("printed in", "method", "printed", "ours", "command")
-    return f"{table}\n\n{made}\n\n{_table(columns, published)}"
+    if published:
+        head = ("printed in", "method", "printed", "ours", "command")
+        return f"{table}\n\n{MADE}\n\n{_table(head, published)}"
+    if set(names) & set(OWN_TABLES) or not METHODS[names[0]].paper:
+        return f"{table}\n\n{MADE}"
+    return f"{table}\n\n{MADE}\n\nThe scores of the method's own paper: not measured."
 
 
-def _score_rows() -> dict[str, dict[str, list[str]]]:
-    text = (RESULTS / "methods.md").read_text(encoding="utf-8")
-    rows = {}
-    for spread in SPREADS:
-        part = text[text.index(f"## {spread}") :].partition("\n## ")[0]
-        lines = [_cells(line) for line in part.splitlines() if line.startswith("| ")]
-        rows[spread] = {cells[0].strip("*"): cells for cells in lines[1:]}
-    return rows
+def _score_rows() -> dict[str, list[str]]:
+    lines = (RESULTS / "methods.md").read_text(encoding="utf-8").splitlines()
+    rows = [_cells(line) for line in lines if line.startswith("| ")]
+    return {cells[0].strip("*`"): cells for cells in rows}
 
 
 def _cells(line: str) -> list[str]:
@@ -508,9 +512,9 @@ def _cells(line: str) -> list[str]:
 
 
 def _published(label: str) -> Iterable[tuple[str, ...]]:
-    for page, heading, paper, ours, where, command in PUBLISHED:
+    for page, start, paper, ours, where, command in PUBLISHED:
         text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
-        rows = [_cells(line) for line in text[text.index(f"| {heading} |") :].partition("\n\n")[0].splitlines()]
+        rows = [_cells(line) for line in text[text.index(start) :].partition("\n\n")[0].splitlines()]
         for cells in rows:
             if OTHER_NAMES.get(cells[0], cells[0]) == label:
                 printed, measured = (cells[i].strip("*") for i in (paper, ours))
@@ -522,23 +526,25 @@ def _published(label: str) -> Iterable[tuple[str, ...]]:
 
 def bytes_text(names: Sequence[str]) -> str:
     """What a client sends and is sent, and what a new client gets."""
-    rows = []
-    for name in names:
-        _, _, sent = prepared(name)
-        rows += [
-            (METHODS[name].label, direction, stage.rounds, _fields(stage), ("" if stage.exact else "≤ ") + f"{stage.bytes:,}")
-            for direction, stages in (("up", sent.uploads), ("down", sent.downloads))
-            for stage in stages
-        ]
+    rows = [row for name in names for row in _byte_rows(name)]
     model = MODELS.get(names[0], USUAL_MODEL)
     new = [f"A new client of {METHODS[name].label} gets {METHODS[name].new_client}." for name in names]
-    head = (("method",) if len(names) > 1 else ()) + ("way", "when", f"fields, for model `{model}` on the digits", "bytes")
-    table = _table(head, [row if len(names) > 1 else row[1:] for row in rows])
-    return table + "\n\n" + " ".join(dict.fromkeys(new))
+    head = ("method", "way", "when", f"fields, for model `{model}` on the digits", "bytes")
+    first = int(len(names) == 1)
+    return _table(head[first:], [row[first:] for row in rows]) + "\n\n" + " ".join(dict.fromkeys(new))
+
+
+def _byte_rows(name: str) -> Iterable[tuple[str, ...]]:
+    sent = prepared(name)[2]
+    for direction, stages in (("up", sent.uploads), ("down", sent.downloads)):
+        for stage in stages:
+            size = ("" if stage.exact else "≤ ") + f"{stage.bytes:,}"
+            yield METHODS[name].label, direction, stage.rounds, _fields(stage), size
 
 
 def _fields(stage: SentStage) -> str:
-    return ", ".join(f"`{field.name}`" + (f" ({field.layers})" if field.is_model else "") for field in stage.fields) or "nothing"
+    words = (f"`{field.name}`" + (f" ({field.layers})" if field.is_model else "") for field in stage.fields)
+    return ", ".join(words) or "nothing"
 
 
 # Pages
@@ -561,7 +567,8 @@ def _made(kind: str, methods: str) -> str:
 def _pictures(names: Sequence[str]) -> str:
     model = MODELS.get(names[0], USUAL_MODEL)
     images = [f"![{METHODS[name].label}: one round, layer by layer](../pictures/methods/{name}.svg)" for name in names]
-    return "\n\n".join([*images, f"Columns are the layers of model `{model}`, from the input to the head, with their numbers of values."])
+    columns = f"Columns are the layers of model `{model}`, from the input to the head, with their numbers of values."
+    return "\n\n".join([*images, columns])
 
 
 def pages() -> list[Path]:

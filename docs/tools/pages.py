@@ -36,7 +36,7 @@ _HEAD = """# Methods
 
 Each page has the same parts: the idea, when to use the method and when not, a picture of what is shared, the command, \
 equations with the lines that compute them, how the paper is read, differences from public code, options, scores, bytes. \
-[Choosing a method](../results/methods.md) has the scores of all methods on MNIST in one table.
+[Choosing a method](../understand/choosing.md) helps to pick one; [one table](../results/methods.md) has the scores of all methods on MNIST.
 
 - `strata list` prints the table below, `strata list fedrep` everything about one method. `--json` is the same for programs.
 - FLAYER's parts and LAG can be put on other methods, as in `fedper+flayer`: see [compositions](composition.md).
@@ -57,7 +57,13 @@ def index_page(folder: Path) -> str:
     parts = [_HEAD]
     for kind, meaning in KINDS.items():
         rows = [_row(METHODS[name], folder) for name in sorted(METHODS) if METHODS[name].kind == kind]
-        head = [f"## {kind.capitalize()}", "", f"{meaning.capitalize()}.", "", "| method | name | idea | layers | paper |"]
+        head = [
+            f"## {kind.capitalize()}",
+            "",
+            f"{meaning.capitalize()}.",
+            "",
+            "| method | name | idea | layers | paper |",
+        ]
         parts += ["\n".join([*head, "|---|---|---|---|---|", *rows, ""])] if rows else []
     return "\n".join(parts)
 
@@ -221,7 +227,7 @@ def _allowed(hint: Any) -> str:
 
 def main() -> None:
     """Write all pages."""
-    from method_pages import write  # noqa: PLC0415  (a neighbour, which only this script's folder on the path finds)
+    from method_pages import write
 
     write()
     folder, learns = DOCS / "methods", DOCS / "understand/what-the-server-learns.md"
