@@ -34,6 +34,7 @@ ALIKE = 0.85  # of the words of two outputs: a ranking may have another order on
 WIDTH = "100"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w-]+\.(?:toml|py))\n")
+_PROGRESS = re.compile(r"\d+ of \d+ rounds")  # printed every few seconds
 _CELL = re.compile(r"^# %%(.*)\n", re.MULTILINE)
 
 
@@ -65,8 +66,8 @@ def run_python(source: str, variables: dict[str, Any]) -> tuple[str, Any]:
 
 
 def tidy(output: str) -> str:
-    """Without colours, what a progress bar overwrote, and spaces at the ends of lines."""
-    lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", output).splitlines()
+    """Without colours, progress, and spaces at the ends of lines."""
+    lines = [line for line in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", output).splitlines() if not _PROGRESS.match(line)]
     return "".join(f"{line.rpartition(chr(13))[2].rstrip()}\n" for line in lines).strip("\n") + "\n"
 
 
