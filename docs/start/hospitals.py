@@ -1,7 +1,7 @@
-"""Write a raw table of eight hospitals with the habits of real data: `python hospitals.py hospitals.csv new_patients.csv`.
+"""Write a raw table of hospitals and its new patients: `python hospitals.py hospitals.csv new_patients.csv`.
 
-There are identifiers, dates, texts, empty cells and rare labels. Cork codes sex and smoking in its own way. The second
-file holds twelve more patients of Cork, without a label.
+The table has the habits of real data: identifiers, dates, texts, empty cells and rare labels. Cork codes sex and
+smoking in its own way. The second file holds twelve more patients of Cork, without a label.
 """
 
 import csv

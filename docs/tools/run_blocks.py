@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ _PROGRESS = re.compile(r"\d+ of \d+ rounds")  # printed every few seconds
 _CELL = re.compile(r"^# %%(.*)\n", re.MULTILINE)
 
 
-class Failed(Exception):
+class BlockError(Exception):
     """A block that ended with an error."""
 
 
@@ -47,7 +48,7 @@ def run_shell(command: str) -> str:
         ["bash", "-e", "-o", "pipefail", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if ended.returncode:
-        raise Failed(f"exit code {ended.returncode}:\n{command}\n{ended.stdout}")
+        raise BlockError(f"exit code {ended.returncode}:\n{command}\n{ended.stdout}")
     return ended.stdout
 
 
@@ -61,7 +62,7 @@ def run_python(source: str, variables: dict[str, Any]) -> tuple[str, Any]:
             exec(compile(ast.Module(body, []), "cell", "exec"), variables)
             value = eval(compile(ast.Expression(last.value), "cell", "eval"), variables) if last else None
         except Exception as error:
-            raise Failed(f"{source}\n{printed.getvalue()}\n{traceback.format_exc()}") from error
+            raise BlockError(f"{source}\n{printed.getvalue()}\n{traceback.format_exc()}") from error
     return printed.getvalue(), value
 
 
@@ -178,9 +179,11 @@ def updated(path: Path, check: bool) -> bool:
 def main() -> None:
     """Update the files named on the command line, or check them."""
     arguments = sys.argv[1:]
+    warnings.simplefilter("ignore", FutureWarning)  # of other libraries
     os.environ.update(COLUMNS=WIDTH, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", NO_COLOR="1")
     paths = [Path(name).resolve() for name in arguments if name != "--check"]
-    if not all([updated(path, "--check" in arguments) for path in paths]):
+    unchanged = [updated(path, "--check" in arguments) for path in paths]
+    if not all(unchanged):
         raise SystemExit(1)
 
 

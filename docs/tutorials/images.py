@@ -1,0 +1,93 @@
+# %% [markdown]
+# # Images: compare and tune
+#
+# You have images of several clients and want to know which method suits them. In this notebook you look at the images,
+# compare methods as they come, and then tune each with the same number of trials. It takes about ten minutes.
+
+# %% [markdown]
+# ## The images
+#
+# These are the handwritten digits of the package, 1,797 images of 8 × 8 pixels. To have clients that differ, each of
+# six clients sees the digits through a scanner of its own, which adds brightness and may swap black and white.
+
+# %%
+import numpy as np
+from PIL import Image
+
+from stratafl.data.digits import digits_arrays
+
+pixels, labels = digits_arrays()
+pixels = (pixels * 255).astype(np.uint8)
+order = np.random.default_rng(0).permutation(len(labels))[:900]
+clients = {}
+for number, rows in enumerate(np.split(order, 6)):
+    x = pixels[rows]
+    clients[f"scanner {number}"] = (255 - x if number % 2 else x, labels[rows])
+
+rows = [np.hstack([image[0] for image in x[:12]]) for x, _ in clients.values()]
+Image.fromarray(np.vstack(rows)).resize((12 * 32, 6 * 32), Image.Resampling.NEAREST)
+
+# %% [markdown]
+# One row per client: odd scanners swap black and white.
+#
+# In your case, `clients` is a folder: `"scans/"` with a folder for each client and in it one for each class
+# ([your own images](../start/images.md)).
+#
+# ## Compare
+#
+# Images as bytes are scaled as a [protocol](../guide/data.md) says; you need no transform.
+
+# %%
+import stratafl
+
+result = stratafl.compare(
+    "local,fedavg,fedper", clients, "mlp", rounds=8, seeds=2, folder="runs/scanners", progress=False
+)
+result
+
+# %% [markdown]
+# `fedper` keeps the last layer with each client. Here the clients differ at the *input*, so another choice is
+# reasonable: keep the first layer, and share what follows. `personal="first:1"` does that:
+
+# %%
+first = stratafl.compare(
+    "fedper",
+    clients,
+    "mlp",
+    rounds=8,
+    seeds=2,
+    settings={"fedper.personal": "first:1"},
+    folder="runs/first",
+    progress=False,
+)
+first.to_pandas()
+
+# %% [markdown]
+# ## Tune
+#
+# A comparison with default settings favours the method whose defaults happen to fit. `tune` gives each method the same
+# trials, chooses on validation samples, and then runs what it chose on fresh seeds.
+
+# %%
+tuned = stratafl.tune(
+    "fedavg,fedper",
+    clients,
+    "mlp",
+    trials=4,
+    seeds=2,
+    rounds=8,
+    settings={"fedper.personal": "first:1"},
+    folder="runs/tuned",
+    progress=False,
+)
+tuned
+
+# %%
+tuned.to_pandas()
+
+# %% [markdown]
+# ## Next
+#
+# - What may be tuned, and how trials are divided: [tune fairly](../guide/tuning.md).
+# - How many seeds a difference needs: [noise between seeds](../understand/noise.md).
+# - Idea, equations and options of each method: [methods](../methods/README.md).
