@@ -38,6 +38,7 @@ def fasthead(*, personal="head", factor: float = 3.0, train=LocalTraining()):
     faster = FasterLayers(select(personal), factor)
     return fedper(personal=personal, train=replace(train, rates=(*train.rates, faster)))
 
+
 # %% [markdown]
 # Tensors have a leading axis for clients: `gradients["fc.weight"]` is `[C, 10, 200]`. One number broadcasts over it, so
 # there is no loop over clients.

@@ -66,18 +66,18 @@ result
 # The sentence above the picture says whether a lead is certain. `folder` keeps the runs: if you make the same call
 # again, it only reads them.
 #
-# Who gains from the others, plant by plant, with one model for all. `alone` is the score of `local`. The last column says
-# whether the difference is certain, given the few test samples of a plant:
+# Who gains from the others, plant by plant, with one model for all. `alone` is the score of `local`, here with the
+# first seed. The last column says whether the difference is certain. With 13 to 37 test samples per plant, it is not:
 
 # %%
-gains = result.to_pandas("clients").query("method == 'fedavg'")
+gains = result.to_pandas("clients").query("method == 'fedavg' and seed == 0")
 gains[["name", "training_samples", "alone", "score", "difference", "client_verdict"]].round(2)
 
 # %% [markdown]
 # ## Predict
 #
-# `result.fitted(method)` gives the models of one run; without a method, those of the best. A plant's own model takes rows as your table has them, with
-# names, empty cells and columns in any order.
+# `result.fitted(method)` gives the models of one run; without a method, those of the best. A plant's own model takes
+# rows as your table has them, with names, empty cells and columns in any order.
 
 # %%
 fitted = result.fitted("fedper")
