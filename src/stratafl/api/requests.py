@@ -32,7 +32,13 @@ Source = Federation | Clients | str | Path  # samples in memory as `fit` takes t
 OPTIONS = {
     **{"validation": "data.validation", "test": "data.test", "split": "data.split", "normalise": "data.normalise"},
     **{"rounds": "run.rounds", "seed": "run.seed", "device": "run.device", "participation": "run.participation"},
-    **{"metric": "evaluate.metric", "evaluate_every": "evaluate.every", "guard": "evaluate.guard", "lr": "train.lr"},
+    **{
+        "metric": "evaluate.metric",
+        "frozen": "model.frozen",
+        "evaluate_every": "evaluate.every",
+        "guard": "evaluate.guard",
+        "lr": "train.lr",
+    },
     **{"cross_site": "evaluate.cross_site", "label": "data.label", "client": "data.client"},
 }
 

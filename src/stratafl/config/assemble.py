@@ -268,6 +268,7 @@ def simulation_with(
         granularity=run.granularity,
         buffers=run.buffers,
         head=experiment.model.head,
+        frozen=experiment.model.frozen,
         weights=experiment.model.weights,
         device=run.device,
         memory_limit=run.memory_limit,

@@ -196,6 +196,7 @@ def blueprint_of(
         head=model.head,
         weights=None if model.weights is None else Path(model.weights),
         engine=run.engine,
+        frozen=model.frozen,
     )
 
 
