@@ -22,7 +22,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
+from stratafl.data.builders import Clients, from_frame, from_objects, from_texts, hold_texts, with_standardised
 from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
@@ -65,7 +65,8 @@ def fit(
 
     A client's samples are `(x, y)`, a torch `Dataset` or `DataLoader` of such pairs, or its own splits:
     `{"train": (x, y), "validation": …, "test": …}`, of which the last two may be missing. `x` and `y` are arrays, or
-    tables such as DataFrames, whose columns are taken by name: their order may differ. Labels may be names.
+    tables such as DataFrames, whose columns are taken by name: their order may differ. Or `x` is a list of texts, which
+    become tokens as a column of texts in a table does. Labels may be names.
 
     Or `clients` is one table, a DataFrame or a Hugging Face `Dataset`, whose column `label` is to be predicted and
     whose column `client` names the clients; or such a table for each client by its name, with `label` alone. It is read
@@ -145,6 +146,8 @@ def _federation(
         return federation
     if isinstance(clients, Federation):
         return clients
+    if hold_texts(clients):
+        return from_texts(clients, plan, new_clients)
     federation = from_objects(clients, validation=plan.validation, test=plan.test, seed=plan.seed, split=plan.split)
     return _standardised(federation, normalise)
 

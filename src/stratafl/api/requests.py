@@ -18,7 +18,7 @@ from stratafl.config.experiment import Experiment, from_tables, paths_in
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import PYTHON, Trust, named_object, typed
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_objects, samples_of_clients
+from stratafl.data.builders import Clients, from_objects, hold_texts, samples_of_clients, text_samples
 from stratafl.data.frames import frame_samples, is_frame
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
@@ -158,6 +158,8 @@ def _samples(clients: Source, options: Mapping[str, Any]) -> Samples | str:
     if not isinstance(clients, Mapping | Sequence) or not len(clients):
         wrong = f"clients are {type(clients).__name__}" if isinstance(clients, Sized) else "there are no clients"
         raise DataError(f"{wrong}: give the samples of each client as fit takes them, or a data set or file by name")
+    if hold_texts(clients):
+        return text_samples(clients)
     values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
     splits = any(isinstance(samples, Mapping) for samples in values)
     whole = from_objects(clients, validation=0.0, test=0.0, seed=0, split="random")

@@ -6,6 +6,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,20 @@ from stratafl.data.arrays import (
 from stratafl.data.cache import draw_partition
 from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
-from stratafl.data.frames import frame_samples
+from stratafl.data.frames import OWNER, frame_samples
 from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
 from stratafl.data.partitions import IID, Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
+from stratafl.data.reading import Reading
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.data.suspects import suspects
-from stratafl.data.tables.kinds import Codes, TableColumn, coded_columns, joined_cells, plain_cells
+from stratafl.data.tables.kinds import TEXT, Codes, TableColumn, coded_columns, joined_cells, plain_cells
+from stratafl.data.texts import are_texts, text_in_cell
+from stratafl.data.user_files import LABELS, column_samples
 from stratafl.errors import DataError, counted, shown, unknown
 
 # The samples of each client, (x, y) or a Dataset or its splits: in a list, or by the clients' names.
@@ -93,12 +97,51 @@ def from_objects(clients: Clients, *, validation: float, test: float, seed: int,
     return from_clients(clients, validation=validation, test=test, seed=seed, split=split)
 
 
+def from_texts(clients: Clients, plan: SplitPlan, new_clients: int = 0) -> Federation:
+    """A federation from clients that hold texts, with the preprocessing of a table with one column of texts."""
+    samples = text_samples(clients)
+    return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)
+
+
 def from_frame(
     table: Any, label: str | None, client: str | None, plan: SplitPlan, normalise: str = "auto", new_clients: int = 0
 ) -> Federation:
     """A federation from a table with columns of labels and clients, or from such a table for each client."""
     samples = frame_samples(table, label, client, normalise)
     return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)
+
+
+def hold_texts(clients: Any) -> bool:
+    """Whether the samples of a client, or of a split of one, are texts."""
+    values = list(clients.values()) if isinstance(clients, Mapping) else clients if isinstance(clients, list) else []
+    pairs = [pair for samples in values for pair in (samples.values() if isinstance(samples, Mapping) else [samples])]
+    return any(isinstance(pair, tuple | list) and len(pair) == 2 and are_texts(pair[0]) for pair in pairs)
+
+
+def text_samples(clients: Clients) -> Samples:
+    """The samples of clients that hold texts, `(texts, y)` or splits of such pairs, as a table of one column has them.
+
+    Owners are numbered in the order of clients.
+    """
+    names, values = _named_clients(clients)
+    titles, apart = _titles(names, len(values)), any(isinstance(samples, Mapping) for samples in values)
+    texts, labels, owner, part = list[Any](), list[Any](), list[int](), list[str]()
+    for number, (samples, title) in enumerate(zip(values, titles, strict=True)):
+        pairs = _pairs_of_splits(title, samples) if apart else {"train": client_pair(samples, title)}
+        for split, (x, y) in pairs.items():
+            cells, targets = list(x), y.tolist() if hasattr(y, "tolist") else list(y)
+            if len(cells) != len(targets):
+                raise DataError(f"x of {title} holds {len(cells)} samples, but y holds {len(targets)} targets")
+            texts += [text_in_cell(cell, row, f"x of {title}") for row, cell in enumerate(cells, start=1)]
+            labels, owner, part = labels + targets, owner + [number] * len(cells), part + [split] * len(cells)
+        if number not in owner:
+            check_some_samples(0, title)
+    are_numbers = np.asarray(labels).dtype.kind in "biuf"
+    columns = {TEXT: texts, LABELS[0]: np.asarray(labels) if are_numbers else list(map(name_of, labels)), OWNER: np.array(owner)}
+    reading, parts = Reading(columns=f"{TEXT}:{TEXT}"), np.array(part)
+    whole = column_samples(columns, parts == "test", reading, Path(ARRAYS))
+    own_splits = {"tests": parts == "test", "validations": parts == "validation"} if apart else {}
+    return replace(whole, clients=names, **own_splits)  # type: ignore[arg-type]
 
 
 def from_clients(
