@@ -95,8 +95,10 @@ def test_data_that_names_more_clients_than_there_are_sites_gives_the_first_ones(
 
 
 def test_rehearsed_sites_have_their_texts_and_the_tokens_of_the_simulation(tmp_path):
-    words = "fever cough pain acute stable healthy routine normal".split()
-    rows = [f"the patient was seen with {words[i % 8]} and {words[i % 5]},{'ab'[i % 2]},{'xy'[i % 2]}" for i in range(80)]
+    words = ["fever", "cough", "pain", "acute", "stable", "healthy", "routine", "normal"]
+    rows = [
+        f"the patient was seen with {words[i % 8]} and {words[i % 5]},{'ab'[i % 2]},{'xy'[i % 2]}" for i in range(80)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["note,label,client", *rows]))
     file = rehearsed({"data": {"name": str(tmp_path / "t.csv")}}, 2)
     simulated = federation_of(file.experiment)

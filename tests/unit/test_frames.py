@@ -81,11 +81,13 @@ TEXTS = {site: [(ILL if i % 3 else WELL).format(f"{site} {i}") for i in range(20
 ANSWERS = {site: ["admit" if i % 3 else "home" for i in range(20)] for site in SITES}
 
 
-@pytest.mark.budget(2, "imports pandas")
+@pytest.mark.budget(4, "imports pandas, and fits four times")
 def test_lists_of_texts_are_taken_as_a_table_with_a_column_of_texts(tmp_path):
     pandas = pytest.importorskip("pandas")
     clients = {site: (TEXTS[site], ANSWERS[site]) for site in SITES}
-    rows = [(text, *pair) for site in SITES for text, *pair in zip(TEXTS[site], ANSWERS[site], [site] * 20, strict=True)]
+    rows = [
+        (text, *pair) for site in SITES for text, *pair in zip(TEXTS[site], ANSWERS[site], [site] * 20, strict=True)
+    ]
     frame = pandas.DataFrame(rows, columns=["text", "answer", "site"])
     fitted = stratafl.fit(METHOD, clients, "fasttext", rounds=1, engine="stacked")
     expected = stratafl.fit(METHOD, frame, "fasttext", rounds=1, engine="stacked", label="answer", client="site")

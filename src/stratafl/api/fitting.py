@@ -22,19 +22,20 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import checked
 from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_frame, from_objects, from_texts, hold_texts, with_standardised
+from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
 from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
-from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
+from stratafl.data.text_clients import from_texts, hold_texts
+from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
+from stratafl.policies.class_weights import LEAST_WEIGHT, PLAIN, POOLED, in_order_of_classes, weights_by_name
 from stratafl.policies.train import Weight, with_training
 from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
 
-LEAST_WEIGHT = 1e-12  # of a class without training samples, which never counts
 NORMALISED = ("auto", "columns", "none")
 log = logging.getLogger("stratafl")
 
@@ -115,18 +116,13 @@ def _weighted(
         raise DataError("class_weight needs classes, but the targets of this data are numbers: leave it out")
     names = [federation.class_name(label) for label in range(federation.classes)]
     weights: Any = class_weight
-    if class_weight == "pooled":
-        counts = federation.class_counts("train")[: federation.clients - new]
-        weights = tuple(balanced_weights(counts.sum(0)).clamp(min=LEAST_WEIGHT).tolist())
-    elif isinstance(class_weight, str):
-        check_known("class_weight", [class_weight], ("none", "balanced", "pooled"))
+    if class_weight == POOLED:
+        counts = federation.class_counts("train")[: federation.clients - new].sum(0)
+        weights = tuple(balanced_weights(counts).clamp(min=LEAST_WEIGHT).tolist())
+    elif isinstance(class_weight, str) and class_weight not in PLAIN:
+        weights = in_order_of_classes(weights_by_name(class_weight), names)
     elif isinstance(class_weight, Mapping):
-        by_name = {str(name): weight for name, weight in class_weight.items()}
-        check_known("class in class_weight", by_name, names)
-        missing = [name for name in names if name not in by_name]
-        if missing:
-            raise DataError(f"class_weight has no weight for the class '{shown(missing[0])}': give one for each class")
-        weights = tuple(by_name[name] for name in names)
+        weights = in_order_of_classes({str(name): weight for name, weight in class_weight.items()}, names)
     hint = Literal["balanced"] | tuple[Weight, ...]
     changed = with_training(algorithm, class_weight=checked("class_weight", hint, weights))
     if changed == algorithm:

@@ -18,11 +18,12 @@ from stratafl.config.experiment import Experiment, from_tables, paths_in
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import PYTHON, Trust, named_object, typed
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_objects, hold_texts, samples_of_clients, text_samples
+from stratafl.data.builders import Clients, from_objects, samples_of_clients
 from stratafl.data.frames import frame_samples, is_frame
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
 from stratafl.data.shards import digest_name, store_samples
+from stratafl.data.text_clients import hold_texts, text_samples
 from stratafl.errors import DataError, ModelError, RecordError, check_known
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.runs.directory import unused_run_folder

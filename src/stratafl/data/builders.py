@@ -6,7 +6,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,20 +29,17 @@ from stratafl.data.arrays import (
 from stratafl.data.cache import draw_partition
 from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
-from stratafl.data.frames import OWNER, frame_samples
+from stratafl.data.frames import frame_samples
 from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
 from stratafl.data.partitions import IID, Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
-from stratafl.data.reading import Reading
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
 from stratafl.data.suspects import suspects
-from stratafl.data.tables.kinds import TEXT, Codes, TableColumn, coded_columns, joined_cells, plain_cells
-from stratafl.data.texts import are_texts, text_in_cell
-from stratafl.data.user_files import LABELS, column_samples
+from stratafl.data.tables.kinds import Codes, TableColumn, coded_columns, joined_cells, plain_cells
 from stratafl.errors import DataError, counted, shown, unknown
 
 # The samples of each client, (x, y) or a Dataset or its splits: in a list, or by the clients' names.
@@ -91,16 +87,10 @@ def federate(
 
 def from_objects(clients: Clients, *, validation: float, test: float, seed: int, split: str) -> Federation:
     """A federation from the samples of each client: to be split, or each client with its own splits."""
-    _, values = _named_clients(clients)
+    _, values = names_and_samples(clients)
     if any(isinstance(samples, Mapping) for samples in values):
         return from_splits(clients)
     return from_clients(clients, validation=validation, test=test, seed=seed, split=split)
-
-
-def from_texts(clients: Clients, plan: SplitPlan, new_clients: int = 0) -> Federation:
-    """A federation from clients that hold texts, with the preprocessing of a table with one column of texts."""
-    samples = text_samples(clients)
-    return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)
 
 
 def from_frame(
@@ -109,39 +99,6 @@ def from_frame(
     """A federation from a table with columns of labels and clients, or from such a table for each client."""
     samples = frame_samples(table, label, client, normalise)
     return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)
-
-
-def hold_texts(clients: Any) -> bool:
-    """Whether the samples of a client, or of a split of one, are texts."""
-    values = list(clients.values()) if isinstance(clients, Mapping) else clients if isinstance(clients, list) else []
-    pairs = [pair for samples in values for pair in (samples.values() if isinstance(samples, Mapping) else [samples])]
-    return any(isinstance(pair, tuple | list) and len(pair) == 2 and are_texts(pair[0]) for pair in pairs)
-
-
-def text_samples(clients: Clients) -> Samples:
-    """The samples of clients that hold texts, `(texts, y)` or splits of such pairs, as a table of one column has them.
-
-    Owners are numbered in the order of clients.
-    """
-    names, values = _named_clients(clients)
-    titles, apart = _titles(names, len(values)), any(isinstance(samples, Mapping) for samples in values)
-    texts, labels, owner, part = list[Any](), list[Any](), list[int](), list[str]()
-    for number, (samples, title) in enumerate(zip(values, titles, strict=True)):
-        pairs = _pairs_of_splits(title, samples) if apart else {"train": client_pair(samples, title)}
-        for split, (x, y) in pairs.items():
-            cells, targets = list(x), y.tolist() if hasattr(y, "tolist") else list(y)
-            if len(cells) != len(targets):
-                raise DataError(f"x of {title} holds {len(cells)} samples, but y holds {len(targets)} targets")
-            texts += [text_in_cell(cell, row, f"x of {title}") for row, cell in enumerate(cells, start=1)]
-            labels, owner, part = labels + targets, owner + [number] * len(cells), part + [split] * len(cells)
-        if number not in owner:
-            check_some_samples(0, title)
-    are_numbers = np.asarray(labels).dtype.kind in "biuf"
-    columns = {TEXT: texts, LABELS[0]: np.asarray(labels) if are_numbers else list(map(name_of, labels)), OWNER: np.array(owner)}
-    reading, parts = Reading(columns=f"{TEXT}:{TEXT}"), np.array(part)
-    whole = column_samples(columns, parts == "test", reading, Path(ARRAYS))
-    own_splits = {"tests": parts == "test", "validations": parts == "validation"} if apart else {}
-    return replace(whole, clients=names, **own_splits)  # type: ignore[arg-type]
 
 
 def from_clients(
@@ -160,8 +117,8 @@ def from_clients(
 
     They are `(x, y)` or a torch `Dataset` of such pairs, in a list or by the clients' names; labels may be names.
     """
-    names, values = _named_clients(clients)
-    titles = _titles(names, len(values))
+    names, values = names_and_samples(clients)
+    titles = titles_of(names, len(values))
     pairs = [client_pair(samples, title) for samples, title in zip(values, titles, strict=True)]
     parts, inputs = stack_inputs([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
     for part, title in zip(parts, titles, strict=True):
@@ -182,9 +139,9 @@ def from_splits(
     clients: Clients, *, classes: int | None = None, name: str = ARRAYS, dtype: torch.dtype = torch.float32
 ) -> Federation:
     """A federation from clients that are split already: each has a `train` and may have a `test` and a `validation`."""
-    names, values = _named_clients(clients)
-    titles = _titles(names, len(values))
-    split_pairs = [_pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
+    names, values = names_and_samples(clients)
+    titles = titles_of(names, len(values))
+    split_pairs = [pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
     counts = [{split: sample_count(x) for split, (x, _) in pairs.items()} for pairs in split_pairs]
     sizes = {split: [of_client.get(split, 0) for of_client in counts] for split in SPLITS}
     # empty arrays are left out, because their shape and dtype may be anything
@@ -240,7 +197,7 @@ def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, nu
     """
     title = f"client '{shown(name)}'"
     if isinstance(samples, Mapping):
-        pairs = {split: _in_format(pair, form, title) for split, pair in _pairs_of_splits(title, samples).items()}
+        pairs = {split: _in_format(pair, form, title) for split, pair in pairs_of_splits(title, samples).items()}
         return form.client(pairs, name)
     x, y = _in_format(client_pair(samples, title), form, title)
     check_some_samples(len(x), title)
@@ -261,7 +218,7 @@ def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[T
     return x, form.labels(numbers, names.tolist())
 
 
-def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
+def names_and_samples(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
     """The names of clients, if they have any, and their samples."""
     check_some_clients(clients)
     if not isinstance(clients, Mapping):
@@ -273,7 +230,7 @@ def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
     return names, list(clients.values())
 
 
-def _titles(names: Sequence[str], count: int) -> list[str]:
+def titles_of(names: Sequence[str], count: int) -> list[str]:
     return [f"client '{shown(name)}'" for name in names] or [f"client {number}" for number in range(count)]
 
 
@@ -362,7 +319,7 @@ def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:
     return {split: Ragged.from_lists(splits[split]) for split in SPLITS}
 
 
-def _pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
+def pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
     if not isinstance(splits, Mapping):
         wanted = f"give its splits, {', '.join(SPLITS)}, as other clients have them"
         raise DataError(f"{title} is a {type(splits).__name__}: {wanted}")

@@ -225,7 +225,9 @@ class Federation:
     def standardisation_note(self, change: str = "data.normalise = 'none'") -> str:
         """What was done to columns, and how to `change` that; "" if nothing was done."""
         columns = () if self.table is None else self.table.columns
-        rare = ", ".join(f"'{shown(column.name)}'" for column in columns if column.kind == CATEGORY and not column.values)
+        rare = ", ".join(
+            f"'{shown(column.name)}'" for column in columns if column.kind == CATEGORY and not column.values
+        )
         lost = f"all texts in {rare} are rare, so no input tells them apart: use fewer categories, or ignore it"
         if not self.preprocessing.standardises:
             return lost if rare else ""

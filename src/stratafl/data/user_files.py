@@ -16,7 +16,15 @@ from stratafl.data.images import Content, are_elsewhere, are_images, stack_image
 from stratafl.data.labels import name_of, targets
 from stratafl.data.reading import Reading, check_group, half, text_content
 from stratafl.data.samples import Samples
-from stratafl.data.tables.kinds import CATEGORY, TEXT, TableColumn, coded_columns, decided, doubt_about_dates, plain_cells
+from stratafl.data.tables.kinds import (
+    CATEGORY,
+    TEXT,
+    TableColumn,
+    coded_columns,
+    decided,
+    doubt_about_dates,
+    plain_cells,
+)
 from stratafl.errors import DataError
 
 LABELS = ("label", "y")

@@ -74,9 +74,7 @@ def _texts_of(samples: Samples, data: DataTable) -> list[Any]:
     return texts if len(texts) == len(samples.x) else []
 
 
-def _write(
-    whole: Federation, samples: Samples, data: DataTable, places: Mapping[str, Path], texts: list[Any]
-) -> None:
+def _write(whole: Federation, samples: Samples, data: DataTable, places: Mapping[str, Path], texts: list[Any]) -> None:
     """One file for each site, with the names that the settings give to labels, clients and groups."""
     for client, path in enumerate(places.values()):
         rows = np.concatenate([split.of(client).cpu().numpy() for split in whole.splits.values()])
@@ -93,8 +91,7 @@ def _write(
             if path.suffix == ".csv":
                 _write_table(
                     partial,
-                    dict(zip(names, cells, strict=True))
-                    | {data.label or LABELS[0]: _named(whole, y), **more},
+                    dict(zip(names, cells, strict=True)) | {data.label or LABELS[0]: _named(whole, y), **more},
                 )
             else:
                 with partial.open("wb") as file:
