@@ -6,6 +6,8 @@
 # make messages write tests/messages.txt, all words of the source, whose diff shows changes of wording
 # make bench   a plain loop against the engine, on this machine
 # make lint    ruff, mypy --strict, formatting, who imports whom (import-linter), names and sizes (tools/)
+# make docs    build the documentation site into site/, with every warning an error
+# make serve   show the site at http://127.0.0.1:8000 while you write
 # make clean   remove everything that was built or installed
 
 PYTHON ?= python3
@@ -15,7 +17,7 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all mutants messages bench lint format clean
+.PHONY: demo test test-slow test-all mutants messages bench docs serve lint format clean
 
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
@@ -43,6 +45,15 @@ messages: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/strata bench $(ARGS)
 
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+docs: $(INSTALLED)
+	$(MKDOCS) build --strict --quiet $(ARGS)
+	$(BIN)/python docs/tools/check_site.py
+
+serve: $(INSTALLED)
+	$(MKDOCS) serve $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,5 +78,5 @@ $(INSTALLED): $(RUNNABLE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

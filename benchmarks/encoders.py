@@ -89,13 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(name: str, device: str, given: argparse.Namespace) -> BenchOptions:
     sizes = {"clients": given.clients, "steps": given.steps, "batch": given.batch, "repeats": given.repeats}
-    return BenchOptions(models=name, methods="fedavg", device=device, precision=given.precision, **sizes)
+    how = {"device": device, "precision": given.precision, "compile": given.compile}
+    return BenchOptions(models=name, methods="fedavg", **how, **sizes)
 
 
 def _detail(measured: Table) -> str:
     engine = measured["engine"]
     loops = ", ".join(f"{name} {each['round']:.2f}" for name, each in measured["ratios"].items())
-    return f"({engine['engine']}, {engine['ms_per_client_step']:.2f} ms per client-step; {loops})"
+    how = f"{engine['engine']}, compiled: {engine['compiled']}, {engine['ms_per_client_step']:.3f} ms per client-step"
+    return f"({how}; {loops})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=5, help="per client and round (5)")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds (3)")
     parser.add_argument("--precision", default="fp32", help="of products on a GPU: fp32, tf32 or bf16 (fp32)")
+    parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"), help="run.compile (auto)")
     parser.add_argument("--busy", type=int, default=0, help="so many other processes keep a core busy")
     return parser
 

@@ -24,8 +24,8 @@ from stratafl.core.task import Scores
 from stratafl.data import Dirichlet, Federation, Scaling, digits_arrays, federate
 from stratafl.evaluation.evaluate import score_new_clients, score_stages
 from stratafl.execute import Matrix, Simulation, simulation
+from stratafl.methods import LocalTraining
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 CLIENTS, NEW = 20, 4
 ALPHAS, SEEDS = (0.1, 0.5), (0, 1, 2)

@@ -9,10 +9,9 @@ of one group hold different digits. About a minute per seed and kind.
 import argparse
 
 from stratafl import fit
-from stratafl.algorithms import fedalp
 from stratafl.data import Classes, Dirichlet, digits
+from stratafl.methods import LocalTraining, fedalp
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 BETAS = (0.0, 0.3, 0.6, 0.9, 1.0)
 DATA = {"classes": (Classes(per_client=1), 10), "dirichlet": (Dirichlet(alpha=0.1), 5)}  # and how many groups

@@ -8,13 +8,12 @@ on Dirichlet(0.1), from the same initial model. About a minute per seed.
 
 import argparse
 
-from stratafl.algorithms import fedavg
 from stratafl.data import IID, Dirichlet, Partition, digits
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
+from stratafl.methods import LocalTraining, fedavg
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 SHOWN = (1, 2, 3, 5, 10, 20, 40, 60)
 CLIENTS = 8  # 28 pairs; with many more, the clients' few samples differ even on IID data

@@ -16,14 +16,12 @@ import numpy as np
 from torch import nn
 
 from stratafl import fit
-from stratafl.algorithms import fedavg, fedavg30local, fedlag, fedper
-from stratafl.core.algorithm import Algorithm
 from stratafl.data import Federation, digits, from_splits
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
+from stratafl.methods import Algorithm, LocalTraining, fedavg, fedavg30local, fedlag, fedper
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 ROUNDS, WARMUP, TRAIN = 30, 10, LocalTraining(lr=0.1)
 

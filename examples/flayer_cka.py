@@ -7,13 +7,12 @@ Mean linear CKA over pairs of 20 clients on 100 common test samples, in the firs
 
 from statistics import mean
 
-from stratafl.algorithms import fedavg, fedrep, flayer
 from stratafl.data import digits
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
+from stratafl.methods import LocalTraining, fedavg, fedrep, flayer
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 ROUNDS, SEEDS, TRAIN = 20, (0, 1, 2), LocalTraining(lr=0.05)
 METHODS = {"FedAvg": fedavg(train=TRAIN), "FedRep": fedrep(train=TRAIN), "FLAYER": flayer(train=TRAIN)}

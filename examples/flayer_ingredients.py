@@ -6,11 +6,9 @@ strata reproduce examples/flayer_ingredients.toml --trust --scale short --set da
 
 from dataclasses import replace
 
-from stratafl.algorithms import fedavg, fedper, flayer
 from stratafl.algorithms.flayer import LayerRate, TopChange
 from stratafl.algorithms.flayer_official import ChildRates, HeadEpoch, KernelTop, official
-from stratafl.core.layerwise import Layerwise
-from stratafl.policies import Accuracy, LocalTraining, Remember
+from stratafl.methods import Accuracy, Layerwise, LocalTraining, Remember, fedavg, fedper, flayer
 
 LEAKS = "the test accuracy of each client steers its training"
 MIDDLE = 20.0  # the code's factor for layers between the first and the head of the CNN

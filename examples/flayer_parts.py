@@ -8,12 +8,11 @@ Accuracies are those of the last round, as received (the model that Algorithm 1 
 
 from statistics import mean, stdev
 
-from stratafl.algorithms import flayer
 from stratafl.data import digits
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
+from stratafl.methods import LocalTraining, flayer
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 ROUNDS, SEEDS, TRAIN = 30, (0, 1, 2), LocalTraining(lr=0.05)
 OFF = {"guide": False, "rates": False, "mask": False}

@@ -2,13 +2,7 @@
 
 from dataclasses import replace
 
-from stratafl.algorithms import fedavg
-from stratafl.core.fields import Start
-from stratafl.core.layers import Select, select
-from stratafl.core.records import record
-from stratafl.core.state import rows_of
-from stratafl.core.steps import Mix
-from stratafl.policies import LocalTraining, Take
+from stratafl.methods import LocalTraining, Mix, Select, Start, Take, fedavg, record, rows_of, select
 
 
 @record

@@ -25,15 +25,14 @@ from numpy.typing import NDArray
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.flayer import LayerRate
-from stratafl.core.algorithm import Algorithm
 from stratafl.data import Dirichlet, Federation, Scaling, digits_arrays, federate
 from stratafl.data.partitions import Partition, PFedLAClasses, PFedLADominant
 from stratafl.errors import RecordError
 from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import Matrix, simulation
 from stratafl.execute.memory import device_of
+from stratafl.methods import Algorithm, LocalTraining
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 from stratafl.runtime.joining import Joining
 from stratafl.runtime.speed import Speed
 

@@ -10,13 +10,11 @@ import sys
 import numpy as np
 import torch
 
-from stratafl.algorithms import fedavg, local, pfedla, simmix
-from stratafl.core.algorithm import Algorithm
 from stratafl.data import Classes, Federation, digits_arrays, federate
 from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import Matrix, simulation
+from stratafl.methods import Algorithm, LocalTraining, fedavg, local, pfedla, simmix
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 CLIENTS, CLASSES, SAMPLES = 6, 9, 540
 TRAIN = LocalTraining(lr=0.1, batch=32, epochs=5)

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratafl.algorithms import pfedla
 from stratafl.data import Federation, digits_arrays, federate
 from stratafl.execute import Matrix, simulation
+from stratafl.methods import LocalTraining, pfedla
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 
 TARGET = ("0123", "0123", "1234", "4567", "6789", "5689", "4789", "4589")  # Fig. 5
 CHAIN = tuple("".join(str((i + j) % 10) for j in range(4)) for i in range(8))  # Fig. 6

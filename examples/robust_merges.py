@@ -15,14 +15,12 @@ from statistics import mean
 
 import torch
 
-from stratafl.algorithms import algorithm
-from stratafl.core.parcel import Parcel
 from stratafl.data import digits
 from stratafl.data.partitions import Dirichlet
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
+from stratafl.methods import LocalTraining, Parcel, algorithm
 from stratafl.models import build
-from stratafl.policies import LocalTraining
 from stratafl.policies.robust import robust
 from stratafl.testing.watch import Watched
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stratafl.algorithms import ALGORITHMS
+from stratafl.algorithms.declaration import KINDS, METHODS, Method
 from stratafl.algorithms.field_meanings import Direction, Meaning
-from stratafl.algorithms.methods import KINDS, METHODS, Method
 from stratafl.algorithms.sent_fields import Sent, SentField, SentStage
 from stratafl.algorithms.what_leaves import MASKS
 from stratafl.config.deployment import DEPLOY, DeployTable, sent_of

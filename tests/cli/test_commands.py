@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 
 from processes import outputs, wait_until
 from stratafl.algorithms import ALGORITHMS, algorithm
-from stratafl.algorithms.methods import KINDS, METHODS
+from stratafl.algorithms.declaration import KINDS, METHODS
 from stratafl.cli import main
 from stratafl.cli.list_command import catalogue
 from stratafl.config.assemble import algorithm_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hosted import with_tables, write_file, write_samples
-from stratafl.algorithms.methods import METHODS
+from stratafl.algorithms.declaration import METHODS
 from stratafl.cli import main as strata
 from stratafl.data.preprocessing import Scaling
 from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_consent, what_leaves_site

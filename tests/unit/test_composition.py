@@ -8,10 +8,10 @@ import torch
 
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedlag, fedopt, fedper, fedprox, fedrep, flayer, lgfedavg
 from stratafl.algorithms.composition import PARTS, composed, composition
+from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.flayer import Guide, LayerRate, TopChange
 from stratafl.algorithms.flayer_on import acting, with_flayer, with_guide, with_mask, with_rates
 from stratafl.algorithms.lag_on import MoveShared, with_lag
-from stratafl.algorithms.methods import METHODS
 from stratafl.cli.list_command import print_catalogue
 from stratafl.config.assemble import algorithm_of, completed
 from stratafl.config.experiment import Experiment, from_tables, to_tables, with_settings, with_values

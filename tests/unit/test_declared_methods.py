@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 
 from stratafl.algorithms import ALGORITHMS, fedavg
-from stratafl.algorithms.methods import KINDS, METHODS, method
+from stratafl.algorithms.declaration import KINDS, METHODS, method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.layers import Select
 from stratafl.core.layerwise import Layerwise

@@ -12,7 +12,7 @@ from stratafl.advice.advice import Advice, Expectation
 from stratafl.advice.candidate_methods import TRAINS_ALONE
 from stratafl.advice.forecast import BY_ANSWERS, best_value, constant, is_perfect
 from stratafl.advice.look import STRONG, Effect
-from stratafl.algorithms.methods import METHODS
+from stratafl.algorithms.declaration import METHODS
 from stratafl.errors import counted
 from stratafl.report.formats import listed, markdown_table, minus, size_text
 from stratafl.report.jackknife import Difference

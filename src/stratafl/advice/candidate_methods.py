@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stratafl.advice.look import MOST_GROUPS, STRONG, Facts
-from stratafl.algorithms.methods import METHODS
+from stratafl.algorithms.declaration import METHODS
 from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
 

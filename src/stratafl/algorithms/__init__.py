@@ -1,6 +1,6 @@
 """The catalogue: name → builder. A method is in it once a line here imports it. Names are lower case, no punctuation.
 
-What a method says of itself is in `stratafl.algorithms.methods:METHODS`. A name such as `fedper+flayer` is a
+What a method says of itself is in `stratafl.algorithms.declaration:METHODS`. A name such as `fedper+flayer` is a
 composition (`stratafl.algorithms.composition`).
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from stratafl.algorithms.apple import apple as apple
 from stratafl.algorithms.composition import composed, is_composition
+from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.ditto import ditto as ditto
 from stratafl.algorithms.fedala import fedala as fedala
 from stratafl.algorithms.fedalp import fedalp as fedalp
@@ -41,7 +42,6 @@ from stratafl.algorithms.gpfl import gpfl as gpfl
 from stratafl.algorithms.ifca import ifca as ifca
 from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
-from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.moon import moon as moon
 from stratafl.algorithms.perfedavg import perfedavg as perfedavg
 from stratafl.algorithms.pfedhn import pfedhn as pfedhn

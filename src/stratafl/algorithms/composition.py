@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from stratafl.algorithms.compress_on import describe_compression, with_q4, with_q8, with_topk
+from stratafl.algorithms.declaration import GIVEN, METHODS, Method
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
-from stratafl.algorithms.methods import GIVEN, METHODS, Method
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed
 from stratafl.core.fields import Start

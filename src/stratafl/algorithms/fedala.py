@@ -5,8 +5,8 @@ from typing import Annotated
 
 import torch
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Filled, Number, Start
 from stratafl.core.footprint import Footprint

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Count, FieldSpec, Number, ShareOfClients, Side, Start, count_of
 from stratafl.core.footprint import Footprint

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.methods import method
+from stratafl.algorithms.declaration import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise

@@ -7,9 +7,9 @@ of the Fisher information are to keep clients that rarely train from spoiling th
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
 from stratafl.algorithms.fisher import fisher_trace
-from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import ClassMeans, FromFeatures
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start

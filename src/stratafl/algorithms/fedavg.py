@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., 2017): one model for all clients, the weighted mean of the models that they trained."""
 
-from stratafl.algorithms.methods import method
+from stratafl.algorithms.declaration import method
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise

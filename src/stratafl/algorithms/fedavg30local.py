@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.local import alone
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range
 from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.phased import Phase, Phased, warm_up

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.core.layerwise import Layerwise
 from stratafl.models.heads import HeadExtension
 from stratafl.policies import LocalTraining

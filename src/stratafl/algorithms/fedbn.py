@@ -4,8 +4,8 @@ Layers are chosen by what they are: the name test of public code (`"bn" in name`
 shortcuts and averages it.
 """
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import LocalTraining
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Number

@@ -7,8 +7,8 @@ bias memory), and mean regularisation keeps it out of the shared base.
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import FromFeatures
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Number, Start, Together

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.footprint import Footprint
 from stratafl.core.layerwise import Layerwise

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range
 from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select

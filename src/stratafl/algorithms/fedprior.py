@@ -9,8 +9,8 @@ from typing import Annotated
 
 from torch.nn.functional import pad
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start, Together

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Annotated
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.fields import Filled, Start, Together
 from stratafl.core.layers import select

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.flayer_official import IN_ORDER, official
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Number, Start
 from stratafl.core.footprint import Footprint

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise

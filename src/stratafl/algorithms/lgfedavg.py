@@ -1,7 +1,7 @@
 """LG-FedAvg (Liang et al., 2020): local representation, global head; the mirror of FedPer."""
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.methods import method
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
 from stratafl.policies import LocalTraining

@@ -1,6 +1,6 @@
 """Local: nothing is sent; every client trains every round, whatever the participation."""
 
-from stratafl.algorithms.methods import method
+from stratafl.algorithms.declaration import method
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from torch.nn.functional import cosine_similarity, softplus
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layerwise import Layerwise

@@ -6,10 +6,10 @@ Client i is sent θ_i = h(v_i; ψ) and trains it to θ̃_i; by Δθ_i the server
 from dataclasses import replace
 from typing import Annotated, Literal
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.generating import Generate, LearnGenerator
 from stratafl.algorithms.hypernetwork import Width
-from stratafl.algorithms.methods import method
 from stratafl.algorithms.model_generator import ModelGenerator
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import Start, Together

@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Protocol
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.hypernetwork import Hypernetwork, Width
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import FieldSpec, Start
 from stratafl.core.footprint import Footprint

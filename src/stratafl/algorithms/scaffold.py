@@ -10,8 +10,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
-from stratafl.algorithms.methods import method
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Filled, Start
 from stratafl.core.layerwise import Layerwise

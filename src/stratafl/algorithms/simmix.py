@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.methods import method
+from stratafl.algorithms.declaration import method
 from stratafl.algorithms.pfedla import mixing
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.footprint import Footprint

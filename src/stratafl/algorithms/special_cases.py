@@ -6,6 +6,7 @@ from typing import Any
 
 from stratafl.algorithms.apple import apple
 from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
+from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
 from stratafl.algorithms.fedalp import fedalp
@@ -36,7 +37,6 @@ from stratafl.algorithms.gpfl import Conditions, gpfl
 from stratafl.algorithms.ifca import ifca
 from stratafl.algorithms.lgfedavg import lgfedavg
 from stratafl.algorithms.local import alone, local
-from stratafl.algorithms.methods import METHODS
 from stratafl.algorithms.model_generator import BIASES, GeneratorField
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import PARTS, composition, is_composition
-from stratafl.algorithms.methods import KINDS, METHODS, Hyperparameter, Method, hyperparameter
+from stratafl.algorithms.declaration import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, SentStage
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.algorithms.composition import composition, is_composition
-from stratafl.algorithms.methods import METHODS
+from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size

@@ -11,7 +11,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from stratafl.algorithms.methods import KINDS, METHODS
+from stratafl.algorithms.declaration import KINDS, METHODS
 from stratafl.core.reprs import short_repr
 from stratafl.errors import counted
 from stratafl.evaluation.metrics import Metric

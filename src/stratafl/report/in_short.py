@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from stratafl.algorithms.methods import METHODS
+from stratafl.algorithms.declaration import METHODS
 from stratafl.errors import counted
 from stratafl.report import charts
 from stratafl.report import sentences as say

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from stratafl.algorithms.methods import GIVEN, Hyperparameter, hyperparameter
+from stratafl.algorithms.declaration import GIVEN, Hyperparameter, hyperparameter
 from stratafl.config.assemble import builder_of, completed
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.setting_tables import TABLES, Settings, parse_settings
