@@ -46,7 +46,7 @@ class Trained(Protocol):
 
 @holder
 class Guarded:
-    """A trained federation in which each client has chosen its model on its validation samples."""
+    """A trained federation in which each client has chosen its model on its validation samples (`Fitted.guard`)."""
 
     models: GuardedModels
 
