@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stratafl.api.added import AddedClient, check_new_name, personalised, stored_numbers
 from stratafl.api.fitted_client import FittedClient, named_client
 from stratafl.api.guarded import Guarded, choose_models, stored_choice
+from stratafl.api.numbers import client_number
 from stratafl.api.saved import SavedParts, data_table, write_folder
 from stratafl.api.training import Callback, TrainingRun, stored_training, watchers
 from stratafl.config.metric_choice import metric_for
@@ -187,6 +188,8 @@ class Fitted:
             The table, which a notebook shows as a heat map; `to_pandas()` gives a DataFrame.
         """
         self._check_scored(split)
+        if isinstance(clients, str):
+            raise DataError(f"clients must be a list of names or numbers, not {clients!r}: give clients=[{clients!r}]")
         ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
         usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
         chosen = usual if metric is None else named_metric(metric)
@@ -206,22 +209,15 @@ class Fitted:
         """One client, with its own model.
 
         Args:
-            client: Its name, or its number.
+            client: Its name, or its number. Where names are whole numbers, a number that is the name of another
+                client is refused: give the name, as text.
         """
         return FittedClient(self, self.number_of(client))
 
     def number_of(self, client: int | str) -> int:
         """The number of a client that is given by its name or its number."""
-        if isinstance(client, str):
-            if client not in self.client_names:
-                raise unknown("client", client, self.client_names)
-            numbers: list[int] = [*range(self.clients), *self.added]
-            return numbers[self.client_names.index(client)]
-        if not isinstance(client, int):
-            raise DataError(f"client must be a name or a whole number from 0 to {self.clients - 1}, not {client!r}")
-        if not 0 <= client < self.clients and client not in self.added:
-            raise DataError(f"there is no client {client}: the {self.clients} clients are numbered from 0")
-        return client
+        numbers = (*range(self.clients), *self.added)
+        return client_number(client, dict(zip(numbers, self.client_names, strict=True)))
 
     @property
     def round(self) -> int:
@@ -311,7 +307,7 @@ class Fitted:
         Returns:
             The folder.
         """
-        models = {number: self.client(number).state for number in range(self.clients)}
+        models = {number: FittedClient(self, number).state for number in range(self.clients)}
         what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added)
         return write_folder(Path(folder), SavedParts(*what, data=data_table(self.folder)))
 
@@ -366,7 +362,7 @@ class Fitted:
 
         The guard chooses among the models of the selected round, so models of another round are refused.
         """
-        return stored_choice(self, self.number_of(client) if isinstance(client, str) else client)
+        return stored_choice(self, self.number_of(client))
 
 
 def admit_client(fitted: Fitted, samples: Federation) -> FittedClient:
@@ -374,7 +370,7 @@ def admit_client(fitted: Fitted, samples: Federation) -> FittedClient:
     name = samples.client_name(0)
     number = new_client_number(fitted, name)
     fitted.added[number] = personalised(fitted.sim, fitted.progress, samples, name, number)
-    return fitted.client(number)
+    return FittedClient(fitted, number)
 
 
 def new_client_number(fitted: Fitted, name: str) -> int:

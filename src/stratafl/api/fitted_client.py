@@ -72,11 +72,12 @@ class FittedClient:
 
     @cached_property
     def state(self) -> Mapping[str, Tensor]:
-        """The tensors of the model by name."""
+        """The tensors of the model by name, as a copy."""
         fitted, number = self.fitted, self.number
-        if number in fitted.added:
-            return fitted.added[number].state
-        return state_dict(fitted.sim, fitted.progress, number) if fitted.saved is None else fitted.saved[number]
+        if number not in fitted.added and fitted.saved is None:
+            return state_dict(fitted.sim, fitted.progress, number)
+        stored = fitted.added[number].state if number in fitted.added else (fitted.saved or {})[number]
+        return {name: x.clone() for name, x in stored.items()}  # clients of a saved folder share equal tensors
 
     @cached_property
     def model(self) -> nn.Module:
@@ -153,11 +154,11 @@ class FittedClient:
             metric: A name, or a function, as in `Fitted.metric`.
             split: `"test"` or `"validation"`.
         """
-        return self.fitted.metric(metric, split, client=self.number)
+        return self.fitted.metric(metric, split, client=self.name)
 
     def confusion(self, split: str = "test") -> Tensor:
         """How many of the client's samples of each class (rows) are given each class (columns), `[K, K]`."""
-        return self.fitted.confusion(self.number, split)
+        return self.fitted.confusion(self.name, split)
 
     def export(self, path: str | Path) -> Path:
         """Write the model to a file.

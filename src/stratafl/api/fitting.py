@@ -1,4 +1,4 @@
-"""TrainingRun on a person's own samples and module, and loading what a run left."""
+"""Training on your own samples and module, and loading what a run left."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from torch import nn
 from stratafl.algorithms import algorithm as named_algorithm
 from stratafl.api.added import read_added
 from stratafl.api.fitted import Fitted, trained
+from stratafl.api.numbers import check_least
 from stratafl.api.requests import known_options
 from stratafl.api.saved import is_saved, read_folder
 from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
@@ -38,7 +39,7 @@ from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import Store
 from stratafl.policies.class_weights import LEAST_WEIGHT, PLAIN, POOLED, in_order_of_classes, weights_by_name
 from stratafl.policies.train import LocalTraining, Weight, with_training
-from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
+from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_of, read_run, refuse_runs, selected_line
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision, Speed
 
@@ -155,8 +156,12 @@ def fit(
     Raises:
         StrataError: In one sentence, what does not fit, what is allowed and what to do.
     """
-    if evaluate_every < 1:
-        raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
+    for name, value, least in (
+        ("evaluate_every", evaluate_every, 1),
+        ("seed", seed, 0),
+        ("new_clients", new_clients, 0),
+    ):
+        check_least(name, value, least)
     if not isinstance(model, nn.Module | str) and not callable(model):
         raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
     method = _method(algorithm, lr)
@@ -317,7 +322,11 @@ def load(
         StrataError: If the folder is neither, is damaged, or needs code that you have not allowed.
     """
     place = Path(folder)
+    if round not in ROUNDS_KEPT:
+        raise unknown("round", round, ROUNDS_KEPT)
     if is_saved(place):
+        if round != "selected":
+            raise RunError(f"'{place}' is a saved folder, which has the models of one round: leave out round='{round}'")
         parts = read_folder(place, device, model, algorithm)
         which = (parts.sim, parts.progress, parts.history, parts.selected, place, parts.evaluate)
         return Fitted(*which, split=parts.split, saved=parts.models, added=parts.added)

@@ -175,17 +175,18 @@ def read_folder(
     folder: Path, device: str = "auto", model: ModelSource | None = None, algorithm: Algorithm | None = None
 ) -> SavedParts:
     """The federation of a saved folder; `model` and `algorithm` are for a model or a method of one's own."""
-    path, target = folder / FILE, device_of("cpu" if device == "auto" else device)
+    path = folder / FILE
     table = read_json(path)
     if table.get("format") != FORMAT:
         raise RunError(
             f"'{path}' has format {shown(table.get('format'))}: this version reads {FORMAT}, use a newer one"
         )
+    place = device_of("cpu" if device == "auto" else device)
     try:
         for name, checksum in table["checksums"].items():
             if is_plain(folder / name) and _checksum(folder / name) != checksum:
                 raise DamagedError(f"'{folder / name}' is damaged: copy the folder again, or save it again")
-        return _parts(folder, table, target, model, algorithm)
+        return _parts(folder, table, place, model, algorithm)
     except (KeyError, ValueError, TypeError, AttributeError, RecordError, UnknownNameError, DataError) as error:
         raise DamagedError(f"'{path}' is damaged: copy the folder again, or save it again") from error
 
