@@ -46,7 +46,7 @@ result = stratafl.compare(
 result
 
 # %% [markdown]
-# `fedper` keeps the last layer with each client. Here the clients differ at the *input*, so another choice is
+# `fedper` keeps the last layer with each client. Here the clients differ at the *input*, so another choice seems
 # reasonable: keep the first layer, and share what follows. `personal="first:1"` does that:
 
 # %%
@@ -64,10 +64,14 @@ first = stratafl.compare(
 first.to_pandas()[["method", "score_mean", "worst10_mean"]].round(3)
 
 # %% [markdown]
+# The idea does not hold here: FedPer with its own head scores 0.746, and with its own first layer 0.603. That is what a
+# comparison is for.
+#
 # ## Tune
 #
 # A comparison with default settings favours the method whose defaults happen to fit. `tune` gives each method the same
 # trials, chooses on validation samples, and then runs what it chose on fresh seeds.
+# Three trials and eight rounds keep this notebook short; twelve trials are the default. FedPer keeps its first layer again.
 
 # %%
 tuned = stratafl.tune(
