@@ -34,18 +34,20 @@ MAX_NAMED_METHODS = 4
 FOR_THIS_SITE = "for this site"
 _HEAD = """# Methods
 
-Each page has the same parts: the idea, when to use the method and when not, a picture of what is shared, the command, \
-equations with the lines that compute them, how the paper is read, differences from public code, options, scores, bytes. \
-[Choosing a method](../understand/choosing.md) helps to pick one; [one table](../results/methods.md) has the scores of all methods on MNIST.
+Each page has the same parts: the idea, when to use the method and when not, a picture of what is shared, the \
+command, equations with the lines that compute them, how the paper is read, differences from public code, options, \
+scores and bytes. [Choosing a method](../understand/choosing.md) helps to pick one; \
+[one table](../results/methods.md) has the scores of all methods on MNIST.
 
-- `strata list` prints the table below, `strata list fedrep` everything about one method. `--json` is the same for programs.
+- `strata list` prints the table below, `strata list fedrep` everything about one method. `--json` is the same for \
+programs.
 - FLAYER's parts and LAG can be put on other methods, as in `fedper+flayer`: see [compositions](composition.md).
 - FedAF, which FedLAG's tables list, is not here: its clients condense their data, and there is no client's model to \
 share layer by layer.
 
-**Layers** shows what a client's training starts from, with a symbol for each layer of a small model, from the input to \
-the head: ● received, the same for all clients; ◐ received, but made or mixed for the client; ◒ received or its own, \
-as the server chooses; ○ its own. Some methods split the head or add layers to it, so they have more symbols.
+**Layers** shows what a client's training starts from, with a symbol for each layer of a small model, from the input \
+to the head: ● received, the same for all clients; ◐ received, but made or mixed for the client; ◒ received or its \
+own, as the server chooses; ○ its own. Some methods split the head or add layers to it, so they have more symbols.
 """
 
 
@@ -227,7 +229,7 @@ def _allowed(hint: Any) -> str:
 
 def main() -> None:
     """Write all pages."""
-    from method_pages import write
+    from method_pages import write  # only a script finds its neighbours
 
     write()
     folder, learns = DOCS / "methods", DOCS / "understand/what-the-server-learns.md"

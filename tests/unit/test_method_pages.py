@@ -95,7 +95,8 @@ def test_pictures_say_what_they_show():
     for path in PICTURES.glob("*.svg"):
         picture = ElementTree.parse(path).getroot()
         words = {child.tag.rpartition("}")[2]: child.text for child in picture[:2]}
-        assert set(words) == {"title", "desc"} and all(words.values()), path.name
+        assert set(words) == {"title", "desc"}, path.name
+        assert all(words.values()), path.name
 
 
 @pytest.mark.parametrize(
