@@ -8,6 +8,7 @@ text            output
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import tomllib
@@ -28,23 +29,10 @@ from stratafl.config.setting_tables import TABLES
 from stratafl.runs.comparison import shared_and_own
 
 ROOT = Path(__file__).parents[1]
-LANGUAGES = ("bash", "console", "python", "toml", "json", "text")
-PROGRAMS = {
-    "apt-get",
-    "cd",
-    "cp",
-    "docker",
-    "dpkg",
-    "export",
-    "git",
-    "head",
-    "mkdir",
-    "npm",
-    "pip",
-    "sudo",
-    "tail",
-    "tar",
-}
+SHELLS = ("bash", "console")
+LANGUAGES = (*SHELLS, "python", "toml", "json", "text")
+PROGRAMS = {"apt-get", "cd", "cp", "docker", "dpkg", "export", "git", "head"}
+PROGRAMS |= {"mkdir", "npm", "pip", "sudo", "tail", "tar"}
 _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2`*[ ]*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: \S.* -->\s*\Z")
 
@@ -97,7 +85,7 @@ def check_command(words: list[str], folder: Path) -> None:
     """That a command can be given, without giving it."""
     while re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
-    program, *arguments = words
+    program, *arguments = [words[0].removeprefix(".venv/bin/"), *words[1:]]
     if program == "torchrun":
         program, *arguments = arguments[arguments.index("strata") :]
     if program == "strata":
@@ -153,6 +141,14 @@ def check_toml(block: Block) -> None:
             with_values(Experiment(), {f"{name}.{key}": value for key, value in table.items() if key != "name"})
         if name == "algorithm":
             assert table.get("name", "fedavg").split("+")[0] in ALGORITHMS
+
+
+def check_json(block: Block) -> None:
+    """One value after another."""
+    text = block.text.strip()
+    while text:
+        _, end = json.JSONDecoder().raw_decode(text)
+        text = text[end:].strip()
 
 
 def check_imports(block: Block) -> None:

@@ -1,6 +1,5 @@
 """Every code block of the site is run or checked by a test, or is marked as output."""
 
-import json
 import shlex
 import shutil
 from dataclasses import replace
@@ -11,7 +10,17 @@ import torch
 from torch import nn
 
 import stratafl
-from code_blocks import LANGUAGES, ROOT, blocks_of, check_commands, check_imports, check_toml, commands_of, runnable
+from code_blocks import (
+    LANGUAGES,
+    ROOT,
+    blocks_of,
+    check_commands,
+    check_imports,
+    check_json,
+    check_toml,
+    commands_of,
+    runnable,
+)
 from stratafl.algorithms import fedavg, fedper
 from stratafl.cli import main as strata
 from stratafl.data import digits
@@ -35,8 +44,7 @@ def test_commands_settings_and_imports_of_a_page_exist(page):
         elif block.language == "toml":
             check_toml(block)
         elif block.language == "json":
-            for line in block.text.splitlines():
-                json.loads(line)
+            check_json(block)
         elif block.language == "python":
             check_imports(block)
 
