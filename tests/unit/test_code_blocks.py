@@ -54,11 +54,12 @@ def test_commands_settings_and_imports_of_a_page_exist(page):
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory):
-    """The run directory `runs/first` of the pages: FedPer on clients that are called Basel and Bern."""
+    """The run directory `runs/first` of the pages: FedPer on the clients Basel, Bern and Cork."""
     folder = tmp_path_factory.mktemp("first")
-    space = names_of_pages()
-    for name, clients in (("my", ("Basel", "Bern")), ("chur", ("Basel",)), ("new", ("Basel",))):
-        write_table(folder / f"{name}.csv", {client: space["clients"][client] for client in clients})
+    samples = names_of_pages()["clients"]
+    samples["Cork"] = samples["Bern"]
+    for name, clients in (("my", ("Basel", "Bern", "Cork")), ("chur", ("Basel",)), ("new", ("Basel",))):
+        write_table(folder / f"{name}.csv", {client: samples[client] for client in clients})
     data = ["--data", str(folder / "my.csv"), "--set", "data.client=client"]
     assert strata(["run", "--algorithm", "fedper", *data, "--rounds", "2", "--out", str(folder / "runs/first")]) == 0
     return folder
