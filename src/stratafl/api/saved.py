@@ -47,7 +47,7 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.client_states import InMemory
-from stratafl.execute.memory import device_or_cpu
+from stratafl.execute.memory import device_of
 from stratafl.execute.simulation import SavedForm
 from stratafl.files import is_plain, write_atomically
 from stratafl.models import build, save_weights
@@ -180,11 +180,12 @@ def read_folder(
         raise RunError(
             f"'{path}' has format {shown(table.get('format'))}: this version reads {FORMAT}, use a newer one"
         )
+    place = device_of("cpu" if device == "auto" else device)
     try:
         for name, checksum in table["checksums"].items():
             if is_plain(folder / name) and _checksum(folder / name) != checksum:
                 raise DamagedError(f"'{folder / name}' is damaged: copy the folder again, or save it again")
-        return _parts(folder, table, device_or_cpu("cpu" if device == "auto" else device), model, algorithm)
+        return _parts(folder, table, place, model, algorithm)
     except (KeyError, ValueError, TypeError, AttributeError, RecordError, UnknownNameError, DataError) as error:
         raise DamagedError(f"'{path}' is damaged: copy the folder again, or save it again") from error
 
