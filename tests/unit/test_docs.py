@@ -79,7 +79,8 @@ def test_what_the_tables_name_is_there(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(document)):
+    prose = re.sub(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", "`…`", text(document))  # code may show a link
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose):
         if not target.startswith(("http:", "https:")):
             assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
 
