@@ -110,7 +110,10 @@ def check_strata(arguments: list[str]) -> None:
     while getattr(command, "commands", None) and arguments and not arguments[0].startswith("-"):
         name, *arguments = arguments
         command = command.commands[name]
-    if set(arguments) & {"--help", "--version"} or not arguments:
+    if "--help" in arguments or not arguments:
+        return
+    if getattr(command, "commands", None):  # `strata` itself, whose options end it
+        assert {option for each in command.params for option in each.opts} >= {arguments[0]}, arguments
         return
     params = command.make_context(name, [*arguments]).params
     check_settings(name, params)
