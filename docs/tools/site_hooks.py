@@ -30,7 +30,7 @@ ROOT_PAGES = {  # pages of the site that lie outside docs/
     "CONTRIBUTING.md": "design/contributing.md",
     "CHANGELOG.md": "design/changelog.md",
 }
-SECTIONS = ("start", "understand", "guide", "methods", "results", "reference", "design")
+SECTIONS = ("start", "tutorials", "understand", "guide", "methods", "results", "reference", "design")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sh": "bash"}
 MAX_SOURCE_BYTES = 300_000
 LINK = re.compile(r"(?<!\\)\]\(([^()\s]+)((?:\s+\"[^\"]*\")?)\)")
