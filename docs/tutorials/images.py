@@ -71,7 +71,8 @@ first.to_pandas()[["method", "score_mean", "worst10_mean"]].round(3)
 #
 # A comparison with default settings favours the method whose defaults happen to fit. `tune` gives each method the same
 # trials, chooses on validation samples, and then runs what it chose on fresh seeds.
-# Three trials and eight rounds keep this notebook short; twelve trials are the default. FedPer keeps its first layer again.
+# Three trials and eight rounds keep this notebook short; twelve trials are the default. FedPer keeps its first layer
+# again.
 
 # %%
 tuned = stratafl.tune(
