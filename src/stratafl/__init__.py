@@ -1,8 +1,11 @@
 """Personalised federated learning, layer by layer.
 
-A federation is a matrix: rows are clients, columns are parameters, and columns are grouped into named layers.
-`fit` trains on your own arrays, `load` reads a run directory; both return a `Fitted`. `compare`, `tune` and `advise`
-are the commands of these names for the same arrays.
+    fitted = stratafl.fit("fedper", {"Basel": (x, y), "Bern": (x2, y2)}, "mlp", rounds=10, lr=0.1)
+    fitted.client("Basel").predict(x_new)
+
+`fit` trains on your own samples, `load` reads a run directory; both return a `Fitted`. `compare`, `tune` and `advise`
+are the commands of these names for the same samples. The names listed in `__all__` are public, and so is
+`stratafl.methods`, from which the author of a method imports.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,10 +13,43 @@ from typing import TYPE_CHECKING, Any
 from stratafl.version import VERSION
 
 if TYPE_CHECKING:
-    from stratafl.api import Fitted, advise, compare, fit, load, tune
+    from stratafl.api import (
+        AdviceResult,
+        BestMethod,
+        ComparisonResult,
+        CrossSiteResult,
+        Fitted,
+        FittedClient,
+        Guarded,
+        Predictions,
+        StrataError,
+        TuningResult,
+        advise,
+        compare,
+        fit,
+        load,
+        tune,
+    )
 
 __version__ = VERSION
-__all__ = ["Fitted", "__version__", "advise", "compare", "fit", "load", "tune"]
+__all__ = [
+    "AdviceResult",
+    "BestMethod",
+    "ComparisonResult",
+    "CrossSiteResult",
+    "Fitted",
+    "FittedClient",
+    "Guarded",
+    "Predictions",
+    "StrataError",
+    "TuningResult",
+    "__version__",
+    "advise",
+    "compare",
+    "fit",
+    "load",
+    "tune",
+]
 
 
 def __dir__() -> list[str]:

@@ -46,7 +46,8 @@ def memory():
 
 def once(method, speed, federation):
     model = build("cnn", shape=tuple(federation.x.shape[1:]), classes=10)
-    fitted = stratafl.fit(method, federation, model, rounds=3, speed=speed, device="cuda")
+    ways = {name: getattr(speed, name) for name in ("precision", "graphs", "compile", "convolutions")}
+    fitted = stratafl.fit(method, federation, model, rounds=3, device="cuda", **ways)
     assert fitted.history[-1]["round"] == 3
 
 

@@ -17,7 +17,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.records import record
 from stratafl.core.steps import Train
 from stratafl.data import from_clients
-from stratafl.errors import DataError, ModelError, RunError, StrataError, UnknownNameError
+from stratafl.errors import DataError, ModelError, RecordError, RunError, StrataError, UnknownNameError
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
@@ -110,9 +110,19 @@ def test_fit_takes_a_federation_a_function_and_options_of_a_simulation():
 
 
 def test_an_option_that_fit_has_not_is_one_sentence():
-    for option, nearest in (("participaton", "participation"), ("validaton", "validation"), ("lr", "participation")):
+    for option, nearest in (("participaton", "participation"), ("validaton", "validation"), ("device_", "device")):
         with pytest.raises(UnknownNameError, match=f"'{option}'.*{nearest}"):
             stratafl.fit(fedavg(), arrays(), Own, rounds=1, **{option: 0.5})
+
+
+def test_a_method_may_be_a_name_with_a_learning_rate():
+    named = stratafl.fit("fedper", arrays(), Own(), rounds=1, lr=0.3, memory_limit="4GB")
+    assert named.sim.algorithm == fedper(train=LocalTraining(lr=0.3))
+    assert named.sim.memory_limit == 4 * 10**9
+    with pytest.raises(RecordError, match="train="):
+        stratafl.fit(fedper(), arrays(), Own(), rounds=1, lr=0.3)
+    with pytest.raises(UnknownNameError, match="'fedper'"):
+        stratafl.fit("fedpr", arrays(), Own(), rounds=1)
 
 
 def test_shares_and_seed_cut_the_arrays():
@@ -440,7 +450,6 @@ def test_what_is_not_a_run_directory_is_one_sentence(tmp_path):
 def test_the_package_offers_what_it_says():
     assert stratafl.fit is stratafl.api.fit
     assert stratafl.load is stratafl.api.load
-    assert set(stratafl.__all__) == {"Fitted", "__version__", "advise", "compare", "fit", "load", "tune"}
     with pytest.raises(AttributeError, match="'train'"):
         _ = stratafl.train
 

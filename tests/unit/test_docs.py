@@ -65,10 +65,13 @@ DOCUMENTS = [p.relative_to(ROOT).as_posix() for p in sorted([*ROOT.glob("*.md"),
 PLACES = r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`"
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "docs/understand/glossary.md"])
+@pytest.mark.parametrize(
+    "document",
+    ["ARCHITECTURE.md", "docs/understand/glossary.md", *(d for d in DOCUMENTS if d.startswith("docs/design/"))],
+)
 def test_what_the_tables_name_is_there(document):
     places = re.findall(PLACES, text(document))
-    assert len(places) > 20
+    assert len(places) > 20 or document.startswith("docs/design/")
     for path, name in places:
         file = ROOT / "src/stratafl" / path
         assert file.exists(), f"{document}: there is no {path}"
@@ -91,11 +94,34 @@ def test_packages_are_called_by_their_names(document):
         assert all(re.search(rf"\b{name}\b", text(document)) for name in there)
 
 
-def test_the_index_of_decisions_is_complete():
-    files = {p.name for p in (ROOT / "docs/design/decisions").glob("[0-9]*.md")}
-    assert set(re.findall(r"\((\d{3}-[\w-]+\.md)\)", text("docs/design/decisions/README.md"))) == files
+DESIGN = sorted(p.name for p in (ROOT / "docs/design").glob("*.md") if p.name not in ("README.md", "flower.md"))
+
+
+def anchors(name):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(name), flags=re.DOTALL), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", DESIGN)
+def test_each_decision_says_what_why_and_at_which_cost(page):
+    for section in text(f"docs/design/{page}").split("\n## ")[1:]:
+        what, why, cost = section.find("\n\n"), section.find("\n**Why.** "), section.find("\n**Cost.** ")
+        assert 0 < what < what + 2 < why < cost, f"{page}: {section.splitlines()[0]}"
+
+
+def test_the_map_of_decisions_is_complete():
+    mapped = re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", text("docs/design/README.md"))
+    assert sorted(mapped) == sorted((p, a) for p in DESIGN for a in anchors(f"docs/design/{p}")[1:])
+
+
+def test_links_to_decisions_lead_to_their_sections():
+    files = [*DOCUMENTS, *(p.relative_to(ROOT).as_posix() for p in (ROOT / "src").rglob("*.py"))]
+    pattern = r"(?:design/|\]\((?=[\w-]+\.md#))([\w-]+\.md)#([\w-]+)"
     for file in files:
-        assert all(part in text(f"docs/design/decisions/{file}") for part in ("# ", "**Why.**", "**What it costs.**"))
+        for page, anchor in re.findall(pattern, text(file)):
+            if "design/" + page in text(file) or file.startswith("docs/design/"):
+                assert anchor in anchors(f"docs/design/{page}"), f"{file} links to {page}#{anchor}"
 
 
 @pytest.mark.budget(1, "twenty rounds, as the README has them")

@@ -355,3 +355,21 @@ def test_a_folder_that_exists_or_is_none_is_refused(fitted, saved, tmp_path):
             stratafl.load(wrong)
     with pytest.raises(UnknownNameError, match="'Bern'"):
         stratafl.load(saved).client("bern")
+
+
+def test_a_state_that_is_changed_changes_no_other_client(saved, fitted):
+    """Clients of a saved folder share the tensors that are equal."""
+    loaded = stratafl.load(saved)
+    for x in loaded.client(NAMES[0]).state.values():
+        x.zero_()
+    for name in NAMES[:2]:
+        assert torch.equal(loaded.client(name).outputs(X), fitted.client(name).outputs(X))
+
+
+def test_a_saved_folder_has_the_models_of_one_round_and_no_device_is_guessed(saved):
+    with pytest.raises(RunError, match="newest"):
+        stratafl.load(saved, round="newest")
+    with pytest.raises(UnknownNameError, match="nearest"):
+        stratafl.load(saved, round="nearest")
+    with pytest.raises(RecordError, match="cdua"):
+        stratafl.load(saved, device="cdua")

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import stratafl
 from stratafl.algorithms import fedper
 from stratafl.data import from_clients, from_splits
-from stratafl.errors import DataError, UnknownNameError
+from stratafl.errors import DataError, RecordError, UnknownNameError
+from stratafl.evaluation.metrics import METRICS
 
 NAMES = ("Basel", "Bern", "Chur")
 CLASSES = np.array(["benign", "malignant", "unclear"])
@@ -106,11 +107,52 @@ def test_a_regression_has_no_probabilities():
         chur.predict_proba(X)
 
 
-@pytest.mark.parametrize("client", ["basel", "3", 3, -1, 1.0, None])
+@pytest.mark.parametrize("client", ["basel", "3", 3, -1, 1.0, None, True])
 def test_a_client_that_is_not_there_is_refused(named, client):
     with pytest.raises((DataError, UnknownNameError)) as error:
         named.client(client)
     assert str(client) in str(error.value)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(named):
+    assert [named.client(number).name for number in (np.int64(1), torch.tensor(2))] == ["Bern", "Chur"]
+
+
+def test_a_number_that_is_the_name_of_another_client_is_refused(tmp_path):
+    fitted = fitted_on(dict(enumerate(arrays(), 1)))  # client(1) would be the second one
+    for number in (1, 2, 3):
+        with pytest.raises(DataError, match=f"client number {number - 1}"):
+            fitted.client(number)
+    assert (fitted.client(0).name, fitted.client("2").number) == ("1", 1)
+    assert fitted.client("2").metric("accuracy") == fitted.predictions().of(1).value(METRICS["accuracy"])
+    assert fitted.add_client("2020", *arrays(seed=4)[0]).name == "2020"
+    assert torch.equal(
+        stratafl.load(fitted.save(tmp_path / "saved")).client("3").outputs(X), fitted.client("3").outputs(X)
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"evaluate_every": "2"},
+        {"evaluate_every": 1.5},
+        {"seed": "a"},
+        {"seed": -1},
+        {"new_clients": "x"},
+        {"metric": 3},
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_one_line(option):
+    with pytest.raises(RecordError, match=next(iter(option))):
+        fitted_on(arrays(), **option)
+
+
+def test_the_guard_takes_names(named):
+    guarded = named.guard(epochs=1)
+    by_name, by_number = (guarded.model(client).state_dict() for client in ("Chur", 2))
+    assert all(torch.equal(x, by_number[name]) for name, x in by_name.items())
+    with pytest.raises(UnknownNameError, match="Chur"):
+        guarded.model("Churr")
 
 
 def test_without_names_the_number_is_the_name(numbered):

@@ -1,6 +1,6 @@
 """stratafl in a notebook: train on your own samples and module, and get every client's model.
 
-fitted = stratafl.fit(fedper(), {"Basel": (x, y), …}, model, rounds=20)    or a list of (x, y), clients are then numbers
+fitted = stratafl.fit("fedper", {"Basel": (x, y), …}, model, rounds=20)    or a list of (x, y), clients are then numbers
 basel = fitted.client("Basel")
 basel.predict(x)               predictions of Basel's own model for raw samples, as the data calls classes
 basel.predict_proba(x)         the probability of each of `fitted.classes`
@@ -14,10 +14,14 @@ result = stratafl.compare("local,fedavg,fedper", clients, model)    the command 
 
 from stratafl.api.advising import advise
 from stratafl.api.comparing import compare, tune
-from stratafl.api.fitted import Fitted, FittedClient
+from stratafl.api.fitted import Fitted
+from stratafl.api.fitted_client import FittedClient
 from stratafl.api.fitting import fit, load
 from stratafl.api.guarded import Guarded
 from stratafl.api.results import AdviceResult, BestMethod, ComparisonResult, TuningResult
+from stratafl.errors import StrataError
+from stratafl.evaluation.predictions import Predictions
+from stratafl.report.notebook import CrossSiteResult
 
-__all__ = ["AdviceResult", "BestMethod", "ComparisonResult", "Fitted", "FittedClient", "Guarded", "TuningResult"]
-__all__ += ["advise", "compare", "fit", "load", "tune"]
+__all__ = ["AdviceResult", "BestMethod", "ComparisonResult", "CrossSiteResult", "Fitted", "FittedClient", "Guarded"]
+__all__ += ["Predictions", "StrataError", "TuningResult", "advise", "compare", "fit", "load", "tune"]

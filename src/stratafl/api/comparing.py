@@ -5,9 +5,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from stratafl.api.requests import PythonRequest, Source, each_warning_once, method_names, requested
+from stratafl.api.requests import PythonRequest, SharedOptions, Source, each_warning_once, method_names, requested
 from stratafl.api.results import ComparisonResult, TuningResult
 from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import Settings
@@ -41,19 +41,40 @@ def compare(
     jobs: int | None = None,
     progress: bool = True,
     trust: bool = False,
-    **options: Any,
+    **options: Unpack[SharedOptions],
 ) -> ComparisonResult:
     """Run several methods and seeds on the same clients, and rank them, as `strata compare` does.
 
-    `methods` are names, as in `strata list`. `clients` are samples as `fit` takes them, or the name of a data set, file
-    or folder; `label` and `client` name columns of a table. `model` is a name, a module or a function that makes one.
-    Further options are `rounds`, `seed`, `lr`, `metric`, `validation`, `test`, `split`, `normalise`, `participation`,
-    `evaluate_every`, `guard`, `cross_site` and `device`. All others are `settings`, as the command has them:
-    `{"train.epochs": 2, "fedper.personal": "last:2"}`. Over the seeds everything random varies, or the part that `vary`
-    names. `tuned` is what `tune` returned, or its folder.
+    To continue after Ctrl-C or a crash, make the same call with the same `folder`. If the comparison in it is finished,
+    the call only reads it.
 
-    Runs are in `folder`, by default a new one in `runs/`. If it holds this comparison already, the call continues it,
-    and if it is finished only reads it. `jobs` processes share the runs, unless the model is an object.
+    Example:
+        ```python
+        result = stratafl.compare("local,fedavg,fedper", clients, "mlp", rounds=20, lr=0.1, folder="runs/mine")
+        print(result.best)
+        result.report("report.html")
+        ```
+
+    Args:
+        methods: Names from `strata list`, in a list or with commas; also your own as `package.module:builder`.
+        clients: Samples as `fit` takes them, or the name of a data set, file or folder.
+        model: A name, a module or a function that makes one.
+        seeds: The number of seeds. Each method runs once with each of them.
+        folder: The folder of the runs, by default a new one in `runs/`.
+        settings: Settings as the command has them: `{"train.epochs": 2, "fedper.personal": "last:2"}`.
+        vary: What a seed varies: `"all"`, `"partition"`, `"weights"` or `"batches"`.
+        tuned: What `tune` returned, or its folder: each method runs with the settings chosen for it.
+        jobs: The number of processes that share the runs. A model that is an object allows only one.
+        progress: Show how many rounds are done.
+        trust: Allow files to import code of your own.
+        options: Common settings as arguments: `label`, `client`, `rounds`, `lr`, `seed`, `validation`, `test`, `split`,
+            `normalise`, `metric`, `evaluate_every`, `participation`, `guard`, `cross_site` and `device`.
+
+    Returns:
+        The ranking, the recommended method, tables and a report.
+
+    Raises:
+        StrataError: If something does not fit, or `folder` holds another comparison.
     """
     names = method_names(methods)
     asked = requested("compare", clients, model, folder, settings, options, names, trust)
@@ -99,12 +120,43 @@ def tune(
     jobs: int | None = None,
     progress: bool = True,
     trust: bool = False,
-    **options: Any,
+    **options: Unpack[SharedOptions],
 ) -> TuningResult:
     """Tune several methods alike on validation samples, then run what was chosen on fresh seeds, as `strata tune` does.
 
-    Each method gets as many `trials`. `only` are the settings to tune, such as `["train.lr"]`, and `grid` the values to
-    try of some, `{"train.lr": [0.01, 0.1]}`. All other arguments, the folder and how to continue are as in `compare`.
+    To continue after Ctrl-C or a crash, make the same call with the same `folder`.
+
+    Example:
+        ```python
+        tuned = stratafl.tune("fedavg,fedper", clients, "mlp", trials=12, rounds=20)
+        print(tuned.best.settings)
+        stratafl.compare("fedavg,fedper", clients, "mlp", tuned=tuned)
+        ```
+
+    Args:
+        methods: Names from `strata list`, in a list or with commas; also your own as `package.module:builder`.
+        clients: Samples as `fit` takes them, or the name of a data set, file or folder.
+        model: A name, a module or a function that makes one.
+        trials: The number of trials of each method.
+        seeds: The number of fresh seeds that the chosen settings run on.
+        folder: The folder of the runs, by default a new one in `runs/`.
+        settings: Settings as the command has them, which hold for all trials.
+        only: The settings to tune, such as `["train.lr"]`. By default all that a method declares.
+        grid: The values to try of some settings: `{"train.lr": [0.01, 0.1]}`.
+        eta: Successive halving continues one of `eta` trials.
+        sampler: `"grid"`, or `"tpe"` with the extra `tune`.
+        budget: What every method gets alike: `"trials"` or `"steps"`.
+        widen: Add a trial if the best learning rate is at the edge of its range.
+        jobs: The number of processes that share the runs. A model that is an object allows only one.
+        progress: Show how many rounds are done.
+        trust: Allow files to import code of your own.
+        options: Common settings as arguments, as in `compare`.
+
+    Returns:
+        What was chosen for each method, and how that scored on fresh seeds.
+
+    Raises:
+        StrataError: If something does not fit, or `folder` holds another tuning.
     """
     names = method_names(methods)
     grids = {path: tuple(values) for path, values in (grid or {}).items()}

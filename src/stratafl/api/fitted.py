@@ -3,18 +3,17 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratafl.api.added import AddedClient, check_new_name, personalised, stored_numbers
-from stratafl.api.guarded import Guarded, choose_models, module_of, stored_choice
+from stratafl.api.fitted_client import FittedClient, named_client
+from stratafl.api.guarded import Guarded, choose_models, stored_choice
+from stratafl.api.numbers import client_number
 from stratafl.api.saved import SavedParts, data_table, write_folder
 from stratafl.api.training import Callback, TrainingRun, stored_training, watchers
 from stratafl.config.metric_choice import metric_for
@@ -24,20 +23,16 @@ from stratafl.core.reprs import holder
 from stratafl.data.arrays import Array
 from stratafl.data.builders import client_like
 from stratafl.data.federation import Federation
-from stratafl.data.preprocessing import Preprocessing
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.splitting import SplitPlan
-from stratafl.errors import CallbackError, DataError, ModelError, RunError, shown, unknown
+from stratafl.errors import CallbackError, DataError, ModelError, RunError, unknown
 from stratafl.evaluation.candidates import EPOCHS
 from stratafl.evaluation.cross_site import cross_site
-from stratafl.evaluation.evaluate import state_dict
 from stratafl.evaluation.measure import NOT_FINITE, Line
 from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.execute import Progress, Simulation
-from stratafl.execute.tokens import check_given
-from stratafl.export import ModelFacts, Predictor, export_model, finite_outputs
-from stratafl.models import own_model
+from stratafl.export import Predictor
 from stratafl.report.notebook import CrossSiteResult
 from stratafl.runs.summary import DEFAULTS, evaluated, selected
 
@@ -49,7 +44,20 @@ NONE_ADDED: Mapping[int, AddedClient] = MappingProxyType({})
 class Fitted:
     """A trained federation: every client's model, and one line of metrics per round.
 
-    The models are those after `round`, the selected round, which tables and reports score.
+    `fit` and `load` return it. The models are those after `round`, the selected round, which tables and reports score.
+
+    Example:
+        ```python
+        fitted = stratafl.fit("fedper", clients, "mlp", rounds=10)
+        print(f"{fitted.accuracy:.1%}", fitted.metric("auroc"))
+        basel = fitted.client("Basel")
+        basel.predict(x_new)
+        basel.export("basel.onnx")
+        ```
+
+    Attributes:
+        history: One line per round: a dict of its number, times, bytes and scores.
+        folder: The folder that `load` read, if it did.
     """
 
     sim: Simulation
@@ -65,21 +73,13 @@ class Fitted:
     saved: Mapping[int, Mapping[str, Tensor]] | None = None  # the clients' models, if the data was left behind
     added: dict[int, AddedClient] = field(default_factory=dict)
 
-    @staticmethod
-    def of(training: TrainingRun, split: SplitPlan, added: Mapping[int, AddedClient] = NONE_ADDED) -> "Fitted":
-        """What a training delivers; clients that were added before get their models from its server."""
-        sim, state, selection = training.trial.sim, training.delivered, training.selection
-        again = {number: later for number, each in added.items() if (later := each.after(sim, state)) is not None}
-        facts = (sim, state, training.history, selection.line)
-        by, metric = training.evaluate, training.trial.metric
-        return Fitted(*facts, evaluate=by, selected_by=metric, training=training, split=split, added=again)
-
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
         return f"{self.clients} clients, {kind}, after round {self.round} of {self.sim.setup.rounds}"
 
     @property
     def clients(self) -> int:
+        """The number of clients that were trained."""
         return self.sim.setup.clients
 
     @property
@@ -93,17 +93,12 @@ class Fitted:
             raise DataError(f"round {self.round} has no test accuracy: it was not evaluated on labelled test samples")
         if line.get(f"test.deployed.{NOT_FINITE}") or line.get("test.deployed.loss", 0.0) is None:
             broken = predictions(self.sim, self.progress, torch.arange(self.clients), "test").not_finite
-            whose = ", ".join(map(self.title_of, broken[:8]))
+            whose = ", ".join(named_client(self, number) for number in broken[:8])
             raise ModelError(
                 f"there is no accuracy, because some models are not finite: {whose}; train again with a lower learning "
                 "rate, or take metric('accuracy'), where they count as guessing"
             )
         return float(value)
-
-    def title_of(self, client: int) -> str:
-        """Words for a client in messages."""
-        named = client in self.added or self.sim.runtime.federation.client_names
-        return f"client '{shown(self.name_of(client))}'" if named else f"client {client}"
 
     def name_of(self, client: int) -> str:
         """The name of the client of this number."""
@@ -118,10 +113,17 @@ class Fitted:
         average: str = "auto",
         client: int | str | None = None,
     ) -> float:
-        """A metric of these models on held-out samples: a name, or a function `f(y_true [n], y_score [n, K])`.
+        """A metric of these models on held-out samples.
 
-        `average` is over all `samples` or the mean over `clients`; `auto` is as the run says for its own metric, and
-        else as docs/reference/metrics.md says. With `client`, it is that client's own. NaN where it is not defined.
+        Args:
+            metric: A name, such as `"auroc"`, or a function `f(y_true [n], y_score [n, K])`.
+            split: `"test"` or `"validation"`.
+            average: Over all `"samples"`, or the mean over `"clients"`. `"auto"` is as the run says for its own metric,
+                and else as the page on metrics says.
+            client: The name or number of one client, whose own metric you get.
+
+        Returns:
+            The metric, NaN where it is not defined.
         """
         chosen = named_metric(metric) if isinstance(metric, str) else own_metric(metric)
         if average not in ("auto", "samples", "clients"):
@@ -135,13 +137,26 @@ class Fitted:
         return held_out.average(chosen, usual if average == "auto" else average)
 
     def confusion(self, client: int | str | None = None, split: str = "test") -> Tensor:
-        """How many samples of each class (rows) are given each class (columns), of a client or of all, `[K, K]`."""
+        """How many samples of each class (rows) are given each class (columns).
+
+        Args:
+            client: The name or number of one client. By default all clients' samples count.
+            split: `"test"` or `"validation"`.
+
+        Returns:
+            Counts `[K, K]`, in the order of `classes`.
+        """
         return (self.predictions(split) if client is None else self._held_out(client, split)).confusion()
 
     def predictions(self, split: str = "test") -> Predictions:
-        """What every client's own model gives for its own samples of a split, `test` or `validation`.
+        """What every client's own model gives for its own held-out samples.
 
-        It is the model at the stage that counts; where that is `trained` as deployed, since no state holds the other.
+        Args:
+            split: `"test"` or `"validation"`.
+
+        Returns:
+            One row per sample: its client, its target and the scores of the client's deployed model, or of the stage
+            that the run is evaluated at.
         """
         self._check_scored(split)
         return predictions(self.sim, self.progress, torch.arange(self.clients), split, self.stage)
@@ -162,8 +177,19 @@ class Fitted:
     def cross_site(
         self, metric: str | None = None, split: str = "test", clients: Sequence[int | str] | None = None
     ) -> CrossSiteResult:
-        """A metric, by default the run's own, of every client's model on every client's samples."""
+        """A metric of every client's model on every client's samples.
+
+        Args:
+            metric: The name of a metric, by default the run's own.
+            split: `"test"` or `"validation"`.
+            clients: Names or numbers of some clients, by default of all.
+
+        Returns:
+            The table, which a notebook shows as a heat map; `to_pandas()` gives a DataFrame.
+        """
         self._check_scored(split)
+        if isinstance(clients, str):
+            raise DataError(f"clients must be a list of names or numbers, not {clients!r}: give clients=[{clients!r}]")
         ids = [*range(self.clients)] if clients is None else [self.number_of(client) for client in clients]
         usual = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
         chosen = usual if metric is None else named_metric(metric)
@@ -179,22 +205,19 @@ class Fitted:
         """What the data calls the clients, or their numbers as text; those that were added come last."""
         return tuple(map(self.name_of, (*range(self.clients), *self.added)))
 
-    def client(self, client: int | str) -> "FittedClient":
-        """A client by its name or its number, with its own model."""
+    def client(self, client: int | str) -> FittedClient:
+        """One client, with its own model.
+
+        Args:
+            client: Its name, or its number. Where names are whole numbers, a number that is the name of another
+                client is refused: give the name, as text.
+        """
         return FittedClient(self, self.number_of(client))
 
     def number_of(self, client: int | str) -> int:
         """The number of a client that is given by its name or its number."""
-        if isinstance(client, str):
-            if client not in self.client_names:
-                raise unknown("client", client, self.client_names)
-            numbers: list[int] = [*range(self.clients), *self.added]
-            return numbers[self.client_names.index(client)]
-        if not isinstance(client, int):
-            raise DataError(f"client must be a name or a whole number from 0 to {self.clients - 1}, not {client!r}")
-        if not 0 <= client < self.clients and client not in self.added:
-            raise DataError(f"there is no client {client}: the {self.clients} clients are numbered from 0")
-        return client
+        numbers = (*range(self.clients), *self.added)
+        return client_number(client, dict(zip(numbers, self.client_names, strict=True)))
 
     @property
     def round(self) -> int:
@@ -224,11 +247,20 @@ class Fitted:
         progress: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> "Fitted":
-        """Train for further rounds, from the newest one; the result is that of training with all rounds at once.
+        """Train for further rounds, from the newest one.
 
-        This federation stays as it is, and so does a run directory that it was loaded from: `strata resume --rounds`
-        extends one. A method whose schedule or phases depend on the number of rounds is refused. `patience`, `progress`
-        and `callbacks` are those of `fit`.
+        The result is that of training with all rounds at once. This federation stays as it is, and so does a run
+        directory that it was loaded from: `strata resume --rounds` extends one. A method whose schedule or phases
+        depend on the number of rounds is refused.
+
+        Args:
+            rounds: How many rounds more.
+            patience: As in `fit`; `"as before"` keeps that of the training so far.
+            progress: Print every round.
+            callbacks: As in `fit`.
+
+        Returns:
+            The federation after the best round of all.
         """
         training = self._training()
         wanted = training.stop.patience if patience == "as before" else patience
@@ -245,41 +277,41 @@ class Fitted:
             )
         return stored_training(self.folder, self.sim, self.trust)
 
-    def add_client(self, name: str, x: Any, y: Any = None) -> "FittedClient":
-        """Personalise for a client that never took part, by its own samples; the other clients stay as they are.
+    def add_client(self, name: str, x: Any, y: Any = None) -> FittedClient:
+        """Personalise for a client that never took part, by its own samples. The other clients stay as they are.
 
-        The model is the one that a simulation gives a new client after this round. `x` and `y` are as in `fit`, or `x`
-        alone is a `Dataset` or the client's splits. Its samples are split as the others' are.
+        The model is the one that a simulation gives a new client after this round. The samples are split as those of
+        the others are.
+
+        Args:
+            name: The name of the client.
+            x: Its samples as in `fit`, or a `Dataset`, or the client's splits.
+            y: Its labels, unless `x` holds them.
+
+        Returns:
+            The client, which `client(name)` gives from now on.
         """
-        number = self.next_number(name)
+        number = new_client_number(self, name)
         form = SampleFormat.of(self.sim.runtime.federation)
-        return self.admit(client_like(x if y is None else (x, y), form, self.split, name, number))
-
-    def admit(self, samples: Federation) -> "FittedClient":
-        """Add a client whose samples are a federation of their own, which has its name."""
-        name = samples.client_name(0)
-        number = self.next_number(name)
-        self.added[number] = personalised(self.sim, self.progress, samples, name, number)
-        return self.client(number)
-
-    def next_number(self, name: str) -> int:
-        """The number that a new client of this name gets: the one it had at an earlier round, or the next one."""
-        check_new_name(name, self.client_names)
-        before = stored_numbers(self.folder)
-        last = max([self.sim.runtime.federation.clients - 1, *self.added, *before.values()])
-        return before.get(name, last + 1)
+        return admit_client(self, client_like(x if y is None else (x, y), form, self.split, name, number))
 
     def save(self, folder: str | Path) -> Path:
         """Write all clients' models and what new clients need to a new folder, without any sample.
 
-        `stratafl.load` reads it on any machine. If the model is a class of your own, `load` needs it:
-        `load(folder, model=…)`.
+        `stratafl.load` reads it on any machine. If the model is a class of your own, give it to `load`:
+        `load(folder, model=Net())`.
+
+        Args:
+            folder: A folder that does not exist yet.
+
+        Returns:
+            The folder.
         """
-        models = {number: self.client(number).state for number in range(self.clients)}
+        models = {number: FittedClient(self, number).state for number in range(self.clients)}
         what = (self.sim, self.progress, self.history, self.counts, self.evaluate, self.split, models, self.added)
         return write_folder(Path(folder), SavedParts(*what, data=data_table(self.folder)))
 
-    # Deprecated forms of what `client(…)` gives
+    # Deprecated forms of what `client(…)` does; version 0.3 removes them
 
     def model(self, client: int | str) -> nn.Module:
         """Deprecated: `client(client).model`."""
@@ -300,7 +332,7 @@ class Fitted:
         """Deprecated: `client(client).predict(x)`, which gives classes by name; this gives their numbers."""
         _deprecated("predict(client, x)", "client(client).predict(x)")
         outputs = self.client(client).outputs(x)
-        return outputs if self.sim.setup.classes is None else outputs.argmax(-1)
+        return outputs.argmax(-1) if self.classes else outputs
 
     def export(self, client: int | str, path: str | Path) -> Path:
         """Deprecated: `client(client).export(path)`."""
@@ -312,8 +344,14 @@ class Fitted:
     def guard(self, epochs: int = EPOCHS) -> Guarded:
         """Train local models, and let each client choose between those, its own model and fine-tuned ones.
 
-        It takes as long as training did, and chooses on validation samples. `epochs` are those of fine-tuning, with the
-        learning rate of the run that was loaded, or else of the method's own training.
+        This takes as long as training did. Clients choose on validation samples.
+
+        Args:
+            epochs: The epochs of fine-tuning, with the learning rate of the run that was loaded, or else of the
+                method's own training.
+
+        Returns:
+            What each client has chosen, and its model.
         """
         if self.saved is not None:
             raise DataError("a saved folder has no samples, so the guard cannot choose: call guard() before save()")
@@ -324,104 +362,32 @@ class Fitted:
 
         The guard chooses among the models of the selected round, so models of another round are refused.
         """
-        return stored_choice(self, self.number_of(client) if isinstance(client, str) else client)
+        return stored_choice(self, self.number_of(client))
 
 
-@holder
-class FittedClient:
-    """One client of a trained federation: its own model as it would be deployed."""
-
-    fitted: Fitted
-    number: int
-
-    def _about(self) -> str:
-        return f"'{shown(self.name)}' after round {self.fitted.round}"
-
-    @property
-    def name(self) -> str:
-        return self.fitted.name_of(self.number)
-
-    @cached_property
-    def state(self) -> Mapping[str, Tensor]:
-        """The tensors of the model by name."""
-        fitted, number = self.fitted, self.number
-        if number in fitted.added:
-            return fitted.added[number].state
-        return state_dict(fitted.sim, fitted.progress, number) if fitted.saved is None else fitted.saved[number]
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """Your own module in evaluation mode, yours to change; it takes samples scaled and standardised."""
-        return own_model(module_of(self.fitted.sim, self.state))
-
-    @cached_property
-    def predictor(self) -> Predictor:
-        """The model with its preprocessing, as one module that takes raw samples.
-
-        The model is its `module`. For a regression with standardised targets, outputs are in the data's own unit.
-        Clients share its frozen tensors, so change `model` instead.
-        """
-        module = module_of(self.fitted.sim, self.state, light=True)
-        return Predictor(module, self.preprocessing, self.fitted.sim.runtime.dtype)
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """What is done to its raw samples."""
-        if self.number in self.fitted.added:
-            return self.fitted.added[self.number].preprocessing
-        return self.fitted.sim.runtime.federation.preprocessing.of(self.number)
-
-    def outputs(self, x: Array) -> Tensor:
-        """What the model gives for raw samples, as they are in the data: logits of the classes, or numbers.
-
-        Columns of a DataFrame are taken by name, where the data has names for them. Texts may be a list.
-        """
-        sim = self.fitted.sim
-        samples = SampleFormat.of(sim.runtime.federation).raw_samples(x)
-        if sim.template is not None:
-            check_given(sim.template, samples)
-        with torch.no_grad():
-            outputs: Tensor = (model := self.predictor)(samples)
-        return finite_outputs(outputs, model, self.fitted.title_of(self.number))
-
-    def predict_proba(self, x: Array) -> Tensor:
-        """The probability of each class, in the order of `fitted.classes`, for raw samples: `[n, K]`."""
-        if self.fitted.sim.setup.classes is None:
-            raise DataError("a regression has no probabilities: use predict")
-        return self.outputs(x).softmax(-1)
-
-    def predict(self, x: Array) -> Tensor | NDArray[Any]:
-        """The class of each raw sample as the data calls it, by name or by number; for a regression the output."""
-        outputs = self.outputs(x)
-        if self.fitted.sim.setup.classes is None:
-            return outputs
-        names, numbers = self.fitted.sim.runtime.federation.class_names, outputs.argmax(-1)
-        return named_classes(names)[numbers.numpy()] if names else numbers
-
-    def metric(self, metric: str | Callable[..., object], split: str = "test") -> float:
-        """A metric of the model on the client's own held-out samples, as `Fitted.metric` takes it."""
-        return self.fitted.metric(metric, split, client=self.number)
-
-    def confusion(self, split: str = "test") -> Tensor:
-        """How many samples of each class (rows) are given each class (columns), `[K, K]`."""
-        return self.fitted.confusion(self.number, split)
-
-    def export(self, path: str | Path) -> Path:
-        """Write the model to `NAME.onnx` or `NAME.safetensors`; an existing file is never overwritten.
-
-        ONNX takes raw samples, as `predict` does. Safetensors holds the weights of `model`; its metadata describes the
-        preprocessing of samples and outputs as JSON (`preprocessing`).
-        """
-        target = Path(path)
-        form = SampleFormat.of(self.fitted.sim.runtime.federation)
-        export_model(self.predictor, target, ModelFacts.of(self.name, form), self.fitted.title_of(self.number))
-        return target
+def admit_client(fitted: Fitted, samples: Federation) -> FittedClient:
+    """Add a client whose samples are a federation of their own, which has its name."""
+    name = samples.client_name(0)
+    number = new_client_number(fitted, name)
+    fitted.added[number] = personalised(fitted.sim, fitted.progress, samples, name, number)
+    return FittedClient(fitted, number)
 
 
-def named_classes(names: Sequence[str]) -> NDArray[Any]:
-    """Names of classes as the data has them: whole numbers, if all of them are."""
-    whole = all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in names)
-    return np.array([int(name) for name in names]) if whole else np.array(names)
+def new_client_number(fitted: Fitted, name: str) -> int:
+    """The number that a new client of this name gets: the one it had at an earlier round, or the next one."""
+    check_new_name(name, fitted.client_names)
+    before = stored_numbers(fitted.folder)
+    last = max([fitted.sim.runtime.federation.clients - 1, *fitted.added, *before.values()])
+    return before.get(name, last + 1)
+
+
+def fitted_after(training: TrainingRun, split: SplitPlan, added: Mapping[int, AddedClient] = NONE_ADDED) -> Fitted:
+    """What a training delivers; clients that were added before get their models from its server."""
+    sim, state, selection = training.trial.sim, training.delivered, training.selection
+    again = {number: later for number, each in added.items() if (later := each.after(sim, state)) is not None}
+    facts = (sim, state, training.history, selection.line)
+    by, metric = training.evaluate, training.trial.metric
+    return Fitted(*facts, evaluate=by, selected_by=metric, training=training, split=split, added=again)
 
 
 def _deprecated(old: str, new: str) -> None:
@@ -436,9 +402,9 @@ def trained(
 ) -> Fitted:
     """What a training delivers at its end; a callback that raises does not lose what was trained before."""
     try:
-        return Fitted.of(training.to_end(callbacks), split, added)
+        return fitted_after(training.to_end(callbacks), split, added)
     except CallbackError as error:
-        error.fitted = Fitted.of(error.fitted, split, added)
+        error.fitted = fitted_after(error.fitted, split, added)
         raise
     finally:
         training.trial.sim.runtime.close()

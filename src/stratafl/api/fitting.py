@@ -1,17 +1,20 @@
-"""TrainingRun on a person's own samples and module, and loading what a run left."""
+"""Training on your own samples and module, and loading what a run left."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
+from stratafl.algorithms import algorithm as named_algorithm
 from stratafl.api.added import read_added
 from stratafl.api.fitted import Fitted, trained
+from stratafl.api.numbers import check_least
+from stratafl.api.requests import known_options
 from stratafl.api.saved import is_saved, read_folder
 from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import model_of, split_plan
@@ -19,34 +22,41 @@ from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.setting_tables import EvaluateTable, ModelTable
 from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.annotations import checked
+from stratafl.core.annotations import Size, checked
+from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
 from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
 from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
-from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
+from stratafl.data.text_clients import from_texts, hold_texts
+from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
-from stratafl.policies.train import Weight, with_training
-from stratafl.runs.directory import CONFIG, config_of, environment_of, read_run, refuse_runs, selected_line
+from stratafl.execute.memory import Store
+from stratafl.policies.class_weights import LEAST_WEIGHT, PLAIN, POOLED, in_order_of_classes, weights_by_name
+from stratafl.policies.train import LocalTraining, Weight, with_training
+from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_of, read_run, refuse_runs, selected_line
+from stratafl.runtime.build import EngineName
+from stratafl.runtime.speed import Choice, Convolutions, Precision, Speed
 
-LEAST_WEIGHT = 1e-12  # of a class without training samples, which never counts
 NORMALISED = ("auto", "columns", "none")
 log = logging.getLogger("stratafl")
 
 
+@known_options
 def fit(
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     clients: Federation | Clients,
     model: ModelSource | str,
     *,
     label: str | None = None,
     client: str | None = None,
     rounds: int = 20,
+    lr: float | None = None,
     validation: float = 0.1,
     test: float = 0.25,
     split: str = "stratified",
@@ -58,52 +68,143 @@ def fit(
     patience: int | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
+    participation: float = 1.0,
+    new_clients: int = 0,
+    norm_limit: float | None = None,
+    weights: str | Path | None = None,
+    head: str | None = None,
+    frozen: str = "none",
+    buffers: Buffers = "follow",
+    granularity: Granularity = "module",
     device: str = "auto",
-    **options: Any,
+    dtype: torch.dtype = torch.float32,
+    memory_limit: int | str | None = None,
+    store: Store = "auto",
+    engine: EngineName = "auto",
+    precision: Precision = "fp32",
+    graphs: Choice = "auto",
+    compile: Choice = "auto",
+    convolutions: Convolutions = "auto",
 ) -> Fitted:
-    """Train with an algorithm on the samples of every client, in a list or by the clients' names, or on a federation.
+    """Train a method on the samples of every client.
 
-    A client's samples are `(x, y)`, a torch `Dataset` or `DataLoader` of such pairs, or its own splits:
-    `{"train": (x, y), "validation": …, "test": …}`, of which the last two may be missing. `x` and `y` are arrays, or
-    tables such as DataFrames, whose columns are taken by name: their order may differ. Labels may be names.
+    You get the models after the round with the best `metric` on validation samples, or after the last round if there
+    are no validation samples.
 
-    Or `clients` is one table, a DataFrame or a Hugging Face `Dataset`, whose column `label` is to be predicted and
-    whose column `client` names the clients; or such a table for each client by its name, with `label` alone. It is read
-    as a csv file is: it may hold categories, dates and missing values.
+    Example:
+        ```python
+        clients = {"Basel": (x, y), "Bern": (x2, y2)}
+        fitted = stratafl.fit("fedper", clients, "mlp", rounds=10, lr=0.1)
+        fitted.client("Basel").predict(x_new)
+        ```
 
-    `model` is a module, a name from `strata list models`, such as `mlp`, or a function that makes a module; if it has
-    arguments `shape` and `classes`, they are given. Each client's samples are split into test, validation and training
-    samples, stratified by class (`split="random"`: at random). Tables with more than numbers are encoded
-    as files are. Rows of numbers with fractions are standardised, each client's columns by its own training samples
-    (`normalise="none"`: not; a federation is taken as it is); `predict` does the same to raw samples. `device="auto"`
-    is a GPU if there is one. `options` are those of `simulation`. You get the models after the round with the best
-    `metric` on validation samples, or after the last round if there are none. `auto` is accuracy, balanced accuracy if
-    one class has more than 60 % of the samples, or the squared error; or give a name, or a function
-    `f(y_true, y_score)`.
+    Args:
+        algorithm: A name from `strata list`, such as `"fedper"` or `"fedper+flayer"`, or a method that you make with
+            its options: `fedper(personal="last:2", train=LocalTraining(lr=0.1))` from `stratafl.methods`.
+        clients: The samples of each client by its name, or in a list. They are `(x, y)`, a torch `Dataset` or
+            `DataLoader` of such pairs, or the client's own splits `{"train": (x, y), "validation": …, "test": …}`, of
+            which the last two may be missing. `x` and `y` are arrays, or tables such as DataFrames, whose columns are
+            taken by name; or `x` is a list of texts. Labels may be names.
+            Or `clients` is one table, a DataFrame or a Hugging Face `Dataset`, with
+            `label` and `client`, or such a table for each client by its name, with `label` alone. Tables are read as
+            csv files are: they may hold categories, dates and missing values.
+        model: An `nn.Module`, whose weights are the common start; a name from `strata list models`, such as `"mlp"`;
+            or a function that makes a module. A class or function with arguments `shape` and `classes` gets them.
+        label: The column of a table that is to be predicted.
+        client: The column of a table that names the clients.
+        rounds: The number of rounds.
+        lr: The learning rate of local training, if `algorithm` is a name. By default that of `LocalTraining`.
+        validation: The share of each client's samples that selects the round, and that tuning uses.
+        test: The share of each client's samples that is only scored.
+        split: `"stratified"` by class, or `"random"`.
+        normalise: By default rows of numbers with fractions are standardised, each client's columns by its own training
+            samples, and `predict` does the same to raw samples. `"none"`: leave them as they are. `"columns"`:
+            standardise every table. A `Federation` is taken as it is.
+        seed: A whole number, from which everything random is drawn.
+        evaluate_every: Evaluate after every so many rounds.
+        metric: What the round is selected by: a name (`strata list metrics`) or a function `f(y_true, y_score)`.
+            `"auto"` is accuracy, balanced accuracy if one class has more than 60 % of the samples, or the squared
+            error.
+        class_weight: By how much a sample counts in the loss: `"balanced"` by the classes of its client, `"pooled"` by
+            those of all clients together (each n / (K·n_c)), or a weight for each class, in a list or by class name.
+        patience: End training after this many evaluations without a gain of 0.005 on validation samples.
+        progress: Print every round.
+        callbacks: Functions that are called with the line of every round, as `Fitted.history` has it. Training ends
+            if one of them returns True.
+        participation: The share of the clients that takes part in a round.
+        new_clients: The last of the clients, this many, never take part in training.
+        norm_limit: Leave out updates more than this many times as long as the cohort's median.
+        weights: A file with the initial weights.
+        head: The module that is the model's head, if it is not the last one.
+        frozen: Layers that are not trained, sent or kept by clients, such as `"*.lora_A"`.
+        buffers: Whether BatchNorm statistics `"follow"` their layer or stay `"local"`.
+        granularity: What a layer is: a `"tensor"`, a `"module"` or a `"block"`.
+        device: `"cpu"`, `"cuda"` or `"auto"`, which is a GPU if there is one.
+        dtype: The type of the model's numbers.
+        memory_limit: What training may take, in bytes or as `"8GB"`.
+        store: Where client states are kept between rounds: on the `"device"`, in `"ram"`, on `"disk"`; `"auto"`
+            chooses by size.
+        engine: `"stacked"` trains all clients of a chunk at once, `"loop"` one by one. `"auto"` stacks what it can.
+        precision: Of products on a GPU: `"fp32"`, `"tf32"` or `"bf16"`.
+        graphs: Whether steps are captured as CUDA graphs.
+        compile: Whether steps are compiled.
+        convolutions: How convolutions are computed: `"product"`, `"stock"` or `"kernel"`.
 
-    `class_weight` says by how much a sample counts in the loss: `balanced` by the classes of its client, `pooled` by
-    those of all clients together (each n / (K·n_c)), or a weight for each class, in a list or by the classes' names.
+    Returns:
+        The trained federation: every client's model, its predictions and metrics.
 
-    With `patience`, training ends after that many evaluations without a gain of 0.005 on validation samples. `progress`
-    prints every round. Each of the `callbacks` is called with the line of every round, as `fitted.history` has it;
-    training ends if one of them returns True.
+    Raises:
+        StrataError: In one sentence, what does not fit, what is allowed and what to do.
     """
-    if evaluate_every < 1:
-        raise RecordError(f"evaluate_every must be a number of rounds, at least 1, not {evaluate_every}")
+    for name, value, least in (
+        ("evaluate_every", evaluate_every, 1),
+        ("seed", seed, 0),
+        ("new_clients", new_clients, 0),
+    ):
+        check_least(name, value, least)
     if not isinstance(model, nn.Module | str) and not callable(model):
         raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
-    check_known("option of fit", options, _OPTIONS)
+    method = _method(algorithm, lr)
     plan = SplitPlan(validation, test, seed=seed, split=split)
-    federation = _federation(clients, label, client, plan, normalise, int(options.get("new_clients", 0)))
+    federation = _federation(clients, label, client, plan, normalise, int(new_clients))
     if isinstance(class_weight, Mapping) or class_weight != "none":
-        algorithm = _weighted(algorithm, class_weight, federation, int(options.get("new_clients", 0)))
+        method = _weighted(method, class_weight, federation, int(new_clients))
     sim = simulation(
-        algorithm, federation, _fitting(model, federation), rounds=rounds, seed=seed, device=device, **options
+        method,
+        federation,
+        _fitting(model, federation),
+        rounds=rounds,
+        participation=participation,
+        seed=seed,
+        granularity=granularity,
+        buffers=buffers,
+        head=head,
+        frozen=frozen,
+        weights=weights,
+        dtype=dtype,
+        device=device,
+        engine=engine,
+        speed=Speed(precision, graphs, compile, convolutions),
+        memory_limit=None if memory_limit is None else Size().read("memory_limit", memory_limit),
+        store=store,
+        new_clients=new_clients,
+        norm_limit=norm_limit,
     )
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)
     training = TrainingRun(trial, evaluate, sim.start(), stop_after(patience, trial))
     return trained(training, watchers(callbacks, progress, training), plan)
+
+
+def _method(method: Algorithm | str, lr: float | None) -> Algorithm:
+    """A method by its name, with this learning rate."""
+    if isinstance(method, str):
+        return named_algorithm(method) if lr is None else named_algorithm(method, train=LocalTraining(lr=lr))
+    if not isinstance(method, Algorithm):
+        raise RecordError(f"algorithm must be a method, such as fedper(), or its name, not {method!r}")
+    if lr is not None:
+        raise RecordError("lr is for a method by its name: give this one its own, train=LocalTraining(lr=…)")
+    return method
 
 
 def _weighted(
@@ -114,18 +215,13 @@ def _weighted(
         raise DataError("class_weight needs classes, but the targets of this data are numbers: leave it out")
     names = [federation.class_name(label) for label in range(federation.classes)]
     weights: Any = class_weight
-    if class_weight == "pooled":
-        counts = federation.class_counts("train")[: federation.clients - new]
-        weights = tuple(balanced_weights(counts.sum(0)).clamp(min=LEAST_WEIGHT).tolist())
-    elif isinstance(class_weight, str):
-        check_known("class_weight", [class_weight], ("none", "balanced", "pooled"))
+    if class_weight == POOLED:
+        counts = federation.class_counts("train")[: federation.clients - new].sum(0)
+        weights = tuple(balanced_weights(counts).clamp(min=LEAST_WEIGHT).tolist())
+    elif isinstance(class_weight, str) and class_weight not in PLAIN:
+        weights = in_order_of_classes(weights_by_name(class_weight), names)
     elif isinstance(class_weight, Mapping):
-        by_name = {str(name): weight for name, weight in class_weight.items()}
-        check_known("class in class_weight", by_name, names)
-        missing = [name for name in names if name not in by_name]
-        if missing:
-            raise DataError(f"class_weight has no weight for the class '{shown(missing[0])}': give one for each class")
-        weights = tuple(by_name[name] for name in names)
+        weights = in_order_of_classes({str(name): weight for name, weight in class_weight.items()}, names)
     hint = Literal["balanced"] | tuple[Weight, ...]
     changed = with_training(algorithm, class_weight=checked("class_weight", hint, weights))
     if changed == algorithm:
@@ -145,6 +241,8 @@ def _federation(
         return federation
     if isinstance(clients, Federation):
         return clients
+    if hold_texts(clients):
+        return from_texts(clients, plan, new_clients)
     federation = from_objects(clients, validation=plan.validation, test=plan.test, seed=plan.seed, split=plan.split)
     return _standardised(federation, normalise)
 
@@ -173,14 +271,6 @@ def _standardised(federation: Federation, normalise: str) -> Federation:
     return federation
 
 
-_OPTIONS = [
-    option.name
-    for function in (fit, simulation)
-    for option in signature(function).parameters.values()
-    if option.kind is option.KEYWORD_ONLY and option.name != "begun"
-]
-
-
 def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:
     """What rounds are selected by; a choice by the data is logged."""
     if not isinstance(metric, str):
@@ -203,18 +293,40 @@ def load(
     model: ModelSource | None = None,
     algorithm: Algorithm | None = None,
 ) -> Fitted:
-    """Load what `Fitted.save` wrote, or a run directory: the models after its selected round, and all metrics.
+    """Load a run directory, or a folder that `Fitted.save` wrote.
 
-    A saved folder needs no data. If its model is a class of your own, give it: `model=Net()`. The same holds for
-    `algorithm`.
+    You may load a run while it is still running.
 
-    Of a run directory, `round="newest"` gives the models of the newest checkpoint, from which `strata resume`
-    continues. `device="auto"` is the device of the run, or the CPU if this machine does not have it. If the run uses a
-    model or a method of your own (`package.module:name`), loading it runs that code: allow it with `trust=True`. You
-    may load a run while it is still running.
+    Example:
+        ```python
+        fitted = stratafl.load("runs/first")
+        fitted.client("Basel").predict(x_new)
+        ```
+
+    Args:
+        folder: A run directory, with the models after its selected round and all metrics; or a saved folder, which
+            needs no data.
+        round: `"selected"`, or `"newest"` for the models of the newest checkpoint of a run, from which `strata resume`
+            continues.
+        device: `"cpu"`, `"cuda"` or `"auto"`, which is the device of the run, or the CPU if this machine does not have
+            it.
+        trust: Allow the run to import the model or method of your own (`package.module:name`) that it names. Loading
+            it runs that code.
+        model: For a saved folder whose model is a class of your own: `model=Net()`.
+        algorithm: For a saved folder whose method is your own.
+
+    Returns:
+        The trained federation, as `fit` returns it.
+
+    Raises:
+        StrataError: If the folder is neither, is damaged, or needs code that you have not allowed.
     """
     place = Path(folder)
+    if round not in ROUNDS_KEPT:
+        raise unknown("round", round, ROUNDS_KEPT)
     if is_saved(place):
+        if round != "selected":
+            raise RunError(f"'{place}' is a saved folder, which has the models of one round: leave out round='{round}'")
         parts = read_folder(place, device, model, algorithm)
         which = (parts.sim, parts.progress, parts.history, parts.selected, place, parts.evaluate)
         return Fitted(*which, split=parts.split, saved=parts.models, added=parts.added)

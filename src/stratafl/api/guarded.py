@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from stratafl.api.numbers import client_number
 from stratafl.config.metric_choice import metric_for
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import Trust
@@ -46,7 +47,7 @@ class Trained(Protocol):
 
 @holder
 class Guarded:
-    """A trained federation in which each client has chosen its model on its validation samples."""
+    """A trained federation in which each client has chosen its model on its validation samples (`Fitted.guard`)."""
 
     models: GuardedModels
 
@@ -66,14 +67,16 @@ class Guarded:
             raise DataError("there is no test accuracy: the federation has no labelled test samples")
         return float(self.models.predictions("test").hits().double().mean())
 
-    def model(self, client: int) -> nn.Module:
-        """The model that a client takes, in evaluation mode."""
-        if client not in self.choices:
+    def model(self, client: int | str) -> nn.Module:
+        """The model that a client takes, by its name or its number, in evaluation mode."""
+        federation = self.models.candidates.sim.runtime.federation
+        number = client_number(client, dict(enumerate(map(federation.client_name, range(federation.clients)))))
+        if number not in self.choices:
             raise DataError(f"client {client!r} has no chosen model: give one of the clients {first_few(self.choices)}")
-        local = self.choices[client].candidate == SAFE
+        local = self.choices[number].candidate == SAFE
         sim = self.models.candidates.alone if local else self.models.candidates.sim
         assert sim is not None  # it was trained to choose
-        return own_model(module_of(sim, _only_row(self.models.rows(client))))
+        return own_model(module_of(sim, _only_row(self.models.rows(number))))
 
 
 def choose_models(fitted: Trained, epochs: int) -> Guarded:

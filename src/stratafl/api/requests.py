@@ -5,12 +5,14 @@ be continued by the same call, by `strata resume` and by several processes, and 
 another name. A model that is an object stays in this process; runs know it by its layers and initial weights.
 """
 
+import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from torch import nn
 
@@ -23,18 +25,61 @@ from stratafl.data.frames import frame_samples, is_frame
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
 from stratafl.data.shards import digest_name, store_samples
+from stratafl.data.text_clients import hold_texts, text_samples
 from stratafl.errors import DataError, ModelError, RecordError, check_known
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.runs.directory import unused_run_folder
 from stratafl.runs.joined import usual_jobs
 
 Source = Federation | Clients | str | Path  # samples in memory as `fit` takes them, or a data set, file or folder
-OPTIONS = {
-    **{"validation": "data.validation", "test": "data.test", "split": "data.split", "normalise": "data.normalise"},
-    **{"rounds": "run.rounds", "seed": "run.seed", "device": "run.device", "participation": "run.participation"},
-    **{"metric": "evaluate.metric", "evaluate_every": "evaluate.every", "guard": "evaluate.guard", "lr": "train.lr"},
-    **{"cross_site": "evaluate.cross_site", "label": "data.label", "client": "data.client"},
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options that `compare`, `tune` and `advise` share. One that you leave out has its usual setting."""
+
+    label: str
+    client: str
+    rounds: int
+    lr: float
+    frozen: str
+    seed: int
+    validation: float
+    test: float
+    split: Literal["stratified", "random"]
+    normalise: Literal["auto", "columns", "none"]
+    metric: str
+    evaluate_every: int
+    participation: float
+    guard: bool
+    cross_site: bool
+    device: str
+
+
+TABLES = {
+    "data": ("label", "client", "validation", "test", "split", "normalise"),
+    "run": ("rounds", "seed", "participation", "device"),
+    "train": ("lr",),
+    "model": ("frozen",),
+    "evaluate": ("metric", "guard", "cross_site"),
 }
+OPTIONS = {option: f"{table}.{option}" for table, options in TABLES.items() for option in options}
+OPTIONS["evaluate_every"] = "evaluate.every"
+
+
+def known_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Refuse an unknown option with the nearest one that the function has, instead of Python's `TypeError`."""
+    parameters = inspect.signature(function).parameters
+    options = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+
+    @wraps(function)
+    def checking(*args: P.args, **kwargs: P.kwargs) -> T:
+        named = [name for name in kwargs if name not in parameters]
+        check_known(f"option of {function.__name__}", named, options)
+        return function(*args, **kwargs)
+
+    return checking
 
 
 @dataclass(frozen=True)
@@ -152,6 +197,8 @@ def _samples(clients: Source, options: Mapping[str, Any]) -> Samples | str:
     if not isinstance(clients, Mapping | Sequence) or not len(clients):
         wrong = f"clients are {type(clients).__name__}" if isinstance(clients, Sized) else "there are no clients"
         raise DataError(f"{wrong}: give the samples of each client as fit takes them, or a data set or file by name")
+    if hold_texts(clients):
+        return text_samples(clients)
     values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
     splits = any(isinstance(samples, Mapping) for samples in values)
     whole = from_objects(clients, validation=0.0, test=0.0, seed=0, split="random")

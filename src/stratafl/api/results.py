@@ -45,7 +45,13 @@ Frame = Any  # a pandas DataFrame: pandas is imported when it is asked for
 
 
 class BestMethod(NamedTuple):
-    """The method to use, with the settings that are its own, and its score; None if the score is unknown."""
+    """The method to use.
+
+    Attributes:
+        method: Its name.
+        settings: The settings that are its own, as `settings` of `compare` takes them.
+        score: Its score, or None if the score is unknown.
+    """
 
     method: str
     settings: Settings
@@ -54,7 +60,11 @@ class BestMethod(NamedTuple):
 
 @holder
 class ComparisonResult:
-    """A finished comparison. `study` has everything that its report shows."""
+    """A finished comparison, which `compare` returns. A notebook shows the answer, a picture and the ranking.
+
+    Attributes:
+        folder: The folder of the runs.
+    """
 
     folder: Path
     trust: Trust = NO_TRUST
@@ -65,6 +75,7 @@ class ComparisonResult:
 
     @cached_property
     def study(self) -> Study:
+        """Everything that the report shows, as private records."""
         return ranked_study([self.folder])
 
     @property
@@ -75,7 +86,11 @@ class ComparisonResult:
         return BestMethod(rank.method, stored, rank.mean("score"))
 
     def to_pandas(self, table: str = "ranking") -> Frame:
-        """A table: the `ranking`, the `clients` with what each gains, or all `pairs` of methods."""
+        """A table as a pandas DataFrame.
+
+        Args:
+            table: `"ranking"`, `"clients"` with what each gains, or `"pairs"` for all pairs of methods.
+        """
         study = self.study
         written = {
             "ranking": lambda: to_csv([*study.ranks, *study.rows_below]),
@@ -85,11 +100,20 @@ class ComparisonResult:
         return _frame(table, written)
 
     def report(self, path: str | Path) -> Path:
-        """Write the report, one HTML file; a report that is there is replaced."""
+        """Write the report of `strata compare`, one HTML file. A report that is there is replaced.
+
+        Args:
+            path: The name of the file, which ends in `.html`.
+        """
         return _reported(self.study, Path(path))
 
     def fitted(self, method: str | None = None, seed: int | None = None) -> Fitted:
-        """The models of one run, by default of the best method and the first seed."""
+        """The models of one run, as `load` returns them.
+
+        Args:
+            method: The name of a method, by default the best one.
+            seed: One of the comparison's seeds, by default the first.
+        """
         return load(_run(Comparison.read(self.folder), method or self.best.method, seed), trust=self.trust.everything)
 
     def _repr_html_(self) -> str:
@@ -99,7 +123,11 @@ class ComparisonResult:
 
 @holder
 class TuningResult:
-    """A finished tuning: what was chosen for each method, and how that scored on fresh seeds."""
+    """A finished tuning, which `tune` returns: what was chosen for each method, and how that scored on fresh seeds.
+
+    Attributes:
+        folder: The folder of the trials and runs.
+    """
 
     folder: Path
     trust: Trust = NO_TRUST
@@ -109,6 +137,7 @@ class TuningResult:
 
     @cached_property
     def tuning(self) -> Tuning:
+        """The trials, as private records."""
         return Tuning.open(self.folder, self.trust)
 
     @cached_property
@@ -118,7 +147,7 @@ class TuningResult:
 
     @cached_property
     def study(self) -> Study:
-        """The runs of what was chosen."""
+        """The runs of what was chosen, as private records."""
         return ranked_study([self.folder])
 
     @property
@@ -129,15 +158,28 @@ class TuningResult:
         return BestMethod(first.method, first.settings or {}, mean.mean if mean else None)
 
     def to_pandas(self, table: str = "methods") -> Frame:
-        """A table: the `methods` with what was chosen for each, or all `trials`."""
+        """A table as a pandas DataFrame.
+
+        Args:
+            table: `"methods"` with what was chosen for each, or `"trials"`.
+        """
         return _frame(table, {"methods": lambda: methods_csv(self.methods), "trials": lambda: trials_csv(self.methods)})
 
     def report(self, path: str | Path) -> Path:
-        """Write the report, one HTML file; a report that is there is replaced."""
+        """Write the report of `strata compare`, one HTML file. A report that is there is replaced.
+
+        Args:
+            path: The name of the file, which ends in `.html`.
+        """
         return _reported(self.study, Path(path))
 
     def fitted(self, method: str | None = None, seed: int | None = None) -> Fitted:
-        """The models of one run of what was chosen, by default of the best method and the first fresh seed."""
+        """The models of one run of what was chosen, as `load` returns them.
+
+        Args:
+            method: The name of a method, by default the best one.
+            seed: One of the fresh seeds, by default the first.
+        """
         winners = next(each for each in self.tuning.comparisons if each.folder.name == WINNERS)
         return load(_run(winners, method or self.best.method, seed), trust=self.trust.everything)
 
@@ -157,7 +199,11 @@ class TuningResult:
 
 @holder
 class AdviceResult:
-    """An answer: whether to federate, with which method, and why; `advice` is the record with all evidence."""
+    """What `advise` returns: whether to federate, with which method, and why. `print` it for the answer in sentences.
+
+    Attributes:
+        config: The file with the settings of the recommended run: `strata run --config FILE`.
+    """
 
     advice: Advice
     config: Path
@@ -170,6 +216,7 @@ class AdviceResult:
 
     @property
     def federate(self) -> bool:
+        """Whether clients should federate, and not train alone."""
         return self.advice.federate
 
     @property
@@ -180,14 +227,22 @@ class AdviceResult:
         return BestMethod(candidate.method, dict(candidate.options), score if score == score else None)
 
     def to_pandas(self, table: str = "tried") -> Frame:
-        """A table: the methods that were `tried`, or what each of the `clients` can expect."""
+        """A table as a pandas DataFrame.
+
+        Args:
+            table: `"tried"` for the methods that were tried, or `"clients"` for what each client can expect.
+        """
         advice = self.advice
         head = ["client", "name", "train_samples", "validation_samples", "gain", "error", "verdict"]
         rows = [[getattr(client, key) for key in head] for client in advice.clients]
         return _frame(table, {"tried": lambda: as_csv(*_tried(advice)), "clients": lambda: as_csv(head, rows)})
 
     def report(self, path: str | Path) -> Path:
-        """Write the advice as one HTML file, or as Markdown if the name ends in `.md`; a new file."""
+        """Write the advice to a new file.
+
+        Args:
+            path: The name of the file, which ends in `.html`, or in `.md` for Markdown.
+        """
         place = Path(path)
         check_new([place])
         page = advice_text.advice_page(self.advice, self.config)

@@ -26,6 +26,7 @@ from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.keys import Seeds
+from stratafl.core.layers import select
 from stratafl.core.records import from_settings, from_table, to_settings, to_table
 from stratafl.core.reprs import holder
 from stratafl.core.state import flatten, moved, unflatten
@@ -47,7 +48,7 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.client_states import InMemory
-from stratafl.execute.memory import device_or_cpu
+from stratafl.execute.memory import device_of
 from stratafl.execute.simulation import SavedForm
 from stratafl.files import is_plain, write_atomically
 from stratafl.models import build, save_weights
@@ -120,7 +121,7 @@ def _facts(parts: SavedParts, blueprint: Blueprint) -> dict[str, Any]:
         "preprocessing": federation.preprocessing.to_table(),
         "data": {key: value for key, value in to_settings(parts.data).items() if key not in ("name", "path")},
         "agreed": {key: getattr(blueprint, key) for key in _AGREED},
-        **{"seeds": list(blueprint.seeds), "dtype": dtype_name(blueprint.dtype)},
+        **{"frozen": str(blueprint.frozen), "seeds": list(blueprint.seeds), "dtype": dtype_name(blueprint.dtype)},
         "engine": "loop" if isinstance(runtime.engine, LoopEngine) else "stacked",
         "widest": {split: runtime.largest(split) for split in federation.splits},
         **{"all_clients": federation.clients, "client_names": list(federation.client_names)},
@@ -180,11 +181,12 @@ def read_folder(
         raise RunError(
             f"'{path}' has format {shown(table.get('format'))}: this version reads {FORMAT}, use a newer one"
         )
+    place = device_of("cpu" if device == "auto" else device)
     try:
         for name, checksum in table["checksums"].items():
             if is_plain(folder / name) and _checksum(folder / name) != checksum:
                 raise DamagedError(f"'{folder / name}' is damaged: copy the folder again, or save it again")
-        return _parts(folder, table, device_or_cpu("cpu" if device == "auto" else device), model, algorithm)
+        return _parts(folder, table, place, model, algorithm)
     except (KeyError, ValueError, TypeError, AttributeError, RecordError, UnknownNameError, DataError) as error:
         raise DamagedError(f"'{path}' is damaged: copy the folder again, or save it again") from error
 
@@ -222,6 +224,7 @@ def _blueprint(folder: Path, table: Mapping[str, Any], model: ModelSource, algor
     if not (folder / START).exists():
         raise DamagedError(f"'{folder}' lacks {START}: copy the folder again, or save it again")
     facts = {**agreed, "seeds": seeds, "dtype": dtype, "engine": table["engine"], "weights": folder / START}
+    facts["frozen"] = select(table.get("frozen", "none"))
     return Blueprint(method, model, form, **facts)
 
 

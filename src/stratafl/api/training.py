@@ -1,4 +1,4 @@
-"""TrainingRun round by round: when it ends, who is shown each round, and how a trained federation goes on."""
+"""Training round by round: when it ends, which callbacks see each round, and how a trained federation goes on."""
 
 import logging
 import sys

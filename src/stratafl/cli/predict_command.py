@@ -6,6 +6,8 @@ from pathlib import Path
 
 from stratafl.api import FittedClient, load
 from stratafl.api.added import write_added
+from stratafl.api.fitted import admit_client, new_client_number
+from stratafl.api.fitted_client import named_client
 from stratafl.api.saved import experiment_of_saved, is_saved
 from stratafl.cli.console import note_console, show_warnings
 from stratafl.config.deployment import new_samples_of, site_federation_of
@@ -57,7 +59,7 @@ def _predicted(folder: Path, client: str | None, data: Path, trust: bool) -> Pre
     chosen = _client_of(folder, client, trust)
     form = SampleFormat.of(chosen.fitted.sim.runtime.federation)
     samples = new_samples_of(_experiment_of(folder), form, data)
-    return predict_samples(chosen.predictor, samples, form, chosen.fitted.title_of(chosen.number))
+    return predict_samples(chosen.predictor, samples, form, named_client(chosen.fitted, chosen.number))
 
 
 def add_client_to(folder: Path, name: str, data: str, trust: bool) -> None:
@@ -68,9 +70,9 @@ def add_client_to(folder: Path, name: str, data: str, trust: bool) -> None:
             refuse_runs(folder)
             raise RunError(f"'{folder}' is neither a run directory nor a saved federation: give one of these")
         fitted, experiment = load(folder, device="cpu", trust=trust), _experiment_of(folder)
-        form, number = SampleFormat.of(fitted.sim.runtime.federation), fitted.next_number(name)
+        form, number = SampleFormat.of(fitted.sim.runtime.federation), new_client_number(fitted, name)
         samples = site_federation_of(experiment, form, data, number)
-        added = fitted.admit(replace(samples, client_names=(name,)))
+        added = admit_client(fitted, replace(samples, client_names=(name,)))
         path = write_added(folder, fitted.added[added.number])
     console.print(f"client '{shown(name)}' added after round {fitted.round}, '{path}'", markup=False)
 

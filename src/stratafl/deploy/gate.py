@@ -3,7 +3,8 @@
 flwr 1.41 serves its control, fleet and runtime APIs on one port, and a client of the control API can start code.
 So the SuperLink listens on loopback, and the gate, which ends TLS and speaks HTTP/1.1 (h11), passes on what
 `admission.py` admits. Bodies are passed piece by piece. Connections, heads and waiting times are limited.
-`python -m stratafl.deploy.gate --help` shows the options; why it is a proxy: docs/design/decisions/060.
+`python -m stratafl.deploy.gate --help` shows the options.
+docs/design/deployment.md#processes-and-the-gate says why it is a proxy.
 """
 
 import argparse

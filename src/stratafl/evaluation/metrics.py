@@ -300,6 +300,8 @@ def own_metric(function: Callable[..., object], name: str | None = None) -> Metr
 
     Its attribute `larger_is_better`, if it has one, says which way is better.
     """
+    if not callable(function):
+        raise RecordError(f"metric must be a name or a function f(y_true, y_score), not {shown(function)}")
     called = name or str(getattr(function, "__name__", "metric"))
 
     def compute(y: Tensor, scores: Tensor, real: Tensor) -> Tensor:

@@ -41,6 +41,11 @@ class Predictions:
 
     Scores are probabilities of the classes, or for numbers the outputs `[n, 1]`. Where a client's model is not finite,
     all its scores are NaN, and its samples count as guesses (`metrics.py`).
+
+    Attributes:
+        client: The number of each sample's client, `[n]`.
+        y: The targets, `[n]`.
+        scores: The scores of the classes or the outputs, `[n, K]`.
     """
 
     client: Tensor  # int64 [n]
@@ -76,6 +81,7 @@ class Predictions:
         return Predictions(self.client[places], self.y[places], self.scores[places], loss)
 
     def of(self, client: int) -> "Predictions":
+        """Those of the client of this number."""
         return self.at((self.client == client).nonzero()[:, 0])
 
     def value(self, metric: Metric) -> float:

@@ -84,7 +84,14 @@ def heat_picture(labels: Sequence[str], values: Sequence[Sequence[float]], texts
 
 @holder
 class CrossSiteResult(CrossSite):
-    """A cross-site table that a notebook shows as a heat map."""
+    """A metric of every client's model on every client's samples. A notebook shows it as a heat map.
+
+    Attributes:
+        metric: The name of the metric.
+        split: The split of the samples.
+        names: The names of the clients.
+        values: The table, a tensor: rows are models, columns are samples.
+    """
 
     measure: Metric | None = None
 

@@ -7,6 +7,7 @@ products and a softmax, as in the paper, and every draw is a function of the ste
 
 import sys
 from math import sqrt
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from stratafl.runtime.draws import Context, drop
-from stratafl.runtime.products import batch_product, rows_product, turned
+from stratafl.runtime.draws import Context, check_share, drop, drop_channels
+from stratafl.runtime.products import batch_product, per_client, rows_product, turned
 
-_SPATIAL = {F.dropout: False, torch.dropout: False, F.dropout1d: True, F.dropout2d: True, F.dropout3d: True}
+# Axes of a sample after its channels; 0 where every number is drawn for itself.
+_SPATIAL = {F.dropout: 0, torch.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 
 class KeyedAttention(nn.MultiheadAttention):
@@ -25,6 +27,7 @@ class KeyedAttention(nn.MultiheadAttention):
 
     context: Context
     path: str
+    frozen: frozenset[str] = frozenset()  # its tensors that all clients share
 
     def forward(
         self,
@@ -49,7 +52,7 @@ class KeyedAttention(nn.MultiheadAttention):
         if self.training and self.dropout > 0:
             weights = drop(weights, self.dropout, self.context, self.path)
         mixed = batch_product(weights, v).transpose(1, 2).flatten(2)
-        out = rows_product(mixed, self.out_proj.weight, self.out_proj.bias)
+        out = rows_product(mixed, self._weight("out_proj.weight", mixed), self.out_proj.bias)
         shown = (weights.mean(1) if average_attn_weights else weights) if need_weights else None
         if single:
             return out.squeeze(0), None if shown is None else shown.squeeze(0)
@@ -57,13 +60,18 @@ class KeyedAttention(nn.MultiheadAttention):
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         bias = self.in_proj_bias
-        if self.in_proj_weight is not None and query is key and key is value:
-            return rows_product(query, self.in_proj_weight, bias).chunk(3, -1)
-        whole = self.in_proj_weight
-        parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if whole is None else whole.chunk(3)
+        whole = None if self.in_proj_weight is None else self._weight("in_proj_weight", query)
+        if whole is not None and query is key and key is value:
+            return rows_product(query, whole, bias).chunk(3, -1)
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        parts = [self._weight(name, query) for name in names] if whole is None else whole.chunk(3)
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         inputs = (query, key, value)
         return tuple(rows_product(x, w, b) for x, w, b in zip(inputs, parts, biases, strict=True))
+
+    def _weight(self, name: str, x: Tensor) -> Tensor:
+        weight: Tensor = attrgetter(name)(self)
+        return per_client(weight, x) if name in self.frozen else weight
 
     def _apart(self, x: Tensor) -> Tensor:
         """`[B, length, width]` as `[B, heads, length, width of a head]`."""
@@ -87,22 +95,22 @@ def may_be_keyed(sub: nn.Module) -> bool:
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """softmax(q·kᵀ·scale + mask); the mask is finite, so a row that sees nothing gives equal weights instead of NaN."""
+    """softmax(q·kᵀ·scale + mask), and zeros in a row that sees nothing, as in torch's fused attention."""
     scores = batch_product(q * scale, turned(k))
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, _least(q))
-    return torch.softmax(scores if mask is None else scores + mask, -1)
-
-
-def _least(like: Tensor) -> float:
-    return torch.finfo(like.dtype).min / 4  # two masks may be added
+        mask = _added(later, q) if mask is None else mask + _added(later, q)
+    if mask is None:
+        return torch.softmax(scores, -1)
+    # With a finite mask, no row and no gradient becomes NaN.
+    weights = torch.softmax(scores + mask.clamp(min=torch.finfo(q.dtype).min / 2), -1)
+    return weights * (mask > -torch.inf).any(-1, keepdim=True)
 
 
 def _added(hidden: Tensor, like: Tensor) -> Tensor:
     if hidden.dtype == torch.bool:
-        return torch.zeros_like(hidden, dtype=like.dtype).masked_fill(hidden, _least(like))
-    return hidden.to(like.dtype).clamp(min=_least(like))
+        return torch.zeros_like(hidden, dtype=like.dtype).masked_fill(hidden, -torch.inf)
+    return hidden.to(like.dtype)
 
 
 class KeyedFunctions(TorchFunctionMode):
@@ -121,12 +129,20 @@ class KeyedFunctions(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _dropout(
-        self, function: Any, input: Tensor, p: float = 0.5, training: bool | None = None, *inplace: bool, **named: bool
+        self,
+        function: Any,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        train: bool = True,  # what `torch.dropout` calls `training`
     ) -> Tensor:
-        training = named.get("train", True) if training is None else training
-        if not training or p == 0:
+        check_share(p)
+        if not (training and train) or p == 0:
             return input
-        return drop(input, p, self.context, "dropout", _SPATIAL[function])
+        axes = _SPATIAL[function]
+        y = drop_channels(input, p, self.context, "dropout", axes) if axes else drop(input, p, self.context, "dropout")
+        return input.copy_(y) if inplace else y
 
     def _attention(
         self,
@@ -145,6 +161,7 @@ class KeyedFunctions(TorchFunctionMode):
             key, value = (x.repeat_interleave(times, -3) for x in (key, value))
         if attn_mask is not None:
             attn_mask = _added(~attn_mask if attn_mask.dtype == torch.bool else attn_mask, query)
+        check_share(dropout_p)
         factor = 1 / sqrt(query.shape[-1]) if scale is None else scale
         weights = attention_weights(query, key, attn_mask, is_causal, factor)
         if dropout_p > 0:

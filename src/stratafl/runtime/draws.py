@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stratafl.core import keys
 from stratafl.core.reprs import short_repr
+from stratafl.errors import ModelError
 from stratafl.runtime.products import is_fusing
 
 LEVELS = 2**16  # of a share that is dropped, if draws are packed
@@ -46,6 +47,21 @@ def drop(x: Tensor, p: float, context: Context, path: str, spatial: bool = False
         index = index ^ (key ^ key)
     mask = keys.stream(key, index) >= keys.threshold(p)
     return x * mask / (1 - p) if p < 1 else x * 0
+
+
+def drop_channels(x: Tensor, p: float, context: Context, path: str, axes: int) -> Tensor:
+    """Dropout of whole channels, after which `axes` axes follow; as for torch, `x` may be a single sample.
+
+    Like torch's `dropout2d`, two axes take `[B, C, L]` for a batch.
+    """
+    single = x.ndim == axes + 1 and axes != 2
+    return drop(x[None], p, context, path, True)[0] if single else drop(x, p, context, path, True)
+
+
+def check_share(p: float) -> None:
+    """Refuse a share of dropout that is none."""
+    if not 0 <= p <= 1:
+        raise ModelError(f"dropout has p = {p}: choose a share from 0 to 1")
 
 
 class _Quarters(torch.autograd.Function):

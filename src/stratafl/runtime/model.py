@@ -18,7 +18,7 @@ from stratafl.core.keys import torchs_generator
 from stratafl.core.layout import Layout, Rows
 from stratafl.errors import ModelError, unknown
 from stratafl.models import AdaptedModel, shared_copy
-from stratafl.runtime.attention import KeyedFunctions
+from stratafl.runtime.attention import KeyedAttention, KeyedFunctions
 from stratafl.runtime.draws import Context
 from stratafl.runtime.modules import prepare
 from stratafl.runtime.products import MatmulConv2d, MatmulLinear
@@ -54,6 +54,10 @@ class Model:
         for path in (name.removesuffix(".weight") for name in names if name.endswith(".weight")):
             if isinstance(shared := self.module.get_submodule(path), MatmulConv2d | MatmulLinear):
                 shared.frozen = True
+        for path, sub in self.module.named_modules():
+            if isinstance(sub, KeyedAttention):
+                prefix = f"{path}." if path else ""
+                sub.frozen = frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
         self.module.requires_grad_(False)
         self._masked = {name for name in layout.specs if stacked and _in_batchnorm(self.module, name)}
         self._modes: frozenset[str] | None = None

@@ -17,7 +17,7 @@ from stratafl.runtime.attention import (
     may_be_keyed,
     teach_transformers,
 )
-from stratafl.runtime.draws import Context, drop
+from stratafl.runtime.draws import Context, drop, drop_channels
 from stratafl.runtime.products import MatmulConv2d, MatmulLinear, RowsLinear, is_fusing, may_be_product
 
 
@@ -82,15 +82,17 @@ class KeyedDropout(_DropoutNd):
 
     context: Context
     path: str
-    spatial: bool
+    axes: int  # of a sample after its channels; 0 where every number is drawn for itself
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        return drop(x, self.p, self.context, self.path, self.spatial)
+        draws = (x, self.p, self.context, self.path)
+        y = drop_channels(*draws, self.axes) if self.axes else drop(*draws)
+        return x.copy_(y) if self.inplace else y
 
 
-_DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+_DROPOUTS = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 _BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -122,7 +124,7 @@ def prepare(
         kind = type(sub)
         if kind in _DROPOUTS:
             _swap(sub, KeyedDropout, context, path)
-            sub.spatial = _DROPOUTS[kind]
+            sub.axes = _DROPOUTS[kind]
         elif may_be_keyed(sub):
             _swap(sub, KeyedAttention, context, path)
         elif stacked and kind in _BATCHNORMS:

@@ -206,7 +206,7 @@ class _PerClient(torch.autograd.Function):
         return (shared, dims[0]) if dims[0] is not None else (shared.expand(info.batch_size, *shared.shape), 0)
 
 
-def _per_client(shared: Tensor, x: Tensor) -> Tensor:
+def per_client(shared: Tensor, x: Tensor) -> Tensor:
     result: Tensor = _PerClient.apply(shared, x.detach())  # type: ignore[no-untyped-call]
     return result
 
@@ -261,7 +261,7 @@ class MatmulConv2d(nn.Conv2d):
         geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         rows, cols = (_Axis(*axis) for axis in geometry)
         way = self._way(x, rows, cols)
-        stride, weight = (rows.stride, cols.stride), _per_client(self.weight, x) if self.frozen else self.weight
+        stride, weight = (rows.stride, cols.stride), per_client(self.weight, x) if self.frozen else self.weight
         if way == "grouped":
             padding, dilation = (rows.padding, cols.padding), (rows.dilation, cols.dilation)
             y = grouped.grouped_convolution(x, weight, stride, padding, dilation, self.groups, _rounded)
@@ -406,7 +406,7 @@ class MatmulLinear(nn.Linear):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def _weight(self, x: Tensor) -> Tensor:
-        return _per_client(self.weight, x) if self.frozen else self.weight
+        return per_client(self.weight, x) if self.frozen else self.weight
 
 
 class RowsLinear(MatmulLinear):

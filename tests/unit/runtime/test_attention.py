@@ -9,6 +9,7 @@ from stratafl.core.describe import columns, describe
 from stratafl.core.objectives import CrossEntropy
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
+from stratafl.errors import ModelError
 from stratafl.models import without_fast_paths
 from stratafl.runtime.attention import KeyedAttention, KeyedFunctions
 from stratafl.runtime.draws import LEVELS, Context, drop
@@ -155,3 +156,93 @@ def test_stacked_clients_draw_what_each_draws_alone(kind):
 def test_models_without_such_functions_keep_their_draws():
     plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
     assert not draws_by_functions(plain, torch.ones(2, 4))
+
+
+def test_a_row_that_sees_nothing_gives_zeros_as_torchs():
+    torch.manual_seed(2)
+    x, hidden = torch.randn(2, 3, WIDTH), torch.tensor([[True] * 3, [True, False, False]])  # of one sample all are pads
+    stock = nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval()
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)  # with it, the first token of the other one sees nothing
+    for masks in ({}, {"attn_mask": later}):
+        arguments = {"key_padding_mask": hidden, "need_weights": False, **masks}
+        expected = stock(x, x, x, **arguments)[0]
+        ours = keyed(nn.MultiheadAttention(WIDTH, 2, batch_first=True).eval())
+        ours.load_state_dict(stock.state_dict())
+        assert torch.allclose(ours(x, x, x, **arguments)[0], expected, atol=1e-6)
+    q = x[:, None].requires_grad_()
+    with KeyedFunctions(Context(key=torch.tensor(1))):
+        y = F.scaled_dot_product_attention(q, q, q, attn_mask=~hidden[:, None, None])
+    assert not y[0].any()
+    (gradient,) = torch.autograd.grad(y.sum(), q)
+    assert gradient.isfinite().all()
+    assert not gradient[0].any()
+
+
+@pytest.mark.parametrize("part", ["self_attn", "tokens"])
+def test_a_frozen_attention_has_the_same_bits_for_any_number_of_clients(part):
+    """Torch makes one product of the rows of all clients where the weight is shared: seen to differ on x86."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Embedding(9, 36), nn.TransformerEncoderLayer(36, 2, 8, batch_first=True), nn.Linear(36, 3)
+    )
+    module = without_fast_paths(nn.Sequential(*module, nn.Flatten(1)))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not (part in name or (part == "tokens" and name.startswith("0"))))
+    layout = describe(module)
+    engine = StackedEngine(lambda: Model(module, layout, head=None, stacked=True, device=CPU, functions=True))
+    x, y, weight, keys = torch.arange(9)[:, None, None] % 9, torch.zeros(9, 1).long(), torch.ones(9, 1), torch.arange(9)
+
+    def gradients(of: slice) -> dict:
+        stack = Stack(x[of], y[of], weight[of], keys[of], (1,) * len(x[of]))
+        rows, trained = expand(columns(module), len(stack.sizes)), layout.trainable()
+        return engine.gradients(CrossEntropy(), rows, stack, trained, Inputs(), engine.model.modes(trained)).rows
+
+    whole, one = gradients(slice(0, 9)), gradients(slice(4, 5))
+    assert all(torch.equal(whole[name][4], one[name][0]) for name in one)
+
+
+def test_dropout_of_channels_takes_a_single_sample_as_torch_does():
+    with KeyedFunctions(Context(key=torch.tensor(3))):
+        for function, shape in ((F.dropout1d, (40, 5)), (F.dropout3d, (40, 2, 2, 2)), (F.dropout2d, (8, 5, 6))):
+            y = function(torch.ones(shape), 0.5, True)
+            channels = y.flatten(2) if function is F.dropout2d else y.flatten(1)
+            assert (channels == channels[..., :1]).all()
+            assert set(y.unique().tolist()) == {0.0, 2.0}
+
+
+def test_dropout_in_place_changes_its_input_in_both_engines():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.fc, self.drop = nn.Linear(4, 50), nn.Linear(50, 2), nn.Dropout(0.5, inplace=True)
+
+        def forward(self, x):
+            z = self.first(x)
+            self.drop(z)
+            F.dropout(z, 0.5, self.training, True)
+            return self.fc(z)
+
+    module, stack = (
+        InPlace(),
+        Stack(torch.ones(2, 1, 4), torch.zeros(2, 1).long(), torch.ones(2, 1), torch.tensor([5, 6]), (1, 1)),
+    )
+    for engine, stacked in ((StackedEngine, True), (LoopEngine, False)):
+        made = engine(
+            lambda stacked=stacked: Model(
+                module, describe(module), head=None, stacked=stacked, device=CPU, functions=True
+            )
+        )
+        trained = describe(module).trainable()
+        rows = made.gradients(
+            CrossEntropy(), expand(columns(module), 2), stack, trained, Inputs(), made.model.modes(trained)
+        ).rows
+        share = float((rows["fc.weight"] == 0).double().mean())
+        assert 0.6 < share < 0.9, share  # three quarters are dropped
+
+
+def test_a_share_that_is_none_is_one_line():
+    with KeyedFunctions(Context(key=torch.tensor(3), packed=True)):
+        with pytest.raises(ModelError, match=r"p = 1\.5"):
+            F.dropout(torch.ones(3), 1.5)
+        with pytest.raises(ModelError, match=r"p = -0\.1"):
+            F.scaled_dot_product_attention(*(torch.ones(1, 2, 2),) * 3, dropout_p=-0.1)

@@ -3,7 +3,7 @@
 `protocol.py` has the messages, `site_exchange.py` and `server_exchange.py` the two sides, `site_store.py` and
 `server_store.py` their files, `audit.py` the server's log. Bytes go in and come out. Transport and computation
 (`SiteComputation`, `ServerComputation`) are left to the caller.
-docs/design/decisions/058-exactly-once.md draws the protocol and says what a kill at each place leads to.
+docs/design/deployment.md#exactly-once draws the protocol and says what a kill at each place leads to.
 """
 
 from stratafl.execute.exchange.audit import LogMark, verify
