@@ -158,8 +158,11 @@ def _outwards(path: str) -> list[str]:
 
 
 def _outputs(owners: list[_Owner]) -> list[str]:
-    """The linear layers whose outputs no other layer is as wide as to take."""
-    linear = [owner for owner in owners if isinstance(owner.module, nn.Linear)]
+    """The linear layers with trained tensors whose outputs no other layer is as wide as to take.
+
+    A frozen layer is no candidate: PEFT keeps a frozen copy of each classifier beside the trained one.
+    """
+    linear = [owner for owner in owners if owner.parameters and isinstance(owner.module, nn.Linear)]
     return [owner.path for owner in linear if not any(_takes(other, owner) for other in owners if other is not owner)]
 
 
