@@ -117,7 +117,7 @@ def test_torchrun_writes_what_one_process_writes(tmp_path):
     torchrun, few = (*TORCHRUN, "--standalone", "--nproc-per-node", 2), ("--set", "run.rounds=3")
     (done,) = ended([started([*torchrun, *RUN, *few, "--algorithm", "fedper", "--out", tmp_path / "run"])])
     assert done.code == 0, done
-    assert done.out.count("fedper") == 1  # the table, once
+    assert done.out.count("┏") == 1  # the table, once
     assert_same(tmp_path / "run", alone_in(tmp_path / "alone", *few))
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
 
