@@ -8,6 +8,7 @@
 # make lint    ruff, mypy --strict, formatting, who imports whom (import-linter), names and sizes (tools/)
 # make docs    build the documentation site into site/, with every warning an error
 # make serve   show the site at http://127.0.0.1:8000 while you write
+# make package build sdist and wheel into dist/, and use the wheel in a clean environment
 # make clean   remove everything that was built or installed
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all mutants messages bench docs serve lint format clean
+.PHONY: demo test test-slow test-all mutants messages bench docs serve lint format package clean
 
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
@@ -65,6 +66,11 @@ lint: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+package: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python tools/check_package.py dist
 
 # The constraint on torch keeps pip from a build with gigabytes of CUDA.
 $(RUNNABLE): pyproject.toml constraints.txt

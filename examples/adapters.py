@@ -28,12 +28,3 @@ def bert(shape: tuple[int, ...], classes: int, width: int = 128, layers: int = 2
     )
     adapter = LoraConfig(task_type=TaskType.SEQ_CLS, r=rank, target_modules=["query", "value"])
     return get_peft_model(BertForSequenceClassification(config), adapter)
-
-
-def frozen_a(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """FFA-LoRA: A keeps its random weights, and only B and the classifier are trained and sent."""
-    model = bert(shape, classes)
-    for name, parameter in model.named_parameters():
-        if ".lora_A." in name:
-            parameter.requires_grad_(False)
-    return model

@@ -80,8 +80,7 @@ def _default(parameter):
 
 
 def _example(command):
-    match = re.search(r"Example: (.*)", command.epilog or "", re.DOTALL)
-    return _plain(match[1]).strip().rstrip(".") if match else ""
+    return getattr(command, "example", None) or ""
 
 
 def _first_line(command):

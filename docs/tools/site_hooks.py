@@ -30,13 +30,14 @@ ROOT_PAGES = {  # pages of the site that lie outside docs/
     "CONTRIBUTING.md": "design/contributing.md",
     "CHANGELOG.md": "design/changelog.md",
 }
-SECTIONS = ("start", "understand", "guide", "methods", "results", "reference", "design")
+SECTIONS = ("start", "tutorials", "understand", "guide", "methods", "results", "reference", "design")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sh": "bash"}
 MAX_SOURCE_BYTES = 300_000
 LINK = re.compile(r"(?<!\\)\]\(([^()\s]+)((?:\s+\"[^\"]*\")?)\)")
 HTML_LINK = re.compile(r"(<(?:img|a|source)\b[^>]*?\b(?:src|srcset|href)=\")([^\"]+)(\")")
 CODE_PLACE = re.compile(r"(?<![\[`])`((?:[\w.-]+/)+[\w.-]+\.py)(?::([A-Za-z_][\w.]*))?`(?![\]`])")
 FENCE = re.compile(r"^( *)(`{3,}|~{3,})[^\n]*\n.*?^\1\2`*[ ]*$", re.MULTILINE | re.DOTALL)
+CODE_SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 MATH = re.compile(r"<(span|div) class=\"arithmatex\">(.*?)</\1>", re.DOTALL)
 MARKER = re.compile(r"^<!-- (commands|api ([\w.]+)) -->$", re.MULTILINE)
 log = logging.getLogger("mkdocs.hooks.site")
@@ -174,6 +175,16 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def _linked(text, uri, config):
+    """The text with its links; code that shows a link stays."""
+    parts, end = [], 0
+    for span in CODE_SPAN.finditer(text):
+        if "](" in span[0]:
+            parts += [_with_links(text[end : span.start()], uri, config), span[0]]
+            end = span.end()
+    return "".join([*parts, _with_links(text[end:], uri, config)])
+
+
+def _with_links(text, uri, config):
     text = LINK.sub(lambda match: f"]({_link(uri, match[1], config)}{match[2]})", text)
     text = HTML_LINK.sub(lambda match: f"{match[1]}{_html_link(uri, match[2])}{match[3]}", text)
     return CODE_PLACE.sub(lambda match: _code_link(uri, match, config), text)

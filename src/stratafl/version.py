@@ -1,3 +1,3 @@
 """The version of this package; pyproject.toml says the same."""
 
-VERSION = "0.1.0.dev0"
+VERSION = "0.2.0"

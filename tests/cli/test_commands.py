@@ -76,9 +76,10 @@ def test_help_fits_a_screen_and_gives_an_example(strata, name):
     result = strata(name, "--help")
     text = [line.rstrip() for line in result.out.strip("\n").splitlines()]
     assert (result.code, result.err) == (0, "")
+    assert next(filter(None, text)).startswith(f" Example: strata {name}")
     assert f"Usage: strata {name}" in result.out
-    assert f"Example: strata {name}" in result.out
-    assert len(text) <= 42
+    assert "─ Other options ─" in result.out
+    assert len(text) <= 50
     assert max(map(len, text)) <= 80
 
 
@@ -91,8 +92,22 @@ def test_help_names_every_command(strata):
 
 def test_the_command_alone_is_help_and_no_empty_complaint(strata):
     result = strata()
-    assert "Usage: strata" in result.out
-    assert "strata: " not in result.err
+    steps = [line.split()[1] for line in result.out.splitlines() if line.startswith("  strata ")]
+    assert len(steps) == 5
+    assert set(steps) < {*COMMANDS, "data", "advise"}
+    assert (result.code, result.err) == (0, "")
+
+
+def test_a_shell_completes_commands_and_options(strata, monkeypatch):
+    for typed, completed in (("strata comp", "compare"), ("strata tune --tri", "--trials")):
+        monkeypatch.setenv("_STRATA_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        assert strata().out.split() == [completed]
+    monkeypatch.delenv("_STRATA_COMPLETE")
+    shown = strata("--show-completion", "bash")
+    assert (shown.code, shown.err) == (0, "")
+    assert "_STRATA_COMPLETE=complete_bash" in shown.out
 
 
 def test_version_is_said(strata):

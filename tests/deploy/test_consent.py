@@ -128,6 +128,19 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
     assert told(deploy=predicts, algorithm={"name": "fedavg+q8"})[-1].endswith("the global model")
 
 
+def test_weights_of_classes_may_name_one_that_the_site_lacks(tmp_path):
+    write_samples(tmp_path)
+    lines = [what_leaves_site(file, "a", str(tmp_path / "a.csv")) for file in (with_tables(), weighted("rare:9,0:1"))]
+    assert lines[0] == lines[1]
+
+
+def weighted(weights):
+    file = with_tables()
+    return replace(
+        file, experiment=replace(file.experiment, train=replace(file.experiment.train, class_weight=weights))
+    )
+
+
 def test_columns_that_differ_much_in_size_are_doubted(tmp_path):
     write_samples(tmp_path)
     place = tmp_path / "a.csv"

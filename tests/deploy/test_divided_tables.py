@@ -10,7 +10,9 @@ from hospitals import patients, write_patients
 from stratafl.config.assemble import federation_of
 from stratafl.config.deployment import site_federation_of
 from stratafl.config.experiment import with_values
+from stratafl.config.setting_tables import reading_of
 from stratafl.data.sample_format import SampleFormat
+from stratafl.data.site_samples import new_samples
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.errors import DeployError
 
@@ -90,3 +92,22 @@ def test_data_that_names_more_clients_than_there_are_sites_gives_the_first_ones(
     assert divided(rehearsed({"data": data}, 3), tmp_path) == sites  # what is there is left
     with pytest.raises(DeployError, match=r"4 clients.*--local 1 to 4"):
         divided(rehearsed({"data": data}, 5), tmp_path / "more")
+
+
+def test_rehearsed_sites_have_their_texts_and_the_tokens_of_the_simulation(tmp_path):
+    words = ["fever", "cough", "pain", "acute", "stable", "healthy", "routine", "normal"]
+    rows = [
+        f"the patient was seen with {words[i % 8]} and {words[i % 5]},{'ab'[i % 2]},{'xy'[i % 2]}" for i in range(80)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["note,label,client", *rows]))
+    file = rehearsed({"data": {"name": str(tmp_path / "t.csv")}}, 2)
+    simulated = federation_of(file.experiment)
+    agreed = SampleFormat.of(simulated)
+    whole = [row for path in divided(file, tmp_path).values() for row in path.read_text().splitlines()[1:]]
+    assert sorted(whole) == sorted(row.rpartition(",")[0] for row in rows)
+    for client, place in enumerate(divided(file, tmp_path).values()):
+        site = site_federation_of(file.experiment, agreed, str(place), client)
+        ours = torch.cat([split.of(client) for split in simulated.splits.values()])
+        assert sorted(site.x.tolist()) == sorted(simulated.x[ours].tolist())
+        read = new_samples(place, reading_of(file.experiment.data, 0), agreed)
+        assert read.x.shape[1:] == agreed.shape

@@ -8,8 +8,13 @@ from torch import nn
 
 import stratafl
 from stratafl.algorithms import fedavg, fedper, moon
+from stratafl.config.assemble import simulation_of
+from stratafl.config.deployment import blueprint_of, federation_from
+from stratafl.config.experiment import from_tables, to_tables, with_values
+from stratafl.config.setting_tables import parse_settings
 from stratafl.core.objectives import balanced_weights
-from stratafl.errors import StrataError
+from stratafl.data.sample_format import SampleFormat
+from stratafl.errors import RecordError, StrataError
 from stratafl.policies import LocalTraining
 
 X = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-1.0, 1.0]])
@@ -111,3 +116,47 @@ def test_several_targets_are_predicted_together():
     gradient = torch.autograd.grad(((X @ theta.T - targets) ** 2).mean(), theta)[0]
     assert torch.allclose(fitted.client(0).model[0].weight, (START - 0.1 * gradient), atol=1e-6)
     assert fitted.client(0).predict(X).shape == (4, 2)
+
+
+TABLES = {"data": {"name": "digits", "clients": 3}, "run": {"rounds": 1}, "algorithm": {"name": "fedavg"}}
+EACH = ",".join(f"{digit}:{1 + digit}" for digit in range(10))
+
+
+@pytest.mark.parametrize("typed", [f"train.class_weight={EACH}", f"train.class_weight={{{EACH.replace(':', '=')}}}"])
+def test_weights_by_name_are_a_setting_in_a_run_and_at_sites(typed):
+    experiment = with_values(from_tables(TABLES), parse_settings([typed]))
+    assert from_tables(to_tables(experiment)) == experiment
+    sim = simulation_of(experiment)
+    weights = tuple(map(float, range(1, 11)))
+    assert sim.algorithm.train[0].class_weight == weights
+    site = blueprint_of(experiment, SampleFormat.of(sim.runtime.federation), 3)
+    assert site.algorithm.train[0].class_weight == weights
+
+
+def test_pooled_is_a_setting_of_runs_and_refused_where_nobody_knows_all_counts():
+    experiment = with_values(from_tables(TABLES), {"train.class_weight": "pooled"})
+    sim = simulation_of(experiment)
+    counts = sim.runtime.federation.class_counts("train").sum(0)
+    assert sim.algorithm.train[0].class_weight == tuple((counts.sum() / (10 * counts.double())).tolist())
+    with pytest.raises(RecordError, match="pooled"):
+        federation_from({**to_tables(experiment), "deploy": {"sites": ["a", "b"]}})
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("pooledd", "pooled"),
+        ("1:2", "'0'"),
+        (f"{EACH},ten:3", "'ten'"),
+        ("0:-1", "-1"),
+        ("0:nan", "nan"),
+        ("0:1;1:2", "0:1;1"),
+        ("0:1,0:2", "0:1,0:2"),
+        ("0:1e9", "1000000000"),
+    ],
+)
+def test_settings_of_weights_that_do_not_fit_are_refused_in_one_line(typed, value):
+    with pytest.raises(StrataError, match=value) as error:
+        simulation_of(with_values(from_tables(TABLES), {"train.class_weight": typed}))
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2

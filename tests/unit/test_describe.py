@@ -80,6 +80,13 @@ def test_a_head_that_is_one_of_two_output_layers_is_not_guessed_in_silence(caplo
     assert notes_on_head(caplog, declared) == []
 
 
+def test_a_frozen_copy_of_the_head_is_no_second_output(caplog):
+    """As PEFT keeps one beside a classifier that is trained."""
+    module = TwoOutputs()
+    module.age.requires_grad_(False)
+    assert notes_on_head(caplog, module) == []
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -4,7 +4,6 @@ import ast
 import importlib
 import re
 import runpy
-import shlex
 import tomllib
 from dataclasses import replace
 from functools import cache
@@ -80,7 +79,8 @@ def test_what_the_tables_name_is_there(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text(document)):
+    prose = re.sub(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", "`…`", text(document))  # code may show a link
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose):
         if not target.startswith(("http:", "https:")):
             assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
 
@@ -252,15 +252,6 @@ def test_the_papers_partitions_are_settings():
     for settings in rows:
         given = re.findall(r"`(\w+) = ([^`]*)`", settings)
         partition_of(from_tables({"data": {key: tomllib.loads(f"v = {value}")["v"] for key, value in given}}).data)
-
-
-@pytest.mark.parametrize("line", [line for line in blocks("README.md", "")[0].splitlines() if "strata " in line])
-def test_the_commands_of_the_readme_exist(line, capsys):
-    words = shlex.split(line.partition("   ")[0])
-    assert words[0] == ".venv/bin/strata"
-    assert strata([words[1], "--help"]) == 0
-    printed = capsys.readouterr().out
-    assert all(option in printed for option in words if option.startswith("--"))
 
 
 def test_the_recipes_are_those_that_there_are():

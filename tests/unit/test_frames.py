@@ -73,3 +73,55 @@ def test_a_dataset_of_hugging_face_has_names_of_classes():
     expected = fitted_on(frame, label="died", client="hospital")
     assert fitted.classes == ("no", "yes")
     assert torch.equal(fitted.client("Chur").outputs(frame), expected.client("Chur").outputs(frame))
+
+
+ILL = "fever cough and pain in the ward with acute dyspnea {}"
+WELL = "a routine visit with stable and healthy signs and note {}"
+TEXTS = {site: [(ILL if i % 3 else WELL).format(f"{site} {i}") for i in range(20)] for site in SITES}
+ANSWERS = {site: ["admit" if i % 3 else "home" for i in range(20)] for site in SITES}
+
+
+@pytest.mark.budget(4, "imports pandas, and fits four times")
+def test_lists_of_texts_are_taken_as_a_table_with_a_column_of_texts(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    clients = {site: (TEXTS[site], ANSWERS[site]) for site in SITES}
+    rows = [
+        (text, *pair) for site in SITES for text, *pair in zip(TEXTS[site], ANSWERS[site], [site] * 20, strict=True)
+    ]
+    frame = pandas.DataFrame(rows, columns=["text", "answer", "site"])
+    fitted = stratafl.fit(METHOD, clients, "fasttext", rounds=1, engine="stacked")
+    expected = stratafl.fit(METHOD, frame, "fasttext", rounds=1, engine="stacked", label="answer", client="site")
+    positional = stratafl.fit(METHOD, [*clients.values()], "fasttext", rounds=1, engine="stacked")
+    new = ["fever and pain", "healthy", ""]
+    outputs = expected.client("Bern").outputs(new)
+    assert torch.equal(fitted.client("Bern").outputs(new), outputs)
+    assert torch.equal(positional.client(1).outputs(new), outputs)
+    assert (fitted.client_names, fitted.classes) == (SITES, ("admit", "home"))
+    assert {*fitted.client("Bern").predict(new)} <= {"admit", "home"}
+    loaded = stratafl.load(fitted.save(tmp_path / "saved"))
+    late = [each.add_client("Davos", TEXTS["Bern"], ANSWERS["Bern"]).outputs(new) for each in (fitted, loaded)]
+    assert torch.equal(*late)
+    backwards = stratafl.fit(METHOD, dict(reversed(clients.items())), "fasttext", rounds=1)
+    assert backwards.client_names == SITES[::-1]
+
+
+def test_texts_may_have_their_own_splits_and_bad_ones_are_one_line():
+    splits = {site: {"train": (TEXTS[site][:12], [0, 1] * 6), "test": (TEXTS[site][12:], [1] * 8)} for site in SITES}
+    fitted = stratafl.fit(METHOD, splits, "fasttext", rounds=1)
+    assert fitted.sim.runtime.federation.counts("test").tolist() == [8, 8, 8]
+    assert fitted.sim.runtime.federation.counts("validation").tolist() == [0, 0, 0]
+    assert {*fitted.client(0).predict(["a"]).tolist()} <= {0, 1}
+    good = (TEXTS["Bern"], ANSWERS["Bern"])
+    for other, value in (
+        (([*TEXTS["Bern"][:3], 4], ANSWERS["Bern"][:4]), "4"),
+        ((TEXTS["Bern"], ["home"]), "20"),
+        (([], []), "'Chur'"),
+        ((["", " "], ["home", "admit"]), None),
+        ((np.zeros((3, 2)), [0, 1, 1]), "Chur"),
+        (3, "Chur"),
+    ):
+        if value is None:
+            continue
+        with pytest.raises(StrataError, match=value) as error:
+            stratafl.fit(METHOD, {"Basel": good, "Chur": other}, "fasttext", rounds=1)
+        assert "\n" not in str(error.value)

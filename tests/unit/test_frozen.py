@@ -12,7 +12,9 @@ import stratafl
 from simulations import federation
 from stratafl.algorithms import fedavg, fedper
 from stratafl.api import Fitted
-from stratafl.core.describe import columns, describe, frozen_tensors, light_copy
+from stratafl.config.experiment import from_tables, to_tables, with_values
+from stratafl.config.setting_tables import parse_settings
+from stratafl.core.describe import columns, describe, freeze, frozen_tensors, light_copy
 from stratafl.core.layers import select
 from stratafl.core.objectives import default_objective
 from stratafl.core.task import Inputs, Stack
@@ -230,6 +232,50 @@ def test_a_method_without_a_part_that_it_trains_is_refused_in_one_line(method, f
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("made", [False, True], ids=["module", "function"])
+def test_ffa_lora_is_fedavg_on_b_and_the_head_of_a_model_as_it_comes(made):
+    by_hand = adapted()
+    for name, parameter in by_hand.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
+    model = adapted() if not made else adapted
+    chosen = run(model, frozen="*.lora_A")
+    expected = run(by_hand if not made else lambda: by_hand)
+    assert chosen.keys() == expected.keys()
+    assert all(torch.equal(chosen[name], x) for name, x in expected.items())
+    assert not any("lora_A" in name for name in chosen)
+    assert adapted().first.lora_A.weight.requires_grad  # the user's own model is not edited
+    if not made:
+        assert model.first.lora_A.weight.requires_grad
+
+
+def test_freezing_twice_changes_nothing_and_an_unknown_pattern_is_refused_with_the_nearest_layer():
+    module = adapted()
+    for _ in range(2):
+        freeze(module, select("*.lora_A+conv"))
+        assert describe(module).names == ("first.lora_B", "second.lora_B", "head")
+    with pytest.raises(UnknownNameError, match=r"first\.lora_A"):
+        run(adapted(), frozen="first.lora_a")
+    with pytest.raises(ModelError, match="requires_grad"):
+        run(adapted(), frozen="all")
+
+
+def test_frozen_layers_are_a_setting_of_runs_sites_and_saved_folders(tmp_path):
+    format = SampleFormat.of(federation(SIZES))
+    settings = parse_settings(["model.frozen=*.lora_A"])
+    experiment = with_values(from_tables({}), settings)
+    assert str(experiment.model.frozen) == "*.lora_A"
+    assert from_tables(to_tables(experiment)) == experiment
+    site = Blueprint(fedavg(), adapted, format, 2, 1, dtype=torch.float64, frozen=experiment.model.frozen)
+    trains_a = Blueprint(fedavg(), adapted, format, 2, 1, dtype=torch.float64)
+    assert check_digests(site.digests, site.digests) == "" != check_digests(site.digests, trains_a.digests)
+    clients = [(torch.randn(12, 1, 6, 6).double(), torch.arange(12) % 3) for _ in range(2)]
+    done = stratafl.fit(fedper(), clients, adapted(), rounds=1, dtype=torch.float64, frozen="*.lora_A")
+    again = stratafl.load(done.save(tmp_path / "saved"), model=adapted())
+    x = clients[0][0]
+    assert torch.equal(again.client(1).outputs(x), done.client(1).outputs(x))
+    assert "first.lora_A.weight" in again.sim.setup.layout.frozen
+
+
 @cache
 def small_fit() -> Fitted:
     clients = [(torch.randn(12, 1, 6, 6).double(), torch.arange(12) % 3) for _ in range(2)]
@@ -254,6 +300,8 @@ def test_a_saved_folder_knows_what_is_frozen_and_refuses_a_model_with_other_froz
     for other in ((), ("1.weight",)):
         with pytest.raises(ModelError):
             stratafl.load(folder, model=plain(other))
+    with pytest.raises(RecordError, match="'cudaa'"):
+        stratafl.load(folder, device="cudaa")
 
 
 # The mean of factors

@@ -18,7 +18,7 @@ from stratafl.report.jackknife import Difference, jackknife_parts, with_error
 SAME_SCORE = 1e-9  # a difference that is only rounding
 STEEPEST = 1.5  # exponent of a learning curve that is still believed
 OWN_WEIGHT = 0.75  # weight of a candidate's own exponent; the rest is the mean of all
-FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured, see docs/results/advice.md
+FLATTER = 0.6  # of an exponent so far is left for the rounds to come; measured, see docs/notebook/advice.md
 
 
 def expected(problem: Problem, results: Sequence[Result], samples: Tensor | None = None) -> list[float]:

@@ -30,18 +30,19 @@ from stratafl.data.builders import Clients, from_frame, from_objects, with_stand
 from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
-from stratafl.errors import DataError, ModelError, RecordError, RunError, check_known, shown, unknown
+from stratafl.data.text_clients import from_texts, hold_texts
+from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import Store
+from stratafl.policies.class_weights import LEAST_WEIGHT, PLAIN, POOLED, in_order_of_classes, weights_by_name
 from stratafl.policies.train import LocalTraining, Weight, with_training
 from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_of, read_run, refuse_runs, selected_line
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision, Speed
 
-LEAST_WEIGHT = 1e-12  # of a class without training samples, which never counts
 NORMALISED = ("auto", "columns", "none")
 log = logging.getLogger("stratafl")
 
@@ -72,6 +73,7 @@ def fit(
     norm_limit: float | None = None,
     weights: str | Path | None = None,
     head: str | None = None,
+    frozen: str = "none",
     buffers: Buffers = "follow",
     granularity: Granularity = "module",
     device: str = "auto",
@@ -102,7 +104,8 @@ def fit(
         clients: The samples of each client by its name, or in a list. They are `(x, y)`, a torch `Dataset` or
             `DataLoader` of such pairs, or the client's own splits `{"train": (x, y), "validation": …, "test": …}`, of
             which the last two may be missing. `x` and `y` are arrays, or tables such as DataFrames, whose columns are
-            taken by name. Labels may be names. Or `clients` is one table, a DataFrame or a Hugging Face `Dataset`, with
+            taken by name; or `x` is a list of texts. Labels may be names.
+            Or `clients` is one table, a DataFrame or a Hugging Face `Dataset`, with
             `label` and `client`, or such a table for each client by its name, with `label` alone. Tables are read as
             csv files are: they may hold categories, dates and missing values.
         model: An `nn.Module`, whose weights are the common start; a name from `strata list models`, such as `"mlp"`;
@@ -133,6 +136,7 @@ def fit(
         norm_limit: Leave out updates more than this many times as long as the cohort's median.
         weights: A file with the initial weights.
         head: The module that is the model's head, if it is not the last one.
+        frozen: Layers that are not trained, sent or kept by clients, such as `"*.lora_A"`.
         buffers: Whether BatchNorm statistics `"follow"` their layer or stay `"local"`.
         granularity: What a layer is: a `"tensor"`, a `"module"` or a `"block"`.
         device: `"cpu"`, `"cuda"` or `"auto"`, which is a GPU if there is one.
@@ -175,6 +179,7 @@ def fit(
         granularity=granularity,
         buffers=buffers,
         head=head,
+        frozen=frozen,
         weights=weights,
         dtype=dtype,
         device=device,
@@ -210,18 +215,13 @@ def _weighted(
         raise DataError("class_weight needs classes, but the targets of this data are numbers: leave it out")
     names = [federation.class_name(label) for label in range(federation.classes)]
     weights: Any = class_weight
-    if class_weight == "pooled":
-        counts = federation.class_counts("train")[: federation.clients - new]
-        weights = tuple(balanced_weights(counts.sum(0)).clamp(min=LEAST_WEIGHT).tolist())
-    elif isinstance(class_weight, str):
-        check_known("class_weight", [class_weight], ("none", "balanced", "pooled"))
+    if class_weight == POOLED:
+        counts = federation.class_counts("train")[: federation.clients - new].sum(0)
+        weights = tuple(balanced_weights(counts).clamp(min=LEAST_WEIGHT).tolist())
+    elif isinstance(class_weight, str) and class_weight not in PLAIN:
+        weights = in_order_of_classes(weights_by_name(class_weight), names)
     elif isinstance(class_weight, Mapping):
-        by_name = {str(name): weight for name, weight in class_weight.items()}
-        check_known("class in class_weight", by_name, names)
-        missing = [name for name in names if name not in by_name]
-        if missing:
-            raise DataError(f"class_weight has no weight for the class '{shown(missing[0])}': give one for each class")
-        weights = tuple(by_name[name] for name in names)
+        weights = in_order_of_classes({str(name): weight for name, weight in class_weight.items()}, names)
     hint = Literal["balanced"] | tuple[Weight, ...]
     changed = with_training(algorithm, class_weight=checked("class_weight", hint, weights))
     if changed == algorithm:
@@ -241,6 +241,8 @@ def _federation(
         return federation
     if isinstance(clients, Federation):
         return clients
+    if hold_texts(clients):
+        return from_texts(clients, plan, new_clients)
     federation = from_objects(clients, validation=plan.validation, test=plan.test, seed=plan.seed, split=plan.split)
     return _standardised(federation, normalise)
 

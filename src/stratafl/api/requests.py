@@ -25,6 +25,7 @@ from stratafl.data.frames import frame_samples, is_frame
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
 from stratafl.data.shards import digest_name, store_samples
+from stratafl.data.text_clients import hold_texts, text_samples
 from stratafl.errors import DataError, ModelError, RecordError, check_known
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.runs.directory import unused_run_folder
@@ -42,6 +43,7 @@ class SharedOptions(TypedDict, total=False):
     client: str
     rounds: int
     lr: float
+    frozen: str
     seed: int
     validation: float
     test: float
@@ -59,6 +61,7 @@ TABLES = {
     "data": ("label", "client", "validation", "test", "split", "normalise"),
     "run": ("rounds", "seed", "participation", "device"),
     "train": ("lr",),
+    "model": ("frozen",),
     "evaluate": ("metric", "guard", "cross_site"),
 }
 OPTIONS = {option: f"{table}.{option}" for table, options in TABLES.items() for option in options}
@@ -194,6 +197,8 @@ def _samples(clients: Source, options: Mapping[str, Any]) -> Samples | str:
     if not isinstance(clients, Mapping | Sequence) or not len(clients):
         wrong = f"clients are {type(clients).__name__}" if isinstance(clients, Sized) else "there are no clients"
         raise DataError(f"{wrong}: give the samples of each client as fit takes them, or a data set or file by name")
+    if hold_texts(clients):
+        return text_samples(clients)
     values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
     splits = any(isinstance(samples, Mapping) for samples in values)
     whole = from_objects(clients, validation=0.0, test=0.0, seed=0, split="random")

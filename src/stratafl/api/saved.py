@@ -26,6 +26,7 @@ from stratafl.config.experiment import Experiment
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.keys import Seeds
+from stratafl.core.layers import select
 from stratafl.core.records import from_settings, from_table, to_settings, to_table
 from stratafl.core.reprs import holder
 from stratafl.core.state import flatten, moved, unflatten
@@ -120,7 +121,7 @@ def _facts(parts: SavedParts, blueprint: Blueprint) -> dict[str, Any]:
         "preprocessing": federation.preprocessing.to_table(),
         "data": {key: value for key, value in to_settings(parts.data).items() if key not in ("name", "path")},
         "agreed": {key: getattr(blueprint, key) for key in _AGREED},
-        **{"seeds": list(blueprint.seeds), "dtype": dtype_name(blueprint.dtype)},
+        **{"frozen": str(blueprint.frozen), "seeds": list(blueprint.seeds), "dtype": dtype_name(blueprint.dtype)},
         "engine": "loop" if isinstance(runtime.engine, LoopEngine) else "stacked",
         "widest": {split: runtime.largest(split) for split in federation.splits},
         **{"all_clients": federation.clients, "client_names": list(federation.client_names)},
@@ -223,6 +224,7 @@ def _blueprint(folder: Path, table: Mapping[str, Any], model: ModelSource, algor
     if not (folder / START).exists():
         raise DamagedError(f"'{folder}' lacks {START}: copy the folder again, or save it again")
     facts = {**agreed, "seeds": seeds, "dtype": dtype, "engine": table["engine"], "weights": folder / START}
+    facts["frozen"] = select(table.get("frozen", "none"))
     return Blueprint(method, model, form, **facts)
 
 

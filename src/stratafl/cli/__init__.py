@@ -17,6 +17,7 @@ from stratafl.child_processes import protect_children
 from stratafl.cli.interrupt import INTERRUPTED
 from stratafl.errors import StrataError, TrustError, shown
 
+COMPLETION, COMPLETION_OPTIONS = "_STRATA_COMPLETE", ("--install-completion", "--show-completion")  # of a shell
 MAX_ERROR_LETTERS = 4000  # letters of an error, whatever it names
 
 
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             return _reader_gone()
+        if COMPLETION in os.environ or (arguments and arguments[0] in COMPLETION_OPTIONS):  # typer ends so
+            return 0 if end.code is None else int(end.code)
         return _fail(f"imported code called sys.exit({end.code!r}), so the command did not finish: remove that call")
     except typer.Exit as end:
         return end.exit_code

@@ -11,9 +11,15 @@ import typer
 from stratafl.bench.options import BenchOptions
 from stratafl.cli.command_options import (
     COMPARED,
+    MACHINE,
+    OTHER,
+    OUTPUT,
+    SCORES,
+    SEARCH,
     AsJson,
     Config,
     Data,
+    Example,
     HostOptions,
     Jobs,
     ReportOptions,
@@ -29,16 +35,27 @@ from stratafl.cli.command_options import (
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
-_STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich"}
-_EXAMPLE = "Example: [bold]strata compare --algorithms fedavg,fedper --rounds 20[/]. Every command has --help."
-_DATA = "List data sets, show which client has what, export copies for machines without a network."
+_DATA = "List, show and export data sets."
 
-app = typer.Typer(epilog=_EXAMPLE, add_completion=False, pretty_exceptions_enable=False, **_STYLE)
-data_app = typer.Typer(name="data", help=_DATA, **_STYLE)
-app.add_typer(data_app)
+FIRST, RUNS, MODELS = "Before you train", "Train and compare", "Use the models"
+DEPLOYED, METHODS = "Real federations", "Methods, papers and speed"
+FIRST_STEPS = """\
+stratafl {version}: personalised federated learning, layer by layer. What people do first:
+
+  strata compare --seeds 1                     see it work: eight methods on handwritten digits
+  strata data show my.csv                      who has what in your table, and what looks wrong
+  strata advise my.csv                         whether to federate, with which method, who gains
+  strata compare --data my.csv                 rank methods on your data, and see who gains
+  strata run --data my.csv --out runs/first    train one method, then strata predict runs/first
+
+strata --help lists all commands, strata COMMAND --help begins with an example."""
+
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+data_app = typer.Typer(name="data", help=_DATA, no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(data_app, rich_help_panel=FIRST)
 
 
-@app.command("list", epilog="Example: [bold]strata list fedrep[/]")
+@app.command("list", cls=Example, rich_help_panel=FIRST, epilog="strata list fedrep")
 def list_(
     name: Annotated[str | None, typer.Argument(help="A method, another name, or models, datasets …")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model whose layers the method sends.")] = None,
@@ -46,35 +63,44 @@ def list_(
     set: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """List algorithms, models, data sets, partitions, protocols and recipes; or show one of them."""
+    """List methods, models, data sets, recipes and more, or show one."""
     from stratafl.cli.list_command import print_catalogue
 
     print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
-@app.command(epilog="Example: [bold]strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first[/]")
+@app.command(
+    cls=Example,
+    rich_help_panel=RUNS,
+    epilog="strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first",
+)
 @with_options
 def run(
     *,
     algorithm: Annotated[str | None, option("--algorithm -a NAME", "Method, or module:builder.")] = None,
     options: RunOptions,
 ) -> int:
-    """Run one method, in a directory that can be resumed and reported."""
+    """Run one method, in a directory that you can resume and report."""
     from stratafl.cli.run_command import start_run
 
     return start_run(options, algorithm)
 
 
 @app.command(
-    "compare", epilog="Example: [bold]strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20[/]"
+    "compare",
+    cls=Example,
+    rich_help_panel=RUNS,
+    epilog="strata compare --algorithms fedavg,fedper,local --seeds 3 --rounds 20",
 )
 @with_options
 def compare_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
-    seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.")] = 5,
-    vary: Annotated[str, option("--vary PART", "What the seeds vary: all, partition, weights or batches.")] = "all",
-    tuned: Annotated[Path | None, option("--tuned DIR", "Use the settings that a tuning chose.")] = None,
+    seeds: Annotated[int, option("--seeds N", "Number of seeds, starting at --seed.", SEARCH)] = 5,
+    vary: Annotated[
+        str, option("--vary PART", "What the seeds vary: all, partition, weights or batches.", SEARCH)
+    ] = "all",
+    tuned: Annotated[Path | None, option("--tuned DIR", "Use the settings that a tuning chose.", SEARCH)] = None,
     jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
@@ -87,25 +113,32 @@ def compare_(
     return start_comparison(options, algorithms, seeds, jobs, vary, tuned)
 
 
-@app.command("tune", epilog="Example: [bold]strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20[/]")
+@app.command(
+    "tune",
+    cls=Example,
+    rich_help_panel=RUNS,
+    epilog="strata tune --algorithms fedavg,fedper,local --trials 12 --rounds 20",
+)
 @with_options
 def tune_(
     *,
     algorithms: Annotated[str, option("--algorithms -a NAMES", "Separated by commas.", show_default=False)] = COMPARED,
-    trials: Annotated[int, option("--trials -t N", "Trials of each method.")] = 12,
-    seeds: Annotated[int, option("--seeds N", "Fresh seeds for the chosen settings.")] = 3,
-    only: Annotated[str, option("--only NAMES", "Tune only these, such as train.lr.", show_default=False)] = "",
-    grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.")] = None,
-    eta: Annotated[int, option("--eta N", "Continue one in N trials; 1: run all to the end.")] = 2,
-    sampler: Annotated[str, option("--sampler NAME", "grid, or tpe (Optuna).")] = "grid",
-    budget: Annotated[str, option("--budget NAME", "Equal trials, or equal local steps.")] = "trials",
-    widen: Annotated[bool, option("--widen/--no-widen", "One more trial if the best rate is at the edge.")] = True,
+    trials: Annotated[int, option("--trials -t N", "Trials of each method.", SEARCH)] = 12,
+    seeds: Annotated[int, option("--seeds N", "Fresh seeds for the chosen settings.", SEARCH)] = 3,
+    only: Annotated[str, option("--only NAMES", "Tune only these, such as train.lr.", SEARCH, show_default=False)] = "",
+    grid: Annotated[list[str] | None, option("--grid KEY=V,V", "Try these values; repeatable.", SEARCH)] = None,
+    eta: Annotated[int, option("--eta N", "Continue one in N trials; 1: run all to the end.", SEARCH)] = 2,
+    sampler: Annotated[str, option("--sampler NAME", "grid, or tpe (Optuna).", SEARCH)] = "grid",
+    budget: Annotated[str, option("--budget NAME", "Equal trials, or equal local steps.", SEARCH)] = "trials",
+    widen: Annotated[
+        bool, option("--widen/--no-widen", "One more trial if the best rate is at the edge.", SEARCH)
+    ] = True,
     jobs: Jobs = None,
     options: RunOptions,
 ) -> int:
-    """Tune several methods alike on validation data, then run the chosen settings on fresh seeds.
+    """Tune several methods alike, then rank them on fresh seeds.
 
-    Test data is scored only after the choice.
+    Validation data alone decide. Test data is scored only after the choice.
     """
     from stratafl.cli.compare_command import start_tuning
     from stratafl.tuning import TuningPlan
@@ -115,29 +148,33 @@ def tune_(
     return start_tuning(options, algorithms, plan, seeds, jobs)
 
 
-@app.command("advise", epilog="Example: [bold]strata advise table.csv --set data.label=outcome --budget 0.2[/]")
+@app.command(
+    "advise", cls=Example, rich_help_panel=FIRST, epilog="strata advise table.csv --set data.label=outcome --budget 0.2"
+)
 def advise_(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     model: Annotated[str | None, option("--model -m NAME", "Model, or module:Class.")] = None,
     rounds: Annotated[int | None, option("--rounds -r N", "Rounds of the planned run.")] = None,
     config: Config = None,
     settings: Set = None,
-    out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.")] = None,
-    budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.")] = 0.1,
-    caution: Annotated[float, option("--caution N", "Standard errors by which federating must win.")] = 0.0,
-    metric: Annotated[str | None, option("--metric NAME", "Metric to judge by, such as auroc.")] = None,
+    out: Annotated[Path | None, option("--out -o DIR", "Where to write; else a new folder in runs/.", OUTPUT)] = None,
+    budget: Annotated[float, option("--budget SHARE", "Share of the client-steps of a full comparison.", SEARCH)] = 0.1,
+    caution: Annotated[float, option("--caution N", "Standard errors by which federating must win.", SEARCH)] = 0.0,
+    metric: Annotated[str | None, option("--metric NAME", "Metric to judge by, such as auroc.", SCORES)] = None,
     seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None,
-    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None,
+    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …", MACHINE)] = None,
     trust: Trust = False,
 ) -> int:
-    """Advise whether to federate, with which method, who gains and at what cost, from validation data alone."""
+    """Advise whether to federate, how, who gains and at what cost.
+
+    Validation data alone decide."""
     from stratafl.cli.advise_command import give_advice
 
     typed = settings_of(settings, data=data, model=model, rounds=rounds, metric=metric, seed=seed, device=device)
     return give_advice(config, typed, out, budget, caution, trust)
 
 
-@app.command("resume", epilog="Example: [bold]strata resume runs/first[/]")
+@app.command("resume", cls=Example, rich_help_panel=RUNS, epilog="strata resume runs/first")
 def resume_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a run, comparison or tuning.")],
     rounds: Annotated[
@@ -148,9 +185,9 @@ def resume_(
     worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     typed: Annotated[list[str] | None, typer.Option("--typed", hidden=True)] = None,
 ) -> int:
-    """Continue a run, comparison or tuning where it stopped; the result is the same.
+    """Continue a run, comparison or tuning where it stopped.
 
-    With --rounds a run goes on beyond its end, as if it had been started with that many rounds.
+    The result is the same. With --rounds a run goes on beyond its end, as if it had been started with that many rounds.
     """
     from stratafl.cli.compare_command import resume_directory
     from stratafl.config.trust import typed as trust_in
@@ -158,37 +195,37 @@ def resume_(
     return resume_directory(folder, jobs, worker, trust_in(typed or [], trust), rounds)
 
 
-@app.command(epilog="Example: [bold]strata report runs/demo -o report.html[/]")
+@app.command(cls=Example, rich_help_panel=RUNS, epilog="strata report runs/demo -o report.html")
 @with_options
 def report(
     *,
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     options: ReportOptions,
 ) -> None:
-    """Rank runs in a table, or write one HTML file with curves, clients, layers and more."""
+    """Rank runs in a table, or write one HTML report."""
     from stratafl.cli.report_command import print_report
 
     print_report(folders, options)
 
 
-@app.command(epilog="Example: [bold]strata reproduce flayer/table2 --scale smoke[/]")
+@app.command(cls=Example, rich_help_panel=METHODS, epilog="strata reproduce flayer/table2 --scale smoke")
 @with_options
 def reproduce(
     *,
     name: Annotated[str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all of a paper, or a TOML file.")],
     options: ReproduceOptions,
 ) -> int:
-    """Run a table of a paper, compare it with the printed numbers, and judge the claims."""
+    """Run a table of a paper, and judge its claims."""
     from stratafl.cli.reproduce_command import reproduce_tables
 
     return reproduce_tables(name, options)
 
 
-@app.command("check", epilog="Example: [bold]strata check fedper[/], or [bold]strata check my_module:my_method[/]")
+@app.command("check", cls=Example, rich_help_panel=METHODS, epilog="strata check my_module:my_method")
 def check_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:builder.")],
     settings: Annotated[list[str] | None, option("--set -s OPTION=VALUE", "An option of the method.")] = None,
-    quick: Annotated[bool, option("--quick", "Check one setting instead of four.")] = False,
+    quick: Annotated[bool, option("--quick", "Check one setting instead of four.", OTHER)] = False,
 ) -> int:
     """Check that an algorithm, ours or yours, obeys the contract."""
     from stratafl.cli.list_command import check_method
@@ -196,12 +233,16 @@ def check_(
     return check_method(name, settings or [], quick)
 
 
-@app.command(epilog="Example: [bold]strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json[/]")
+@app.command(
+    cls=Example,
+    rich_help_panel=METHODS,
+    epilog="strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json",
+)
 @with_options
 def bench(
-    *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.")] = None
+    *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.", OUTPUT)] = None
 ) -> None:
-    """Compare the speed of the engine with plain PyTorch loops on this machine."""
+    """Compare the engine's speed with plain PyTorch loops."""
     from stratafl.cli.bench_command import run_bench
 
     run_bench(options, svg)
@@ -210,9 +251,7 @@ def bench(
 # A deployed federation
 
 
-@app.command(
-    epilog="Example: [bold]strata host federation.toml --local 3[/] rehearses with three sites on this machine"
-)
+@app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata host federation.toml --local 3")
 @with_options
 def host(
     *,
@@ -231,13 +270,15 @@ def host(
     return host_federation(config, options)
 
 
-@app.command("join", epilog="Example: [bold]strata join invitation.toml --site north --data north.csv[/]")
+@app.command(
+    "join", cls=Example, rich_help_panel=DEPLOYED, epilog="strata join invitation.toml --site north --data north.csv"
+)
 def join_(
     invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="The file that the host gave you.")],
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
-    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.")] = None,
-    yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.")] = False,
+    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.", OUTPUT)] = None,
+    yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.", OTHER)] = False,
     trust: Trust = False,
 ) -> int:
     """Take part in a federation with this site's own samples.
@@ -252,7 +293,7 @@ def join_(
     return join_federation(invitation, site, data, out, yes, trust)
 
 
-@app.command(epilog="Example: [bold]strata audit federations/ward --site north[/]")
+@app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata audit federations/ward --site north")
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="HOST", help="The folder of a host, federations/NAME.")],
     site: Annotated[str | None, option("--site NAME", "Only the lines of this site.")] = None,
@@ -267,12 +308,16 @@ def audit(
     print_audit(folder, site, as_json)
 
 
-@app.command(epilog="Example: [bold]strata predict runs/first --client Basel --data new.csv --out predictions.csv[/]")
+@app.command(
+    cls=Example,
+    rich_help_panel=MODELS,
+    epilog="strata predict runs/first --client Basel --data new.csv --out predictions.csv",
+)
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
     data: Annotated[Path, option("--data -d PATH", "New samples in the format of the others; labels are not needed.")],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
-    out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.")] = None,
+    out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.", OUTPUT)] = None,
     trust: Trust = False,
 ) -> None:
     """Predict new samples with a client's own model."""
@@ -281,29 +326,37 @@ def predict(
     print_predictions(folder, client, data, out, trust)
 
 
-@app.command(epilog="Example: [bold]strata export runs/first --client Basel -o basel.onnx[/]")
+@app.command(cls=Example, rich_help_panel=MODELS, epilog="strata export runs/first --client Basel -o basel.onnx")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
-    out: Annotated[Path, option("--out -o FILE", "A .onnx or .safetensors file, or a folder for a PEFT adapter.")],
+    out: Annotated[
+        Path, option("--out -o FILE", "A .onnx or .safetensors file, or a folder for a PEFT adapter.", OUTPUT)
+    ],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's own model as ONNX or safetensors, or its PEFT adapter as a folder."""
+    """Write a client's model as ONNX, safetensors or PEFT adapter."""
     from stratafl.cli.predict_command import export_client_model
 
     export_client_model(folder, client, out, trust)
 
 
-@app.command("add-client", epilog="Example: [bold]strata add-client runs/first --client Chur --data chur.csv[/]")
+@app.command(
+    "add-client",
+    cls=Example,
+    rich_help_panel=MODELS,
+    epilog="strata add-client runs/first --client Chur --data chur.csv",
+)
 def add_client_(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or a saved federation.")],
     client: Annotated[str, option("--client -c NAME", "The name of the new client.")],
     data: Annotated[str, option("--data -d PATH", "Its samples with labels, in the format of the others.")],
     trust: Trust = False,
 ) -> None:
-    """Personalise for a client that never took part; the other clients stay as they are.
+    """Personalise for a client that never took part.
 
-    It gets the model that a simulation gives a new client. Then predict and export take its name.
+    The other clients stay as they are. It gets the model that a simulation gives a new client. Then predict and export
+    take its name.
     """
     from stratafl.cli.predict_command import add_client_to
 
@@ -313,7 +366,7 @@ def add_client_(
 # Data
 
 
-@data_app.command("list", epilog="Example: [bold]strata data list[/]")
+@data_app.command("list", cls=Example, epilog="strata data list")
 def data_list(as_json: AsJson = False) -> None:
     """List all data sets, and whether they are on this machine."""
     from stratafl.cli.data_command import print_data_sets
@@ -321,7 +374,7 @@ def data_list(as_json: AsJson = False) -> None:
     print_data_sets(as_json)
 
 
-@data_app.command("export", epilog="Example: [bold]strata data export cifar100 copy/[/], then [bold]--data copy/[/]")
+@data_app.command("export", cls=Example, epilog="strata data export cifar100 copy/")
 def data_export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, a file, or FOLDER/.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
@@ -335,26 +388,30 @@ def data_export(
 
 
 @data_app.command(
-    "show", epilog="Example: [bold]strata data show --set data.partition=classes --set data.clients=10 -o data.svg[/]"
+    "show", cls=Example, epilog="strata data show --set data.partition=classes --set data.clients=10 -o data.svg"
 )
 def data_show(
     place: Annotated[str | None, typer.Argument(metavar="DATA", help="A data set, a file, or FOLDER/.")] = None,
     data: Data = None,
     config: Config = None,
     settings: Set = None,
-    out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.")] = None,
+    out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.", OUTPUT)] = None,
 ) -> None:
-    """Show which client has which samples and classes, what columns are taken for, and what looks wrong."""
+    """Show who has what, how columns are read, and what looks wrong."""
     from stratafl.cli.data_command import show_data
 
     show_data(config, settings_of(settings, data=place or data), out)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, option("--version", "Print the version.")] = False) -> None:
+def start(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
     """Personalised federated learning, layer by layer."""
-    if show:
-        from stratafl import __version__
+    from stratafl.version import VERSION
 
-        typer.echo(f"stratafl {__version__}")
+    if version:
+        typer.echo(f"stratafl {VERSION}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_STEPS.format(version=VERSION))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from stratafl.bench.options import BenchOptions, command_line
 
@@ -20,20 +21,43 @@ if TYPE_CHECKING:
     from stratafl.config.trust import Trust as TrustRecord
 
 
-def option(typed: str, help: str, **more: Any) -> Any:
+# The groups of options in help, in the order in which most commands have them
+EXPERIMENT, INPUT, SCORES, SITES = "Experiment", "Input", "Scores and diagnostics", "Sites"
+SEARCH, MACHINE, OUTPUT, OTHER = "Search", "Machine", "Output", "Other options"
+
+
+class Example(TyperCommand):
+    """A command whose help begins with an example, and groups its options."""
+
+    def __init__(self, *args: Any, epilog: str | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.example = epilog
+
+    def get_usage(self, ctx: Any) -> str:
+        return f"Example: {self.example}\n\n{super().get_usage(ctx)}"
+
+    def get_help_option(self, ctx: Any) -> Any:
+        shown: Any = super().get_help_option(ctx)
+        if shown is not None:
+            shown.rich_help_panel = OTHER
+        return shown
+
+
+def option(typed: str, help: str, panel: str = EXPERIMENT, **more: Any) -> Any:
     """An option as help prints it: its flags, and the word for its value if it has one, such as `--out -o DIR`."""
     words = typed.split()
     metavar = None if words[-1].startswith("-") else words.pop()
-    return typer.Option(*words, metavar=metavar, help=help, **more)
+    return typer.Option(*words, metavar=metavar, help=help, rich_help_panel=panel, **more)
 
 
 Data = Annotated[str | None, option("--data -d NAME", "Data set, file, or FOLDER/.")]
 Config = Annotated[Path | None, option("--config -c FILE", "Settings in TOML.")]
 Set = Annotated[list[str] | None, option("--set -s KEY=VALUE", "Such as train.lr=0.1; repeatable.")]
-Trust = Annotated[bool, option("--trust", "Import code that a file or run names.")]
-Jobs = Annotated[int | None, option("--jobs -j N", "Number of processes; else 1, on a GPU up to 3.", min=1)]
-AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.")]
+Trust = Annotated[bool, option("--trust", "Import code that a file or run names.", OTHER)]
+Jobs = Annotated[int | None, option("--jobs -j N", "Number of processes; else 1, on a GPU up to 3.", MACHINE, min=1)]
+AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.", OUTPUT)]
 
+BENCH_MACHINE = ("device", "precision", "compile", "engine", "repeats", "busy")
 COMPARED = "local,fedavg,fedper,flayer,pfedla,heurpfedla,fedalp,fedlag"  # that are compared unless you name others
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
@@ -82,17 +106,21 @@ class RunOptions:
     protocol: Annotated[str | None, option("--protocol NAME", "Defaults of a code base or paper.")] = None
     config: Config = None
     set: Set = None
-    out: Annotated[Path | None, option("--out -o DIR", "A new directory; else one in runs/.")] = None
+    out: Annotated[Path | None, option("--out -o DIR", "A new directory; else one in runs/.", OUTPUT)] = None
     seed: Annotated[int | None, option("--seed N", "Seed of everything random.")] = None
-    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …")] = None
-    engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.")] = None
-    precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.")] = None
-    memory_limit: Annotated[str | None, option("--memory-limit SIZE", "Memory a run may use, such as 8GB.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "Metric to rank by, such as auroc.")] = None
-    lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.")] = None
-    guard: Annotated[bool | None, option("--guard", "At the end, choose a model per client.")] = None
-    cross_site: Annotated[bool | None, option("--cross-site", "At the end, models on other clients' samples.")] = None
-    log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.")] = None
+    device: Annotated[str | None, option("--device NAME", "auto, cpu, cuda, cuda:1 …", MACHINE)] = None
+    engine: Annotated[str | None, option("--engine NAME", "auto, stacked or loop.", MACHINE)] = None
+    precision: Annotated[str | None, option("--precision NAME", "fp32, tf32 or bf16.", MACHINE)] = None
+    memory_limit: Annotated[
+        str | None, option("--memory-limit SIZE", "Memory a run may use, such as 8GB.", MACHINE)
+    ] = None
+    metric: Annotated[str | None, option("--metric NAME", "Metric to rank by, such as auroc.", SCORES)] = None
+    lab: Annotated[int | None, option("--lab N", "Layer diagnostics every N rounds.", SCORES)] = None
+    guard: Annotated[bool | None, option("--guard", "At the end, choose a model per client.", SCORES)] = None
+    cross_site: Annotated[
+        bool | None, option("--cross-site", "At the end, models on other clients' samples.", SCORES)
+    ] = None
+    log: Annotated[str | None, option("--log NAMES", "tensorboard, mlflow, wandb.", OUTPUT)] = None
     trust: Trust = False
 
     def settings(self, **more: str | None) -> dict[str, Any]:
@@ -113,13 +141,19 @@ class RunOptions:
 class ReportOptions:
     """What `report` writes besides the ranking that it prints, and by what it ranks."""
 
-    out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.")] = None
-    csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.")] = None
-    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.")] = None
-    svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.")] = None
-    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.")] = None
-    target: Annotated[float | None, option("--target A", "Show the cost of reaching this score, such as 0.9.")] = None
-    metric: Annotated[str | None, option("--metric NAME", "Rank by this, from stored predictions; rounds stay.")] = None
+    out: Annotated[Path | None, option("--out -o FILE", "Write the HTML report.", OUTPUT)] = None
+    csv: Annotated[Path | None, option("--csv FILE", "Write the table as CSV.", OUTPUT)] = None
+    pairs: Annotated[Path | None, option("--pairs FILE", "Write all pairs of methods as CSV.", OUTPUT)] = None
+    svg: Annotated[Path | None, option("--svg FILE", "Draw the table as a picture.", OUTPUT)] = None
+    clients: Annotated[Path | None, option("--clients FILE", "Write who gains, client by client, as CSV.", OUTPUT)] = (
+        None
+    )
+    target: Annotated[
+        float | None, option("--target A", "Show the cost of reaching this score, such as 0.9.", SCORES)
+    ] = None
+    metric: Annotated[
+        str | None, option("--metric NAME", "Rank by this, from stored predictions; rounds stay.", SCORES)
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -129,8 +163,8 @@ class ReproduceOptions:
     scale: Annotated[str, option("--scale NAME", "smoke, short or full.")] = "smoke"
     settings: Set = None
     seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None
-    out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.")] = None
-    minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.")] = None
+    out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.", OUTPUT)] = None
+    minutes: Annotated[float | None, option("--minutes M", "Stop after M minutes.", MACHINE)] = None
     rows: Annotated[str, option("--rows NAMES", "Only these, separated by commas.", show_default=False)] = ""
     columns: Annotated[str, option("--columns NAMES", "Only these.", show_default=False)] = ""
     tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False
@@ -141,13 +175,15 @@ class ReproduceOptions:
 class HostOptions:
     """The options of `host`."""
 
-    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else federations/NAME.")] = None
-    address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.")] = "127.0.0.1:9443"
-    register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.")] = None
-    local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.", min=1)] = None
-    forget: Annotated[list[str] | None, option("--forget NAME", "Let a site that lost its state start over.")] = None
-    unregister: Annotated[list[str] | None, option("--unregister NAME", "Revoke the key of a site.")] = None
-    metrics: Annotated[Path | None, option("--metrics FILE.prom", "Write metrics for Prometheus.")] = None
+    out: Annotated[Path | None, option("--out -o DIR", "Its folder; else federations/NAME.", OUTPUT)] = None
+    address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.", SITES)] = "127.0.0.1:9443"
+    register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.", SITES)] = None
+    local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.", SITES, min=1)] = None
+    forget: Annotated[
+        list[str] | None, option("--forget NAME", "Let a site that lost its state start over.", SITES)
+    ] = None
+    unregister: Annotated[list[str] | None, option("--unregister NAME", "Revoke the key of a site.", SITES)] = None
+    metrics: Annotated[Path | None, option("--metrics FILE.prom", "Write metrics for Prometheus.", OUTPUT)] = None
     trust: Trust = False
 
 
@@ -158,7 +194,8 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _bench_parameter(name: str, kind: type, default: Any, text: str) -> inspect.Parameter:
     flag = f"--{name}/--no-{name}" if default is True else f"--{name}"
     value = {int: "N", Path: "FILE", bool: ""}.get(kind, "NAME")
-    return _parameter(name, Annotated[kind | None, option(f"{flag} {value}", text)], default)
+    panel = OUTPUT if kind is Path else MACHINE if name in BENCH_MACHINE else EXPERIMENT
+    return _parameter(name, Annotated[kind | None, option(f"{flag} {value}", text, panel)], default)
 
 
 def _options_of(record: Any) -> list[inspect.Parameter]:

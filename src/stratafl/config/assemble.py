@@ -40,6 +40,7 @@ from stratafl.execute.memory import device_of, device_or_cpu
 from stratafl.models import MODELS
 from stratafl.models.architecture import with_recipe
 from stratafl.policies.robust import robust
+from stratafl.policies.train import with_class_weights
 from stratafl.runtime.speed import Speed
 
 _STORABLE_TYPES = (int, float, str, bool, list, Select)
@@ -256,7 +257,10 @@ def simulation_with(
     experiment: Experiment, algorithm: Algorithm, federation: Federation, model: ModelSource, **more: Any
 ) -> Simulation:
     """The simulation that an experiment describes, of these parts; `more` are further arguments of `simulation`."""
-    run = experiment.run
+    run, new = experiment.run, experiment.data.new_clients
+    names = None if federation.classes is None else list(map(federation.class_name, range(federation.classes)))
+    counts = None if names is None else federation.class_counts("train")[: federation.clients - new].sum(0)
+    algorithm = with_class_weights(algorithm, names, counts)
     more = {"engine": run.engine, **more}
     return simulation(
         algorithm,
@@ -268,6 +272,7 @@ def simulation_with(
         granularity=run.granularity,
         buffers=run.buffers,
         head=experiment.model.head,
+        frozen=experiment.model.frozen,
         weights=experiment.model.weights,
         device=run.device,
         memory_limit=run.memory_limit,

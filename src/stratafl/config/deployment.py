@@ -38,6 +38,8 @@ from stratafl.execute.roster import Roster
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.execute.uploads import DEPLOYED
+from stratafl.policies.class_weights import POOLED
+from stratafl.policies.train import with_class_weights
 from stratafl.runtime.speed import Speed
 
 MAX_ROUNDS = 1_000_000
@@ -106,6 +108,8 @@ class FederationFile:
         for key in CHOOSING:
             if getattr(self.experiment.data, key) is not None:
                 raise RecordError(f"data.{key} is for simulations: leave it out, because sites use all their samples")
+        if self.experiment.train.class_weight == POOLED:
+            with_class_weights(self.experiment.train, (), None)  # which says why not
         if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first
             raise RecordError(f"run.rounds = {self.experiment.run.rounds:,}: a federation has at most {MAX_ROUNDS:,}")
 
@@ -183,8 +187,9 @@ def blueprint_of(
 ) -> Blueprint:
     """What the members of a deployment agree on: a simulation of the experiment with such samples has the same."""
     run, model = experiment.run, experiment.model
+    names = samples.preprocessing.classes or tuple(map(str, range(samples.classes or 0)))
     return Blueprint(
-        algorithm_of(experiment, trust),
+        with_class_weights(algorithm_of(experiment, trust), names if samples.classes else None, None),
         model_of(model, samples.shape, samples.classes, trust),
         samples,
         clients,
@@ -196,6 +201,7 @@ def blueprint_of(
         head=model.head,
         weights=None if model.weights is None else Path(model.weights),
         engine=run.engine,
+        frozen=model.frozen,
     )
 
 

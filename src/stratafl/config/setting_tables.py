@@ -15,6 +15,7 @@ from stratafl.algorithms import ALGORITHMS
 from stratafl.algorithms.composition import is_composition, parse_composition
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.core.annotations import MAX_INTEGER, FilePath, Named, Range, Size, checked, parts, union
+from stratafl.core.layers import Select, select
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.records import keys_of, record
 from stratafl.data import PARTITIONS, Partition
@@ -114,6 +115,11 @@ class ModelTable:
 
     name: Annotated[str, Named(MODELS, paths=True), "as in `strata list`, or `package.module:Class`"] = "mlp"
     head: Annotated[str | None, "the module that is the head, if it cannot be detected"] = None
+    frozen: Annotated[
+        Select,
+        "layers that are not trained and that no round carries, such as `*.lora_A`, see",
+        "[adapters](../guide/adapters.md#what-is-frozen)",
+    ] = select("none")
     weights: Annotated[str | None, FilePath(), "a safetensors file with the initial weights"] = None
     seed: Annotated[int | None, Seed, "seed of the initial weights; none: `run.seed`"] = None
     options: Options = dataclasses.field(default_factory=dict)

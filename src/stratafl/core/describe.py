@@ -1,7 +1,7 @@
 """From a module to a layout: which tensors are columns, which layers they form, what each layer is.
 
 A parameter with `requires_grad=False` is frozen: no column, but one tensor that all clients share. So are the buffers
-of a module all of whose parameters are frozen.
+of a module all of whose parameters are frozen. `freeze` freezes layers by name.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stratafl.core.annotations import checked
-from stratafl.core.layers import NORMALISATIONS, Layer, is_below
+from stratafl.core.layers import NORMALISATIONS, Layer, Select, is_below
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows, Spec
 from stratafl.errors import ModelError, unknown
 
@@ -91,6 +91,16 @@ def frozen_tensors(module: nn.Module) -> Rows:
     return {name: _lookup(module, name).detach() for owner in _all_owners(module) for name in owner.frozen}
 
 
+def freeze(module: nn.Module, chosen: Select, *, granularity: Granularity = "module", head: str | None = None) -> None:
+    """Freeze the parameters of these layers; those that are frozen already count, so freezing twice changes nothing."""
+    before = [p for p in module.parameters() if p.is_floating_point() and not p.requires_grad]
+    for parameter in before:  # a frozen tensor is in no layer
+        parameter.requires_grad_(True)
+    names = describe(module, granularity=granularity, head=head).trainable(chosen)
+    for parameter in (*before, *map(module.get_parameter, names)):
+        parameter.requires_grad_(False)
+
+
 def light_copy(module: nn.Module) -> nn.Module:
     """A copy that shares the memory of frozen tensors, which may be nearly all of the model."""
     shared: dict[int, Any] = {id(p): _frozen(p) for p in module.parameters() if not p.requires_grad}
@@ -148,8 +158,11 @@ def _outwards(path: str) -> list[str]:
 
 
 def _outputs(owners: list[_Owner]) -> list[str]:
-    """The linear layers whose outputs no other layer is as wide as to take."""
-    linear = [owner for owner in owners if isinstance(owner.module, nn.Linear)]
+    """The linear layers with trained tensors whose outputs no other layer is as wide as to take.
+
+    A frozen layer is no candidate: PEFT keeps a frozen copy of each classifier beside the trained one.
+    """
+    linear = [owner for owner in owners if owner.parameters and isinstance(owner.module, nn.Linear)]
     return [owner.path for owner in linear if not any(_takes(other, owner) for other in owners if other is not owner)]
 
 

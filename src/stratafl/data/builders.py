@@ -87,7 +87,7 @@ def federate(
 
 def from_objects(clients: Clients, *, validation: float, test: float, seed: int, split: str) -> Federation:
     """A federation from the samples of each client: to be split, or each client with its own splits."""
-    _, values = _named_clients(clients)
+    _, values = names_and_samples(clients)
     if any(isinstance(samples, Mapping) for samples in values):
         return from_splits(clients)
     return from_clients(clients, validation=validation, test=test, seed=seed, split=split)
@@ -117,8 +117,8 @@ def from_clients(
 
     They are `(x, y)` or a torch `Dataset` of such pairs, in a list or by the clients' names; labels may be names.
     """
-    names, values = _named_clients(clients)
-    titles = _titles(names, len(values))
+    names, values = names_and_samples(clients)
+    titles = titles_of(names, len(values))
     pairs = [client_pair(samples, title) for samples, title in zip(values, titles, strict=True)]
     parts, inputs = stack_inputs([Part(f" of {title}", *pair) for title, pair in zip(titles, pairs, strict=True)])
     for part, title in zip(parts, titles, strict=True):
@@ -139,9 +139,9 @@ def from_splits(
     clients: Clients, *, classes: int | None = None, name: str = ARRAYS, dtype: torch.dtype = torch.float32
 ) -> Federation:
     """A federation from clients that are split already: each has a `train` and may have a `test` and a `validation`."""
-    names, values = _named_clients(clients)
-    titles = _titles(names, len(values))
-    split_pairs = [_pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
+    names, values = names_and_samples(clients)
+    titles = titles_of(names, len(values))
+    split_pairs = [pairs_of_splits(title, splits) for title, splits in zip(titles, values, strict=True)]
     counts = [{split: sample_count(x) for split, (x, _) in pairs.items()} for pairs in split_pairs]
     sizes = {split: [of_client.get(split, 0) for of_client in counts] for split in SPLITS}
     # empty arrays are left out, because their shape and dtype may be anything
@@ -197,7 +197,7 @@ def client_like(samples: Any, form: SampleFormat, plan: SplitPlan, name: str, nu
     """
     title = f"client '{shown(name)}'"
     if isinstance(samples, Mapping):
-        pairs = {split: _in_format(pair, form, title) for split, pair in _pairs_of_splits(title, samples).items()}
+        pairs = {split: _in_format(pair, form, title) for split, pair in pairs_of_splits(title, samples).items()}
         return form.client(pairs, name)
     x, y = _in_format(client_pair(samples, title), form, title)
     check_some_samples(len(x), title)
@@ -218,7 +218,7 @@ def _in_format(pair: tuple[Any, Any], form: SampleFormat, title: str) -> tuple[T
     return x, form.labels(numbers, names.tolist())
 
 
-def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
+def names_and_samples(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
     """The names of clients, if they have any, and their samples."""
     check_some_clients(clients)
     if not isinstance(clients, Mapping):
@@ -230,7 +230,7 @@ def _named_clients(clients: Clients) -> tuple[tuple[str, ...], list[Any]]:
     return names, list(clients.values())
 
 
-def _titles(names: Sequence[str], count: int) -> list[str]:
+def titles_of(names: Sequence[str], count: int) -> list[str]:
     return [f"client '{shown(name)}'" for name in names] or [f"client {number}" for number in range(count)]
 
 
@@ -319,7 +319,7 @@ def _ragged(splits: Mapping[str, Sequence[Indices]]) -> dict[str, Ragged]:
     return {split: Ragged.from_lists(splits[split]) for split in SPLITS}
 
 
-def _pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
+def pairs_of_splits(title: str, splits: Any) -> dict[str, tuple[Any, Any]]:
     if not isinstance(splits, Mapping):
         wanted = f"give its splits, {', '.join(SPLITS)}, as other clients have them"
         raise DataError(f"{title} is a {type(splits).__name__}: {wanted}")

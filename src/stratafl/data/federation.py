@@ -15,10 +15,10 @@ from torch import Tensor
 from stratafl.core.reprs import holder
 from stratafl.data.augmentation import Augmentation
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
-from stratafl.data.tables.kinds import TableColumn
+from stratafl.data.tables.kinds import CATEGORY, TableColumn
 from stratafl.data.tables.table_encoding import TableEncoding
 from stratafl.data.texts import TextEncoding, decoded_texts, trimmed
-from stratafl.errors import DataError, unknown
+from stratafl.errors import DataError, shown, unknown
 
 SPLITS = ("train", "validation", "test")
 T = TypeVar("T")
@@ -224,10 +224,16 @@ class Federation:
 
     def standardisation_note(self, change: str = "data.normalise = 'none'") -> str:
         """What was done to columns, and how to `change` that; "" if nothing was done."""
+        columns = () if self.table is None else self.table.columns
+        rare = ", ".join(
+            f"'{shown(column.name)}'" for column in columns if column.kind == CATEGORY and not column.values
+        )
+        lost = f"all texts in {rare} are rare, so no input tells them apart: use fewer categories, or ignore it"
         if not self.preprocessing.standardises:
-            return ""
+            return lost if rare else ""
         whose = "each client by its own training samples" if self.client_columns else "all clients' training samples"
-        return f"columns are standardised to mean 0 and deviation 1 ({whose}); {change} leaves them as they are"
+        done = f"columns are standardised to mean 0 and deviation 1 ({whose}); {change} leaves them as they are"
+        return f"{done}; {lost}" if rare else done
 
     def _by_client(self) -> Self:
         """Every client's columns standardised by its own training samples, or by all its samples if it has none."""

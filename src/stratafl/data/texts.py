@@ -144,6 +144,13 @@ def holds_texts(values: Any) -> bool:
     return isinstance(first, str) or getattr(getattr(values, "dtype", None), "kind", "") in ("O", "U", "T")
 
 
+def are_texts(values: Any) -> bool:
+    """Whether samples are a list or an array of texts."""
+    kind = getattr(getattr(values, "dtype", None), "kind", "")
+    first = next((cell for cell in values if cell is not None), None) if isinstance(values, list | tuple) else None
+    return isinstance(first, str) or (kind in ("O", "U", "T") and len(values) > 0 and isinstance(values[0], str))
+
+
 def trimmed(coded: NDArray[np.int64], encoding: TextEncoding) -> tuple[NDArray[np.int64], TextEncoding]:
     """Without columns of pads alone: the length is the power of two that holds the longest text, or the whole."""
     longest = int(np.flatnonzero((coded != PAD).any(0)).max(initial=0)) + 1

@@ -16,7 +16,15 @@ from stratafl.data.images import Content, are_elsewhere, are_images, stack_image
 from stratafl.data.labels import name_of, targets
 from stratafl.data.reading import Reading, check_group, half, text_content
 from stratafl.data.samples import Samples
-from stratafl.data.tables.kinds import CATEGORY, TEXT, TableColumn, coded_columns, decided, plain_cells
+from stratafl.data.tables.kinds import (
+    CATEGORY,
+    TEXT,
+    TableColumn,
+    coded_columns,
+    decided,
+    doubt_about_dates,
+    plain_cells,
+)
 from stratafl.errors import DataError
 
 LABELS = ("label", "y")
@@ -86,6 +94,8 @@ def npz_samples(path: str | Path, reading: Reading | None = None) -> Samples:
     arrays = npz_arrays(Path(path), reading.limit)
     label, client = reading.label or "y", reading.client or "client"
     check_group(reading.group, label, client)
+    if label == client:
+        raise DataError(f"'{label}' is the array of the labels and of the clients: set data.client to another one")
     for name in ("x", label, *([client] if reading.client else []), *([reading.group] if reading.group else [])):
         if name not in arrays:
             raise DataError(f"'{path}' has no array '{name}', only: {', '.join(arrays) or 'none'}")
@@ -141,6 +151,8 @@ def roles_of(columns: Columns, reading: Reading, place: Path) -> Roles:
     problems += reading.column_problems(columns, place)
     for name in dict.fromkeys((label, client, reading.group)):
         problems += _empty_cells(name, columns[name], place) if name in columns else []
+    if label is not None and label == client:
+        problems.append(f"'{label}' is the column of the labels and of the clients: set data.client to another one")
     if problems:
         raise DataError("; ".join(problems))
     assert label is not None
@@ -214,7 +226,8 @@ def _coded(columns: Columns, reading: Reading, place: Path, owner: Column | None
         )
     if problems:
         raise DataError(f"'{place}': {'; '.join(problems)}")
-    hint = "" if owner is not None else _perhaps_clients(kinds)
+    doubts = [doubt for column in kinds if (doubt := doubt_about_dates(column, plain[column.name]))]
+    hint = "; ".join([*doubts, *filter(None, ["" if owner is not None else _perhaps_clients(kinds)])])
     return Content(np.stack(codes, axis=1), remark=hint, codes=tuple(kinds))
 
 

@@ -9,6 +9,7 @@ another one (`agreement.py:check_digests`).
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -39,7 +40,9 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
         score = "mean squared error" if format.classes is None else "accuracy"
         scored = f"the {score} of the model that it received, on its test samples (deploy.scores)"
         lines.append(f"leaves this site, every round: {scored}")
-    blueprint = blueprint_of(file.experiment, format, len(file.deploy.sites), trust)
+    train = replace(file.experiment.train, class_weight="none")  # weights name classes that this site may lack
+    experiment = replace(file.experiment, train=train)
+    blueprint = blueprint_of(experiment, format, len(file.deploy.sites), trust)
     try:
         return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
     except (RuntimeError, MemoryError) as error:  # sizes that no machine has
@@ -70,7 +73,8 @@ def _introduced(format: SampleFormat) -> str:
         facts.append(
             "of each column of its training samples the sum, the sum of squares, a histogram in bins of 0.3 % and how "
             "often each text of a category occurs, or each number if there are few different ones; of a column that "
-            "is the same in all rows, its value"
+            "is the same in all rows, its value (from all sites' sums the host makes the encoding, with means and "
+            "deviations unless data.normalise = 'columns', and every site receives it)"
         )
     facts += [f"the names of its {counted(len(format.columns), 'column')}"] if format.columns else []
     names = format.preprocessing.classes

@@ -20,6 +20,7 @@ from stratafl.core import records
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.describe import columns, describe, frozen_tensors
 from stratafl.core.keys import Seeds
+from stratafl.core.layers import Select
 from stratafl.core.layout import Buffers, Granularity, Layout, Rows
 from stratafl.core.reprs import holder
 from stratafl.core.round import Setup
@@ -27,7 +28,7 @@ from stratafl.core.state import bytes_of
 from stratafl.data.preprocessing import dtype_name
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import DataError, RecordError, counted
-from stratafl.execute.drawing import PER_CLIENT, ModelDraw, ModelSource
+from stratafl.execute.drawing import NO_LAYER, PER_CLIENT, ModelDraw, ModelSource
 from stratafl.runtime.build import EngineName, head_width
 
 log = logging.getLogger("stratafl")
@@ -38,8 +39,9 @@ class Blueprint:
     """What all members of a federation agree on; `samples` is the format of their samples.
 
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
-    is a file with the initial weights; `clients` take part in training, new clients are numbered after them; with the
-    engine `auto` a simulation measures which one is faster on its machine, and a site never does.
+    is a file with the initial weights; `frozen` layers are not trained; `clients` take part in training, new clients
+    are numbered after them; with the engine `auto` a simulation measures which one is faster on its machine, and a site
+    never does.
     """
 
     algorithm: Algorithm
@@ -55,6 +57,7 @@ class Blueprint:
     weights: Path | None = None
     dtype: torch.dtype = torch.float32
     engine: EngineName = "auto"
+    frozen: Select = NO_LAYER
 
     def __post_init__(self) -> None:
         if not 0 < self.participation <= 1:
@@ -70,7 +73,8 @@ class Blueprint:
 
     @cached_property
     def draw(self) -> ModelDraw:
-        return ModelDraw(self.model, self.algorithm, self.samples, self.seeds.weights, self.dtype, self.head)
+        parts = (self.model, self.algorithm, self.samples, self.seeds.weights, self.dtype)
+        return ModelDraw(*parts, self.head, self.frozen, self.granularity)
 
     @property
     def is_drawn(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.keys import Seeds
+from stratafl.core.layers import Select, select
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.round import Setup
 from stratafl.data.federation import Federation
@@ -39,6 +40,7 @@ def simulation(
     granularity: Granularity = "module",
     buffers: Buffers = "follow",
     head: str | None = None,
+    frozen: str | Select = "none",
     weights: str | Path | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -55,11 +57,12 @@ def simulation(
     """Build a simulation, or raise an error that says what does not fit.
 
     `model` is a module (its weights are the common start) or a function that makes one (drawn from the seed); `weights`
-    is a file with the initial weights; `seed` is one for everything, or one for each part; `buffers` says whether
-    BatchNorm statistics follow their layer or stay local; `memory_limit` is what all of it may take, in bytes; `store`
-    is where client states are kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether
-    checkpoints are `saved`); the last `new_clients` clients of the federation never take part in training; a run that
-    has `begun` may go on although its rounds never reach a phase of the algorithm; updates more than `norm_limit` times
+    is a file with the initial weights; layers in `frozen`, such as `*.lora_A`, are not trained, sent or kept by
+    clients; `seed` is one for everything, or one for each part; `buffers` says whether BatchNorm statistics follow
+    their layer or stay local; `memory_limit` is what all of it may take, in bytes; `store` is where client states are
+    kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether checkpoints are `saved`);
+    the last `new_clients` clients of the federation never take part in training; a run that has `begun` may go on
+    although its rounds never reach a phase of the algorithm; updates more than `norm_limit` times
     as long as the cohort's median are left out, as in a deployment.
     """
     device = device_of(device)
@@ -79,6 +82,7 @@ def simulation(
         None if weights is None else Path(weights),
         dtype,
         engine,
+        select(frozen),
     )
     _check_data(blueprint, federation)
     for line in outlier_warnings(federation):

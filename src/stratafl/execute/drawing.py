@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
-from stratafl.core.describe import COMPOSED, head_of, light_copy
+from stratafl.core.describe import COMPOSED, freeze, head_of, light_copy
+from stratafl.core.layers import Select
+from stratafl.core.layout import Granularity
 from stratafl.core.reprs import short_repr
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import ModelError
@@ -19,6 +21,7 @@ from stratafl.models import Adaptation, load_weights, own_model, without_fast_pa
 
 ModelSource = nn.Module | Callable[[], nn.Module]
 LORA = ".lora_"  # in the paths of layers of PEFT
+NO_LAYER = Select(("none",))
 COMMON, PER_CLIENT = "model", "own model"  # the model that all start from, and one for each client
 
 
@@ -40,6 +43,8 @@ class ModelDraw:
     seed: int
     dtype: torch.dtype
     head: str | None
+    frozen: Select
+    granularity: Granularity
 
     def common(self, weights: Path | None) -> nn.Module:
         """The model that all start from; with weights from a file, its own or those of the model that is extended."""
@@ -93,9 +98,11 @@ class ModelDraw:
         return extended
 
     def _module(self, redrawn: bool) -> nn.Module:
+        module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        if self.frozen != NO_LAYER:
+            freeze(module, self.frozen, granularity=self.granularity, head=self.head)
         if not isinstance(self.model, nn.Module):
-            return self.model()
-        module = copy.deepcopy(self.model)
+            return module
         for path, sub in module.named_modules() if redrawn else ():
             reset, parameters = getattr(sub, "reset_parameters", None), list(sub.parameters(recurse=False))
             trained = [p for p in parameters if p.requires_grad]

@@ -10,7 +10,7 @@ the `[train]` table of a configuration. Methods shape a descent by records:
     project     brings the row back to where it is allowed to be
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,7 +28,15 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Batching, Names, Train, field_names
 from stratafl.core.task import Task
-from stratafl.errors import RecordError, counted
+from stratafl.errors import RecordError, counted, shown
+from stratafl.policies.class_weights import (
+    LEAST_WEIGHT,
+    PLAIN,
+    POOLED,
+    in_order_of_classes,
+    text_of_weights,
+    weights_by_name,
+)
 from stratafl.policies.descent import (
     RESERVED_FIELDS,
     Descent,
@@ -112,9 +120,10 @@ class LocalTraining(Train):
         "the learning rate over the rounds: constant, cosine, cosine:0.1, step:30:0.1, warmup:5+cosine",
     ] = Constant()
     class_weight: Annotated[
-        Balance | tuple[Weight, ...],
+        Balance | tuple[Weight, ...] | Mapping[str, Weight] | str,
         "by how much a sample counts in the loss: `balanced` by each client's own classes, n / (K·n_c), so that all",
-        "its classes count alike; or a list with a weight for each class",
+        "its classes count alike; `pooled` by those of all clients together, which a deployment does not know; or a",
+        "weight for each class, as `ill:3,well:1`, a table by name or a list",
     ] = "none"
     layers: Select = select("all")
     row: str = "theta"
@@ -134,6 +143,10 @@ class LocalTraining(Train):
     purpose: str = "train"
 
     def __post_init__(self) -> None:
+        if isinstance(self.class_weight, Mapping):
+            object.__setattr__(self, "class_weight", text_of_weights(self.class_weight))
+        if isinstance(self.class_weight, str) and self.class_weight not in (*PLAIN, POOLED):
+            weights_by_name(self.class_weight)
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise RecordError(
                 f"momentum has no effect with optimizer '{self.optimizer}', which has its own: leave it out"
@@ -238,6 +251,7 @@ class LocalTraining(Train):
         counts = task.class_counts()
         if isinstance(self.class_weight, str):
             return balanced_weights(counts)
+        assert isinstance(self.class_weight, tuple)
         return torch.tensor(self.class_weight, dtype=torch.float64).expand(counts.shape)
 
     def check(self, setup: Setup) -> None:
@@ -246,6 +260,9 @@ class LocalTraining(Train):
             return
         if setup.classes is None:
             raise RecordError("class_weight needs classes, but the targets of this data are numbers: leave it out")
+        if isinstance(self.class_weight, str) and self.class_weight not in PLAIN:
+            wrong = f"class_weight = '{shown(self.class_weight)}' needs the names and counts of classes"
+            raise RecordError(f"{wrong}: give it to fit(), as class_weight, or to a run, as train.class_weight")
         if not isinstance(self.class_weight, str) and len(self.class_weight) != setup.classes:
             wrong = f"class_weight has {counted(len(self.class_weight), 'weight')}"
             raise RecordError(f"{wrong} for {counted(setup.classes, 'class', 'classes')}: give one for each class")
@@ -263,14 +280,42 @@ def tuning(train: LocalTraining, epochs: int, layers: Select = select("all"), pu
 
 def with_training(value: T, **settings: Any) -> T:
     """A record with these settings in each `LocalTraining` that is part of it."""
+    return _each_training(value, lambda training: replace(training, **settings))
+
+
+def with_class_weights(algorithm: T, classes: Sequence[str] | None, counts: Tensor | None) -> T:
+    """The algorithm with numbers wherever weights of classes are `pooled` or by name.
+
+    `classes` are names, None if targets are numbers; `counts` are those of all clients' training samples, `[classes]`,
+    None where no member knows them.
+    """
+
+    def numbered(training: LocalTraining) -> LocalTraining:
+        text = training.class_weight
+        if not isinstance(text, str) or text in PLAIN or classes is None:  # `check` refuses numbers as targets
+            return training
+        if text != POOLED:
+            return replace(training, class_weight=in_order_of_classes(weights_by_name(text), classes))
+        if counts is None:
+            raise RecordError(
+                "train.class_weight = 'pooled' needs the class counts of all sites, which a deployment does not send: "
+                "use 'balanced', or a weight for each class"
+            )
+        weights = balanced_weights(counts).clamp(min=LEAST_WEIGHT).tolist()
+        return replace(training, class_weight=tuple(weights))
+
+    return _each_training(algorithm, numbered)
+
+
+def _each_training(value: T, change: Callable[[LocalTraining], LocalTraining]) -> T:
     if isinstance(value, LocalTraining):
-        return replace(value, **settings)
+        return change(value)  # type: ignore[return-value]
     if isinstance(value, tuple) and type(value) is tuple:
-        return tuple(with_training(part, **settings) for part in value)  # type: ignore[return-value]
+        return tuple(_each_training(part, change) for part in value)  # type: ignore[return-value]
     if not is_dataclass(value) or isinstance(value, type):
         return value
     parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-    changed = {name: with_training(part, **settings) for name, part in parts.items()}
+    changed = {name: _each_training(part, change) for name, part in parts.items()}
     return replace(value, **{name: part for name, part in changed.items() if part is not parts[name]})
 
 

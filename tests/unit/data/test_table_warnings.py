@@ -11,6 +11,8 @@ from stratafl.data.reading import Reading
 from stratafl.data.splitting import SplitPlan
 from stratafl.data.suspects import suspect_warnings
 from stratafl.data.table_warnings import table_warnings
+from stratafl.data.tables.kinds import decided, doubt_about_dates
+from stratafl.errors import DataError
 
 SITES = ("Aarau", "Bern", "Chur", "Davos")
 CODINGS = {"Chur": ("0", "1")}
@@ -83,3 +85,43 @@ def test_samples_that_two_sites_have(tmp_path):
 def test_names_of_sites_that_differ_in_capitals_or_spaces(tmp_path):
     (line,) = table_warnings(looked_at(tmp_path, sites=("St Gallen", "Bern", "st. gallen", "Chur")))
     assert "'St Gallen', 'st. gallen'" in line
+
+
+def column_of_days(odd, each=1):
+    """Days, each in several rows, of which some are impossible."""
+    days = [f"2024-{1 + i % 12:02d}-{1 + i % 27:02d}" for i in range(60 // each)] * each
+    return [*odd, *days[len(odd) :]]
+
+
+@pytest.mark.parametrize("each", [1, 6], ids=["identifier", "category"])
+@pytest.mark.parametrize("odd", [["2024-02-31"], ["31.31.2024", "soon"]])
+def test_a_column_that_would_be_dates_names_what_is_none(odd, each):
+    cells = column_of_days(odd, each)
+    line = doubt_about_dates(decided("admitted", cells), cells)
+    assert "'admitted'" in line
+    assert all(f"'{text}'" in line for text in odd)
+
+
+@pytest.mark.parametrize("cells", [column_of_days([]), column_of_days(["a", "b", "c", "d"]), list("abc") * 20])
+def test_other_columns_are_not_taken_for_spoiled_dates(cells):
+    assert doubt_about_dates(decided("admitted", cells), cells) == ""
+
+
+def test_doubts_are_said_when_a_table_is_read_and_shown(tmp_path, caplog):
+    days = column_of_days(["2024-02-31"], 6)
+    rows = [f"{day},w{i // 2},{i % 7},{i % 2}" for i, day in enumerate(days)]
+    (tmp_path / "t.csv").write_text("\n".join(["admitted,ward,age,label", *rows]))
+    samples = load_samples(str(tmp_path / "t.csv"), Reading(columns="admitted,ward:category,age"))
+    assert "'2024-02-31'" in caplog.text
+    federation = from_samples(samples, SplitPlan(0.1, 0.25, 1, 0), clients=2, partition=None, fallback=IID())
+    assert "'ward'" in federation.standardisation_note()
+    assert "'admitted'" not in federation.standardisation_note()
+
+
+def test_one_column_cannot_be_label_and_client(tmp_path):
+    (tmp_path / "t.csv").write_text("\n".join(["a,site", *(f"{i},{i % 2}" for i in range(20))]))
+    np.savez(tmp_path / "t.npz", x=np.zeros((20, 2)), y=np.arange(20) % 2)
+    for name, column in (("t.csv", "site"), ("t.npz", "y")):
+        with pytest.raises(DataError, match=f"'{column}'") as error:
+            load_samples(str(tmp_path / name), Reading(label=column, client=column))
+        assert "\n" not in str(error.value)

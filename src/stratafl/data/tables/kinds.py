@@ -164,6 +164,21 @@ def _dates(name: str, texts: Iterable[str]) -> TableColumn | None:
     return None
 
 
+def doubt_about_dates(column: TableColumn, cells: Codes | Texts) -> str:
+    """A line about a column of texts that would be one of dates but for a few."""
+    if column.kind not in (CATEGORY, IDENTIFIER) or isinstance(cells, np.ndarray):
+        return ""
+    counts = Counter(cell for cell in cells if cell is not None)
+    odd = min(([text for text in counts if day_in(text, order) is None] for order in (False, True)), key=len)
+    dates = sum(count for text, count in counts.items() if text not in odd)
+    if len(odd) > _MAX_ODD_TEXTS or dates < _MOSTLY * sum(counts.values()):
+        return ""
+    few = ", ".join(f"'{shown(text)}'" for text in sorted(odd))
+    taken_for = "a category" if column.kind == CATEGORY else "an identifier and ignored"
+    no_date = f"{few} {'is no date' if len(odd) == 1 else 'are no dates'}"
+    return f"column '{shown(column.name)}' is {taken_for}, because {no_date}: correct or empty these cells"
+
+
 def _of_texts(name: str, counts: Mapping[str, int]) -> TableColumn:
     rows, different = sum(counts.values()), len(counts)
     words = sum(len(text.split()) * count for text, count in counts.items()) / rows
