@@ -1,6 +1,7 @@
 """Pages of the documentation that are made from the source: `python docs/tools/pages.py` writes them.
 
     docs/methods/README.md           the index of methods, from what each declares of itself
+    docs/methods/*.md, docs/pictures/methods/*.svg      by method_pages.py
     docs/reference/settings.md                    its tables of settings, from their records
     docs/understand/what-the-server-learns.md      its tables of fields, from the forms of uploads and downloads
 
@@ -33,12 +34,20 @@ MAX_NAMED_METHODS = 4
 FOR_THIS_SITE = "for this site"
 _HEAD = """# Methods
 
-`strata list` prints this table, `strata list fedrep` what there is to know of one method: options with their defaults \
-and sensible ranges, what is sent, what a new client gets. `--json` is the same for programs. \
-FLAYER's parts and LAG can be put on other methods, as `fedper+flayer`: see [compositions](composition.md).
+Each page has the same parts: the idea, when to use the method and when not, a picture of what is shared, the \
+command, equations with the lines that compute them, how the paper is read, differences from public code, options, \
+scores and bytes. [Choosing a method](../understand/choosing.md) helps to pick one; \
+[one table](../results/methods.md) has the scores of all methods on MNIST.
 
-FedAF, which FedLAG's tables list, is not here: its clients condense their data, the server trains on that, and there is
-no client's model to share layer by layer.
+- `strata list` prints the table below, `strata list fedrep` everything about one method. `--json` is the same for \
+programs.
+- FLAYER's parts and LAG can be put on other methods, as in `fedper+flayer`: see [compositions](composition.md).
+- FedAF, which FedLAG's tables list, is not here: its clients condense their data, and there is no client's model to \
+share layer by layer.
+
+**Layers** shows what a client's training starts from, with a symbol for each layer of a small model, from the input \
+to the head: ● received, the same for all clients; ◐ received, but made or mixed for the client; ◒ received or its \
+own, as the server chooses; ○ its own. Some methods split the head or add layers to it, so they have more symbols.
 """
 
 
@@ -50,8 +59,14 @@ def index_page(folder: Path) -> str:
     parts = [_HEAD]
     for kind, meaning in KINDS.items():
         rows = [_row(METHODS[name], folder) for name in sorted(METHODS) if METHODS[name].kind == kind]
-        head = [f"## {kind.capitalize()}", "", f"{meaning.capitalize()}.", "", "| method | name | idea | paper |"]
-        parts += ["\n".join([*head, "|---|---|---|---|", *rows, ""])] if rows else []
+        head = [
+            f"## {kind.capitalize()}",
+            "",
+            f"{meaning.capitalize()}.",
+            "",
+            "| method | name | idea | layers | paper |",
+        ]
+        parts += ["\n".join([*head, "|---|---|---|---|---|", *rows, ""])] if rows else []
     return "\n".join(parts)
 
 
@@ -59,7 +74,14 @@ def _row(method: Method, folder: Path) -> str:
     page = _page(method, folder)
     label = f"[{method.label}]({page})" if page else method.label
     paper = f"{method.paper}: *{method.title}*" if method.paper else "–"
-    return f"| {label} | `{method.name}` | {method.idea} | {paper} |"
+    return f"| {label} | `{method.name}` | {method.idea} | {_symbols(method, folder)} | {paper} |"
+
+
+def _symbols(method: Method, folder: Path) -> str:
+    """What training starts from, layer by layer, as the method's picture says."""
+    picture = folder.parent / f"pictures/methods/{method.name}.svg"
+    symbols = re.search('data-symbols="([^"]*)"', picture.read_text(encoding="utf-8")) if picture.exists() else None
+    return f"`{symbols[1]}`" if symbols else "–"
 
 
 def _page(method: Method, folder: Path) -> str | None:
@@ -207,6 +229,9 @@ def _allowed(hint: Any) -> str:
 
 def main() -> None:
     """Write all pages."""
+    from method_pages import write  # only a script finds its neighbours
+
+    write()
     folder, learns = DOCS / "methods", DOCS / "understand/what-the-server-learns.md"
     (folder / "README.md").write_text(index_page(folder), encoding="utf-8")
     before, _, rest = learns.read_text(encoding="utf-8").partition(TABLES_BEGIN)
