@@ -30,6 +30,7 @@ ROOT_PAGES = {  # pages of the site that lie outside docs/
     "CONTRIBUTING.md": "design/contributing.md",
     "CHANGELOG.md": "design/changelog.md",
 }
+USED_FIRST = ("fit", "load", "compare", "tune", "advise")
 SECTIONS = ("start", "tutorials", "understand", "guide", "methods", "results", "reference", "design")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sh": "bash"}
 MAX_SOURCE_BYTES = 300_000
@@ -313,6 +314,7 @@ def _api(module):
     loaded = __import__(module, fromlist=["__all__"])
     names = [name for name in loaded.__all__ if not name.startswith("__")]
     functions = [name for name in names if not isinstance(getattr(loaded, name), type)]
+    functions.sort(key=lambda name: USED_FIRST.index(name) if name in USED_FIRST else len(USED_FIRST))
     ordered = [*functions, *(name for name in names if name not in functions)]
     return "\n\n".join(f"::: {module}.{name}" for name in ordered) + "\n"
 

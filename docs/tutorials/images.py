@@ -34,8 +34,8 @@ Image.fromarray((255 * np.vstack(rows)).astype(np.uint8)).resize((12 * 32, 6 * 3
 #
 # ## Compare
 #
-# Arrays are taken as they are, so scale bytes yourself: these pixels are numbers from 0 to 1. Images that are files are
-# [scaled for you](../guide/data.md#images).
+# Pixels of 8 bits, in arrays or in files, are [scaled for you](../guide/data.md#images). These pixels are numbers from
+# 0 to 1, which are taken as they are.
 
 # %%
 import stratafl

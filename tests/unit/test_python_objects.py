@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import stratafl
 from stratafl.algorithms import fedper
 from stratafl.data import from_clients, from_splits
+from stratafl.data.builders import with_scaled_pixels
 from stratafl.errors import DataError, RecordError, UnknownNameError
 from stratafl.evaluation.metrics import METRICS
 
@@ -222,3 +223,23 @@ def test_what_cannot_be_taken_is_one_line(name):
         fitted_on(clients)
     assert values in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_images_of_bytes_are_scaled_as_files_are_and_by_predict_too():
+    rng = np.random.default_rng(0)
+    pixels, y = rng.integers(0, 256, (24, 1, 3, 3), dtype=np.uint8), np.arange(24) % 2
+    scaled = (pixels / 127.5 - 1).astype(np.float32)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+    of_bytes, of_numbers, as_bytes = (
+        stratafl.fit(fedper(), [(x, y), (x, y)], network, rounds=2, normalise=normalise)
+        for x, normalise in ((pixels, "auto"), (scaled, "auto"), (pixels, "none"))
+    )
+    answers = of_bytes.client(0).outputs(pixels)
+    torch.testing.assert_close(answers, of_numbers.client(0).outputs(scaled), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(answers, as_bytes.client(0).outputs(pixels))
+
+
+def test_masks_of_zeros_and_ones_stay_what_they_are():
+    masks = (np.random.default_rng(0).random((24, 1, 3, 3)) < 0.5).astype(np.uint8)
+    federation = with_scaled_pixels(from_clients([(masks, np.arange(24) % 2)]))
+    assert federation.scaling is None

@@ -26,7 +26,7 @@ from stratafl.core.annotations import Size, checked
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_frame, from_objects, with_standardised
+from stratafl.data.builders import Clients, from_frame, from_objects, with_scaled_pixels, with_standardised
 from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
@@ -118,8 +118,8 @@ def fit(
         test: The share of each client's samples that is only scored.
         split: `"stratified"` by class, or `"random"`.
         normalise: By default rows of numbers with fractions are standardised, each client's columns by its own training
-            samples, and `predict` does the same to raw samples. `"none"`: leave them as they are. `"columns"`:
-            standardise every table. A `Federation` is taken as it is.
+            samples, images of 8 bits are scaled to −1 … 1, and `predict` does the same to raw samples. `"none"`: leave
+            them as they are. `"columns"`: standardise every table. A `Federation` is taken as it is.
         seed: A whole number, from which everything random is drawn.
         evaluate_every: Evaluate after every so many rounds.
         metric: What the round is selected by: a name (`strata list metrics`) or a function `f(y_true, y_score)`.
@@ -264,7 +264,7 @@ def _standardised(federation: Federation, normalise: str) -> Federation:
         ways = {"auto": ("x",), "columns": ("client",), "none": ()}
         federation = with_standardised(federation, ways[normalise])
     elif normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
-        return federation
+        return federation if normalise == "none" else with_scaled_pixels(federation)
     else:
         federation = with_standardised(federation, ("client",))
     log.warning("%s", federation.standardisation_note("normalise='none'"))

@@ -20,7 +20,7 @@ from stratafl.config.experiment import Experiment, from_tables, paths_in
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import PYTHON, Trust, named_object, typed
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_objects, samples_of_clients
+from stratafl.data.builders import Clients, from_objects, samples_of_clients, with_scaled_pixels
 from stratafl.data.frames import frame_samples, is_frame
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
@@ -202,4 +202,4 @@ def _samples(clients: Source, options: Mapping[str, Any]) -> Samples | str:
     values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
     splits = any(isinstance(samples, Mapping) for samples in values)
     whole = from_objects(clients, validation=0.0, test=0.0, seed=0, split="random")
-    return samples_of_clients(whole, splits=splits)
+    return samples_of_clients(with_scaled_pixels(whole), splits=splits)

@@ -35,6 +35,7 @@ from stratafl.data.outliers import outliers
 from stratafl.data.partitions import IID, Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
+from stratafl.data.reading import half
 from stratafl.data.sample_format import SampleFormat
 from stratafl.data.samples import Samples
 from stratafl.data.splitting import SplitPlan, Splitter, check_some_clients, check_some_samples
@@ -288,6 +289,17 @@ def from_samples(
     if samples.text is not None:
         return named.tokenized(samples.text, new_clients)
     return named if raw else with_standardised(named, samples.standardise, new_clients)
+
+
+def with_scaled_pixels(federation: Federation) -> Federation:
+    """Images of 8 bits in memory with the scaling that files have: as bytes, the usual learning rates diverge.
+
+    Images of zeros and ones alone, such as masks, are taken as they are.
+    """
+    x = federation.x
+    if federation.scaling is not None or x.dtype != torch.uint8 or x.ndim < 3 or x.max() <= 1:
+        return federation
+    return replace(federation, scaling=half(np.dtype(np.uint8)))
 
 
 def with_standardised(federation: Federation, what: Sequence[str], new_clients: int = 0) -> Federation:
