@@ -47,7 +47,8 @@ share layer by layer.
 
 **Layers** shows what a client's training starts from, with a symbol for each layer of a small model, from the input \
 to the head: ● received, the same for all clients; ◐ received, but made or mixed for this client; ◒ received or the \
-client's own, as the server chooses; ○ the client's own. Some methods split the head or add layers to it, so they have more symbols.
+client's own, as the server chooses; ○ the client's own. Some methods split the head or add layers to it, so they have \
+more symbols.
 """
 
 
