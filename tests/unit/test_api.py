@@ -115,6 +115,15 @@ def test_an_option_that_fit_has_not_is_one_sentence():
             stratafl.fit(fedavg(), arrays(), Own, rounds=1, **{option: 0.5})
 
 
+def test_an_option_of_training_is_refused_with_its_place():
+    with pytest.raises(UnknownNameError, match=r"LocalTraining\(epochs="):
+        stratafl.fit(fedavg(), arrays(), Own, rounds=1, epochs=2)
+    with pytest.raises(UnknownNameError, match=r"settings=\{'train\.epochs'"):
+        stratafl.compare("local,fedavg", arrays(), "mlp", epochs=2)
+    with pytest.raises(UnknownNameError, match=r"option of fedper 'lr'.*train"):
+        fedper(lr=0.1)
+
+
 def test_a_method_may_be_a_name_with_a_learning_rate():
     named = stratafl.fit("fedper", arrays(), Own(), rounds=1, lr=0.3, memory_limit="4GB")
     assert named.sim.algorithm == fedper(train=LocalTraining(lr=0.3))
