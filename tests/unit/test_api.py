@@ -254,10 +254,11 @@ def test_images_of_bytes():
     assert fitted.sim.runtime.federation.x.dtype == torch.uint8
     x = clients[0][0][:4]
     with torch.no_grad():
-        expected = fitted.client(1).model(torch.from_numpy(x).float())
-    assert torch.equal(fitted.client(1).outputs(x), expected)
-    assert torch.equal(fitted.client(1).outputs(x.astype(np.float64)), expected)
+        expected = fitted.client(1).model(torch.from_numpy(x) / 127.5 - 1)
+    torch.testing.assert_close(fitted.client(1).outputs(x), expected)
     assert torch.equal(fitted.client(1).predict(x), expected.argmax(1))
+    with pytest.raises(DataError, match="unscaled"):
+        fitted.client(1).outputs(x / 127.5 - 1)
 
 
 def test_whole_numbers_stay_whole():
