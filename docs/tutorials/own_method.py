@@ -65,7 +65,7 @@ print("it obeys the contract, and with factor 1 it is FedPer")
 # %%
 import torch
 
-from stratafl.errors import StrataError
+from stratafl import StrataError
 
 
 @record
