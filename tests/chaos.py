@@ -41,13 +41,15 @@ COMMANDS = {"chaos": [str(Path(__file__).with_name("chaos_apps.py"))], "strata":
 class Chaos:
     """Host and sites, each a process with its own; `kill` and `start` are for tests, `orders` for the processes."""
 
-    def __init__(self, folder: Path, command: str = "chaos", **tables: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, command: str = "chaos", sites: tuple[str, ...] = SITES, **tables: dict[str, Any]
+    ) -> None:
         self.folder, self._command = folder, COMMANDS[command]
-        self.file = with_tables(**{"run": {"participation": 1.0}, **tables, "deploy": _deploy(tables)})
-        self.host, self.sites = folder / HOST, {site: folder / site for site in SITES}
+        self.file = with_tables(**{"run": {"participation": 1.0}, **tables, "deploy": _deploy(sites, tables)})
+        self.host, self.sites = folder / HOST, {site: folder / site for site in sites}
         self.places = folder / "places"
         self.places.mkdir()
-        write_samples(folder, SITES)
+        write_samples(folder, sites)
         self.path = folder / "given.toml"
         self.path.write_text(tomli_w.dumps(self.file.tables()))
         self.place = HostAddress("127.0.0.1", free_port())
@@ -58,7 +60,7 @@ class Chaos:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Chaos":
-        self.start(HOST, *SITES)
+        self.start(HOST, *self.sites)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -104,7 +106,7 @@ class Chaos:
     def until(self, met: Callable[[], Any], what: str) -> Any:
         latest = time.monotonic() + PATIENCE
         while not (found := met()):
-            ended = [name for name in SITES if (process := self.processes.get(name)) and (process.poll() or 0) > 0]
+            ended = [name for name in self.sites if (process := self.processes.get(name)) and (process.poll() or 0) > 0]
             assert not ended, f"{ended} ended while {what} was awaited:\n{self.said()}"
             assert time.monotonic() < latest, f"{what} hangs:\n{self.said()}"
             time.sleep(0.05)
@@ -155,7 +157,7 @@ class Chaos:
         found = deployed(self.host, self.sites, self.file)
         absorbed = self.absorbed()
         least = largest(found, replayed(self.folder, self.host, self.sites, self.file, absorbed))
-        if all(len(sites) == len(SITES) for sites in absorbed):
+        if all(len(sites) == len(self.sites) for sites in absorbed):
             least = max(least, largest(found, simulated(self.folder, self.file)))
         return least
 
@@ -164,8 +166,8 @@ class Chaos:
         return {**os.environ, PLACES: str(self.places), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
-def _deploy(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {"sites": list(SITES), "least": len(SITES), **tables.get("deploy", {})}
+def _deploy(sites: tuple[str, ...], tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {"sites": list(sites), "least": len(sites), **tables.get("deploy", {})}
 
 
 def _below(top: int) -> Iterator[tuple[int, str]]:

@@ -104,9 +104,7 @@ def use(wheel: Path, place: Path, version: str) -> None:
     print("the demo: strata", *DEMO)
     lines = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     print("the lines of README.md:", run([str(python), "-c", README + lines], home).strip().splitlines()[-1])
-    notes = [
-        f"{word} again and again,{label},{site}" for site in "ab" for word, label in (("good", 1), ("bad", 0)) * 10
-    ]
+    notes = [f"this was {'good' if n % 2 else 'bad'} on day {n} of our stay,{n % 2},{'ab'[n < 30]}" for n in range(60)]
     (home / "notes.csv").write_text("\n".join(["text,label,client", *notes]), encoding="utf-8")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert set(SMOKE_TESTS) == set(extras) - {"dev", "docs"}, "every extra has a smoke test"

@@ -25,8 +25,8 @@ def acting(name):
     return algorithm(name, **PARTS[parse_composition(name)[1]].soon)
 
 
-IN_TURN = [  # every other one
-    pytest.param(name, marks=pytest.mark.nightly if place % 2 else pytest.mark.slow)
+IN_TURN = [  # every fourth one
+    pytest.param(name, marks=pytest.mark.nightly if place % 4 else pytest.mark.slow)
     for place, name in enumerate(COMPOSITIONS)
 ]
 

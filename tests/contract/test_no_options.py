@@ -1,12 +1,14 @@
 """Every method of the catalogue runs with no option set, on the digits and on a table.
 
-On the table for the default rounds; on the digits for one of them, or for all if the mechanism waits.
+On the table for the default rounds; on the digits for one of them, or for all if the mechanism waits: of one method of
+each kind and of those that wait slowly, of all others nightly.
 """
 
 import numpy as np
 import pytest
 import torch
 
+from methods import KINDS, NIGHTLY, SLOW
 from stratafl.algorithms import ALGORITHMS
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
@@ -57,7 +59,8 @@ def test_a_method_runs_on_a_table_with_no_option_set(name, table):
     check_run(name, table)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW if n in {*WAITING, *KINDS.values()} else NIGHTLY) for n in ALGORITHMS]
+)
 def test_a_method_runs_on_the_digits_with_no_option_set(name):
     check_run(name, "digits", None if name in WAITING else 1)

@@ -74,7 +74,7 @@ def feature_pull():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_objective_with_features_frozen_row_and_carry_keeps_the_contract():
     check_algorithm(feature_pull(), settings=ONE)
 
@@ -142,7 +142,7 @@ def test_extended_model_keeps_its_names():
     assert (progress.clients[0]["theta"]["shift.weight"] - torch.eye(4)).abs().max() > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_extended_model_keeps_the_contract():
     check_algorithm(SHIFTED, settings=ONE)
 
@@ -188,7 +188,7 @@ def test_after_a_probe_of_everybody_every_client_has_the_global_head():
         assert torch.allclose(memory["theta"]["fc.weight"], progress.server["theta"]["fc.weight"], rtol=1e-14)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_phased_keeps_the_contract():
     check_algorithm(probed(), rounds=4, settings=ONE)
 
@@ -247,7 +247,7 @@ def row_keeper(serve, mix=Take()):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_server_that_keeps_a_row_per_client_keeps_the_contract():
     algorithm = replace(row_keeper(DeliverMix()), welcome=(MeanModel(),))
     check_algorithm(algorithm, settings=ONE)
@@ -314,7 +314,7 @@ def test_tuning_is_a_round_of_local_training():
     assert difference(deployed(sim, progress, ids), kept) < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_tuned_keeps_the_contract():
     check_algorithm(tuned(), settings=ONE)
 
@@ -342,7 +342,7 @@ class MetaStep(Train):
         return task.scan(step, {"theta": client["theta"]}, batch=10, draws=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_independent_batches_keep_the_contract():
     check_algorithm(replace(fedavg(), train=(MetaStep(),)), settings=ONE)
 
@@ -389,7 +389,7 @@ def two_rows(pull):
     return replace(fedavg(), train=(TwoRows(pull),), client={**fedavg().client, "personal": Start()}, row="personal")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_several_rows_on_one_batch_keep_the_contract():
     check_algorithm(two_rows(0.5), settings=ONE)
 
@@ -442,7 +442,7 @@ def masked():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: methods of the catalogue with this seam
 def test_masks_per_client_and_column_keep_the_contract():
     check_algorithm(masked(), settings=ONE)
 

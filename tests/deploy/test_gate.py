@@ -22,6 +22,7 @@ from stratafl.deploy.certificates import create_authority, create_server_certifi
 from stratafl.deploy.gate import LOGGED_PER_MINUTE, MAX_HEAD_BYTES, Gate, GateLimits, server_tls
 
 PATIENCE = 120.0  # seconds; only what hangs takes that long
+CONTROL = ("start-run", "register-node", "list-runs", "list-nodes", "stop-run")  # which the owner alone may ask
 QUICK = GateLimits(handshake=0.5, head=0.5, idle=0.5, piece=0.5, answer=0.5, farewell=0.5)
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/protobuf\r\ncontent-length: 6\r\nserver: x\r\n\r\nanswer"
 
@@ -175,7 +176,7 @@ def test_an_error_of_the_superlink_is_passed_back(place: Place) -> None:
 @pytest.mark.parametrize(
     ("target", "status"),
     [
-        *[(f"/v1/control/{name}", 404) for name in ("start-run", "register-node", "list-runs")],
+        *[(f"/v1/control/{name}", 404) for name in CONTROL],
         *[(path, 404) for path in ("/v1/runtime/acquire-task", "/v1/fleet/register-node", "/docs", "/health")],
     ],
 )

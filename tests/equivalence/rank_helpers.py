@@ -13,7 +13,7 @@ from processes import PATIENCE, end
 
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(Path(stratafl.__file__).resolve().parents[1]), str(HERE)])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "STRATAFL_MEASURE": "off"}
 STRATA = ("-m", "stratafl")
 TORCHRUN = ("-m", "torch.distributed.run")
 

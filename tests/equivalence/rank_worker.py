@@ -44,7 +44,7 @@ ACTING: dict[str, Algorithm] = {  # as in the contract: settings in which the me
     "heurpfedla+topk": algorithm("heurpfedla+topk", min_size=1, hyper_lr=0.5),
 }
 EVERY = {**{name: algorithm(name) for name in ALGORITHMS}, **ACTING}
-SOME = ("fedper", "fedlag", "pfedla", "local")  # of which sums, rows, states on the server and nothing are exchanged
+SOME = ("fedper", "fedlag", "local")  # of which sums, states on the server and nothing are exchanged; rows are below
 TWO, ALL = {1: not_finite(), 4: claiming(10**12)}, {client: not_finite() for client in range(6)}
 LONELY = 0.2  # of six clients: one, so that the other processes have nothing to do
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from plain_clients import LAYERS, Clients, Model, flat, is_statistic, layer_of, state
-from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 
@@ -42,6 +41,8 @@ class PlainFedALP:
         self.group = [dict(self.global_model) for _ in range(self.groups)]
 
     def form(self, updates: dict[int, Model]) -> None:
+        from scipy.cluster.hierarchy import fcluster, linkage  # takes a second to import
+
         vectors = torch.stack([flat(updates[k]) for k in self.clients.everybody])
         rho = torch.corrcoef(torch.cat([vectors, -vectors], 1))  # symmetric about 0: a correlation is a cosine
         self.member = [int(x) for x in fcluster(linkage(rho.numpy(), "ward"), t=self.groups, criterion="maxclust") - 1]

@@ -182,14 +182,14 @@ def uniform(train: LocalTraining) -> Algorithm:
     return replace(fedavg(train=train), merge=(Mean(weights="uniform"),))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_scaffold_begins_as_fedavg_with_uniform_weights(participation: float) -> None:
     plain = PlainScaffold(clients(participation, HEAVY))
     assert_stages(simulated(uniform(HEAVY), plain.clients, rounds=1), plain.run(1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_scaffolds_server_goes_part_of_the_way() -> None:
     whole, part = (PlainScaffold(clients(train=PLAIN), rate).run(1) for rate in (1.0, 0.7))
     expected = {n: whole.start[n] + 0.7 * d for n, d in change(whole.global_model, whole.start).items()}
@@ -197,7 +197,7 @@ def test_scaffolds_server_goes_part_of_the_way() -> None:
     assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     """The corrections of all clients sum to 0, and no client has moved when it takes its gradient."""
     plain = PlainScaffold(clients(train=WHOLE))
@@ -205,7 +205,7 @@ def test_scaffold_of_one_step_a_round_is_fedavg_with_uniform_weights() -> None:
     assert all(furthest(c, plain.c) > 1e-3 for c in plain.own_c)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_control_variates_are_mean_gradients() -> None:
     """c_i⁺ = c_i − c + (x − y)/(Kη): the mean of g_i over K steps, whatever c_i and c were before."""
     plain = PlainScaffold(clients(0.5, replace(WHOLE, epochs=2, schedule=Exponential(0.5)))).run(2)
@@ -222,7 +222,7 @@ def test_control_variates_are_mean_gradients() -> None:
         assert furthest(plain.own_c[k], {n: (first[n] + second[n]) / 2 for n in first}) < 1e-10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("case", ["scaffold", "scaffold, clipped, decayed"])
 def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, participation: float) -> None:
@@ -233,7 +233,7 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients(case: str, parti
     assert max(float(x.abs().max()) for x in mean.values()) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_clients_without_a_batch_keep_their_control_variate() -> None:
     plain = oracle("scaffold, clipped, decayed", 1.0)
     assert isinstance(plain, PlainScaffold)
@@ -262,7 +262,7 @@ def test_degenerate_loops_are_fedavg(case: str, participation: float) -> None:
     assert_stages(simulated(fedavg(train=train), plain.clients), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_fedexp_meets_both_sides_of_its_maximum(participation: float) -> None:
     plain = oracle("fedexp", participation)
@@ -312,14 +312,14 @@ def test_yogi_lets_v_fall_by_no_more_than_the_square() -> None:
     torch.testing.assert_close(plain.step(name, one), one / (3.5**0.5 + 2))  # 4 − 0.5·1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_moon_begins_as_fedavg() -> None:
     """The previous model is the received one: its term is a constant."""
     plain = PlainMoon(clients(train=HEAVY), strength=5.0).run(1)
     assert_stages(simulated(fedavg(train=HEAVY), plain.clients, rounds=1), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_moon_pulls_features_to_the_received_model() -> None:
     """ℓ_con = log(1 + e^((cos(z, z_p) − cos(z, z_g))/τ)), with z_g and z_p of networks in evaluation mode."""
     plain = PlainMoon(clients(train=HEAVY), strength=2.0, temperature=0.3).run(1)
@@ -339,7 +339,7 @@ def test_moon_pulls_features_to_the_received_model() -> None:
     torch.testing.assert_close(found, 2 * softplus((far - near) / 0.3).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ditto_of_strength_0_is_local_training_beside_fedavg() -> None:
     plain = PlainDitto(clients(train=HEAVY), strength=0.0).run(ROUNDS)
     sim, progress = simulated(local(train=replace(HEAVY, purpose="personal")), plain.clients)
@@ -349,7 +349,7 @@ def test_ditto_of_strength_0_is_local_training_beside_fedavg() -> None:
     assert furthest(rows_of(progress.server, "theta"), plain.global_model) < 1e-8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float) -> None:
     train = replace(HEAVY, clip=0.5)
@@ -359,7 +359,7 @@ def test_personal_models_of_ditto_begin_as_those_of_fedprox(participation: float
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
     plain = PlainDitto(clients(train=WHOLE), strength=2.0).run(1)
     v, w = dict(plain.personal), plain.global_model
@@ -370,7 +370,7 @@ def test_personal_models_of_ditto_are_pulled_to_what_was_received() -> None:
         assert furthest(trainable(plain.personal[k]), expected) < 1e-10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(participation: float) -> None:
     """With one inner step and η·strength = 1, w_i = θ after every batch, and nothing pulls."""
@@ -381,7 +381,7 @@ def test_pfedme_whose_local_model_takes_over_its_personal_one_is_fedavg(particip
     assert furthest(plain.clients.mean(last), plain.global_model) < 1e-8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) -> None:
     still = replace(PLAIN, lr=0.0)
@@ -392,7 +392,7 @@ def test_pfedme_whose_local_model_stands_still_is_fedprox(participation: float) 
     assert furthest(trainable(plain.global_model), trainable(plain.start)) < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pfedmes_server_goes_part_of_the_way() -> None:
     whole, part = (PlainPFedMe(clients(train=PLAIN), 6.0, 3, 0.05, beta=beta).run(1) for beta in (1.0, 0.6))
     expected = {n: whole.start[n] + 0.6 * d for n, d in change(whole.global_model, whole.start).items()}
@@ -400,7 +400,7 @@ def test_pfedmes_server_goes_part_of_the_way() -> None:
     assert furthest(statistics(part.global_model), statistics(whole.global_model)) < 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pfedme_repeats_a_batch() -> None:
     """Without a pull, K inner steps on all samples are K epochs of that."""
     still = replace(WHOLE, lr=0.0)
@@ -409,7 +409,7 @@ def test_pfedme_repeats_a_batch() -> None:
     assert furthest(rows_of(progress.server, "theta"), plain.clients.mean(plain.personal)) < 1e-8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("version", ["fo", "hf"])
 def test_perfedavg_without_a_step_is_fedavg(version: str) -> None:
     """On all samples at once, since its gradients are taken on the second draw."""
@@ -436,7 +436,7 @@ def exact_gradient(clients: Clients, model: Model, samples: Tensor, alpha: float
     return dict(zip(w, through, strict=True)), dict(zip(w, direct, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_meta_gradients_are_those_of_automatic_differentiation() -> None:
     """On one batch in all three places, FO is the gradient at w̃ and HF that through the step."""
     first = PlainPerFedAvg(clients(train=PLAIN), "fo", alpha=0.3)
@@ -448,7 +448,7 @@ def test_meta_gradients_are_those_of_automatic_differentiation() -> None:
     assert furthest(through, direct) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_draw_of_perfedavg_has_its_place() -> None:
     plain = PlainPerFedAvg(clients(train=PLAIN), "hf", alpha=0.3)
     a, b, c = plain.clients.federation.split("train").of(0)[:30].split(10)
@@ -465,7 +465,7 @@ def tuned(method: Algorithm, *steps: LocalTraining) -> Algorithm:
     return replace(method, tune=steps)  # type: ignore[type-var]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
     everything = replace(HEAVY, epochs=3, purpose="tune")
@@ -475,7 +475,7 @@ def test_tuned_loops_are_fedavg_with_tune_steps(participation: float) -> None:
         assert_stages(simulated(tuned(fedavg(train=HEAVY), *steps), plain.clients), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     plain = PlainPerFedAvg(clients(participation, replace(WHOLE, batch=8)), alpha=0.3)
@@ -487,7 +487,7 @@ def test_perfedavg_is_deployed_after_one_step(participation: float) -> None:
     assert_rows(rows, map(plain.deployed, plain.clients.everybody))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("participation", PARTICIPATION)
 @pytest.mark.parametrize("fixed", FIXED)
 def test_fedbabu_is_fedper_whose_personal_layers_nobody_trains(fixed: str, participation: float) -> None:

@@ -237,14 +237,14 @@ def test_models_move(name: str) -> None:
     assert gap(usual(name), start) > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "changed"), [*TERMS.items(), *CHOICES.values()], ids=[*TERMS, *CHOICES])
 def test_every_term_and_choice_matters(name: str, changed: dict[str, object]) -> None:
     """A library that leaves it out or decides otherwise is found out: predictions differ by far more than 1e-8."""
     assert gap(usual(name), ran(CASES[name], **changed)) > 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_are_personal() -> None:
     rod, bias, dbe, cp = (usual(name) for name in ("fedrod", "fedbias", "feddbe", "fedcp"))
     for plain, name in ((rod, "extra.weight"), (bias, "body.fc.bias"), (dbe, "shift"), (cp, "extra.weight")):
@@ -288,7 +288,7 @@ def some_clients(
     return Clients(federation or skewed(), MODELS[model](), train, participation)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_the_loop_is_fedavg_and_fedper(model: str) -> None:
     assert against("fedavg", Plain(some_clients(model=model))) < TOLERANCE
@@ -296,7 +296,7 @@ def test_the_loop_is_fedavg_and_fedper(model: str) -> None:
     assert against("fedper", Plain(some_clients(model=model))) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedprior_with_much_smoothing_is_fedavg() -> None:
     assert against("fedavg", PlainFedPrior(some_clients(), smoothing=1e14)) < TOLERANCE
 
@@ -307,13 +307,13 @@ def test_fedprior_adds_log_frequencies() -> None:
     torch.testing.assert_close(added.exp(), torch.tensor([[4 / 7, 2 / 7, 1 / 7]]).double().expand(6, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedbias_with_one_client_is_local_training() -> None:
     alone = labelled([[0, 1, 2] * 7])
     assert against("local", PlainFedBias(some_clients(1.0, federation=alone))) < TOLERANCE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedrod_without_balance_has_fedavg_below_its_personal_heads() -> None:
     class Generic(PlainFedRoD):
         def predictions(self, client: int, split: str = "test") -> Tensor:
@@ -325,14 +325,14 @@ def test_fedrod_without_balance_has_fedavg_below_its_personal_heads() -> None:
     assert against("fedavg", Generic(some_clients())) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_feddbe_without_its_parts_is_fedavg_from_the_second_round() -> None:
     plain = PlainFedDBE(some_clients(), strength=0.0, train_shift=False)
     plain.round(0)
     assert against("fedavg", plain, t=1) < TOLERANCE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_feddbe_means_are_those_of_every_client() -> None:
     plain = PlainFedDBE(some_clients(0.5))
     plain.round(0)
@@ -349,7 +349,7 @@ class OwnHead(PlainFedPAC):
         return torch.eye(len(cohort), dtype=torch.float64)[cohort.index(i)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_fedpac_without_prototypes_and_mixtures_is_fedrep(model: str) -> None:
     plain = OwnHead(some_clients(model=model), strength=0.0, head_epochs=2)
@@ -357,7 +357,7 @@ def test_fedpac_without_prototypes_and_mixtures_is_fedrep(model: str) -> None:
     assert against("fedrep", OwnHead(some_clients(model=model), strength=1.0, head_epochs=2), head_epochs=2) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedpac_mixes_heads() -> None:
     mixed, own = (make(some_clients(1.0), strength=0.7) for make in (PlainFedPAC, OwnHead))
     assert gap(mixed.run(ROUNDS), own.run(ROUNDS)) > 1e-3
@@ -366,7 +366,7 @@ def test_fedpac_mixes_heads() -> None:
     assert ((shares == 0).sum(1) > 0).any()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedpac_has_no_prototype_of_a_class_before_somebody_has_it() -> None:
     plain = PlainFedPAC(some_clients())
     without = {k: plain.work(plain.received(k), k, 0) for k in (0, 3)}
@@ -378,7 +378,7 @@ def test_fedpac_has_no_prototype_of_a_class_before_somebody_has_it() -> None:
     assert not torch.equal(plain.prototypes[1], before[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedpac_solves_its_programme() -> None:
     generator = torch.Generator().manual_seed(2)
     for _ in range(20):
@@ -401,7 +401,7 @@ def test_fedpac_describes_features_by_their_definition() -> None:
     assert told.V > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedas_without_alignment_is_fedper_with_other_weights() -> None:
     class BySamples(PlainFedAS):
         def fisher(self, net: nn.Module, client: int, t: int) -> float:
@@ -449,7 +449,7 @@ def test_fedcp_measures_a_discrepancy() -> None:
     assert float(mmd(a, b)) == pytest.approx(by_hand)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedcp_with_an_even_policy_averages_two_heads() -> None:
     plain = PlainFedCP(some_clients())
     even = {n: torch.zeros_like(x) if n.startswith("policy.") else x for n, x in plain.server.items()}
@@ -460,7 +460,7 @@ def test_fedcp_with_an_even_policy_averages_two_heads() -> None:
         torch.testing.assert_close(plain.logits(net, x, 0), net.head(z / 2) * 2)  # both heads are the same at first
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedcp_sees_one_context_in_a_round() -> None:
     """Whether a library takes it from the head as received or as it is now makes no difference."""
     plain = PlainFedCP(some_clients())
@@ -470,7 +470,7 @@ def test_fedcp_sees_one_context_in_a_round() -> None:
     assert float((after - before).abs().max()) > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gpfl_with_a_closed_valve_is_its_base_and_head() -> None:
     plain = PlainGPFL(some_clients())
     closed = {n: torch.zeros_like(x) if n.split(".")[0] in ("gamma", "beta") else x for n, x in plain.server.items()}

@@ -341,7 +341,7 @@ def test_half_of_the_clients_leaves_some_out_and_meets_some_late() -> None:
 # Choices are not decided by rounding, in either loop: whoever computes them otherwise chooses the same
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_choices_are_clear(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -386,7 +386,7 @@ def alone(some: Clients, rounds: int = ROUNDS, strength: float = 0.0, rates: boo
     return models
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_plain_descent_is_the_librarys(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -396,20 +396,20 @@ def test_plain_descent_is_the_librarys(participation: float) -> None:
     assert_equal(fedrep.run(ROUNDS), library("fedrep", some, head_epochs=3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plain_descent_alone_is_local() -> None:
     some = clients(1.0, TRAIN)
     assert_equal(alone(some), library("local", some))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_fedala_with_weights_that_stay_at_1_is_fedavg(participation: float) -> None:
     some = clients(participation, TRAIN)
     assert_equal(PlainFedALA(some, weights_lr=0.0, first_passes=1).run(ROUNDS), PlainFedAvg(some).run(ROUNDS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedala_weights_follow_the_gradient_of_the_loss_in_them() -> None:
     """One batch: ∂L/∂W by autograd through own + (received − own)⊙W, from weights inside (0, 1)."""
     some = clients(1.0, replace(TRAIN, batch=100))
@@ -427,7 +427,7 @@ def test_fedala_weights_follow_the_gradient_of_the_loss_in_them() -> None:
         torch.testing.assert_close(x, expected[n].detach(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_apple_with_fixed_equal_weights_sums_what_clients_learn() -> None:
     """p = 1/N: one step of the core moves w^p by η·N·p² = η/N, and all of them meet in the mean of the cores."""
     some = clients(1.0, PURE)
@@ -439,7 +439,7 @@ def test_apple_with_fixed_equal_weights_sums_what_clients_learn() -> None:
     assert_equal(PlainAPPLE(some, weights_lr=0.0, own=None).run(ROUNDS), [w] * 6, statistics=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_apple_moves_its_weights_along_the_gradient_of_the_loss_in_them() -> None:
     """One batch, cores that differ, no pull: p ← p − η₂·∂L(Σ_j p_j·w_j)/∂p by autograd."""
     some = clients(1.0, replace(PURE, batch=100, epochs=1))
@@ -454,7 +454,7 @@ def test_apple_moves_its_weights_along_the_gradient_of_the_loss_in_them() -> Non
     torch.testing.assert_close(apple.client(2, 1)[1], (p - 0.05 * g).detach(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_apple_is_pulled_to_the_shares_of_samples_for_a_while() -> None:
     apple = PlainAPPLE(clients(1.0, PURE), weights_lr=0.01, strength=0.5, until=0.5, rounds=4)
     assert [apple.loss_scheduler(t) for t in range(4)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
@@ -465,13 +465,13 @@ def test_apple_is_pulled_to_the_shares_of_samples_for_a_while() -> None:
     assert float((apple.p - share).norm()) < float((free.p - share).norm())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedamp_without_a_pull_is_local() -> None:
     some = clients(1.0, TRAIN)
     assert_equal(PlainFedAMP(some, strength=0.0).run(ROUNDS), alone(some))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedamp_that_looks_at_nobody_is_pulled_to_its_own_start() -> None:
     some = clients(1.0, TRAIN)
     expected = alone(some, strength=0.7)
@@ -479,7 +479,7 @@ def test_fedamp_that_looks_at_nobody_is_pulled_to_its_own_start() -> None:
     assert_equal(PlainHeurFedAMP(some, strength=0.7, own=1.0).run(ROUNDS), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_fedamp_that_sees_no_difference_is_pulled_to_the_mean(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -487,7 +487,7 @@ def test_fedamp_that_sees_no_difference_is_pulled_to_the_mean(participation: flo
     assert_equal(models, PlainHeurFedAMP(some, strength=0.7, own=1 / 6, sharpness=0.0).run(ROUNDS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_attention_of_fedamp_sums_to_1_and_is_bounded() -> None:
     for name in ("fedamp", "fedamp, given", "heurfedamp"):
         plain = CASES[name].plain(clients(1.0, TRAIN), None)
@@ -500,13 +500,13 @@ def test_attention_of_fedamp_sums_to_1_and_is_bounded() -> None:
         assert bool(scaled.all()) == (name == "fedamp")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedfomo_that_is_sent_nothing_is_local() -> None:
     some = clients(1.0, TRAIN)
     assert_equal(PlainFedFomo(some, models=0).run(ROUNDS), alone(some))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedfomo_with_one_better_model_takes_it() -> None:
     some = clients(1.0, TRAIN)
     plain = PlainFedFomo(some, models=5)
@@ -522,14 +522,14 @@ def test_fedfomo_with_one_better_model_takes_it() -> None:
         assert_equal([plain.model(i, 1)], [plain.rows[i]])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_fedcac_without_critical_parameters_is_fedavg(participation: float) -> None:
     some = clients(participation, TRAIN)
     assert_equal(PlainFedCAC(some, share=0.0).run(ROUNDS), PlainFedAvg(some).run(ROUNDS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedcac_whose_parameters_are_all_critical_is_a_uniform_mean() -> None:
     some = clients(1.0, TRAIN)
     uniform = PlainFedAvg(some, uniform=True).run(ROUNDS)
@@ -550,7 +550,7 @@ def test_critical_parameters_and_overlaps_by_hand() -> None:
     assert plain.collaborators(4, [0, 1, 2]) == {0: [0], 1: [1], 2: [2]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_ifca_with_one_group_is_fedavg(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -563,7 +563,7 @@ def test_ifca_with_one_group_is_fedavg(participation: float) -> None:
     assert_equal([held.group[0]], [bad])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 @pytest.mark.parametrize("name", ["pfedhn", "pfedhnpc"])
 def test_pfedhn_whose_hypernetwork_stays_generates_constants(name: str, participation: float) -> None:
@@ -576,7 +576,7 @@ def test_pfedhn_whose_hypernetwork_stays_generates_constants(name: str, particip
             assert torch.equal(old[n], new[n]) == (layer_of(n) not in plain.personal), n
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_of_the_hypernetwork_goes_towards_what_clients_learned() -> None:
     some = clients(1.0, TRAIN)
     plain = PlainPFedHN(some, net=drawn_hypernet(some), hyper_lr=1e-3, momentum=0.0, decay=0.0)
@@ -588,7 +588,7 @@ def test_a_step_of_the_hypernetwork_goes_towards_what_clients_learned() -> None:
     assert sum(near) < sum(far)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_of_the_hypernetwork_is_one_on_a_mean_over_the_cohort() -> None:
     """The gradient of mean_i ½·‖h(v_i) − θ̃_i‖² with weight decay, by autograd; and what stays of it as momentum."""
     some = clients(0.5, TRAIN)
@@ -607,7 +607,7 @@ def test_a_step_of_the_hypernetwork_is_one_on_a_mean_over_the_cohort() -> None:
         torch.testing.assert_close(plain.optimiser.state[new]["momentum_buffer"], g, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_hypernetwork_is_clipped_where_a_case_says_so() -> None:
     for name, clipped in (("pfedhn", False), ("pfedhn, clipped", True)):
         plain = CASES[name].plain(clients(1.0, TRAIN), None)
@@ -619,14 +619,14 @@ def test_the_hypernetwork_is_clipped_where_a_case_says_so() -> None:
 # Compositions at the ends of their options
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_flayer_on_fedper_is_flayer_with_an_accuracy_of_1(participation: float) -> None:
     some = clients(participation, TRAIN)
     assert_equal(PlainFedPerFlayer(some).run(ROUNDS), library("flayer", some, accuracy=1.0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_the_global_branch_of_ditto_with_flayer_is_flayer_without_a_guide(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -640,7 +640,7 @@ def test_the_global_branch_of_ditto_with_flayer_is_flayer_without_a_guide(partic
             torch.testing.assert_close(x, share * ditto.v[k][n] + (1 - share) * ditto.global_model[n])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_fedala_with_flayer_and_weights_that_stay_at_1_is_flayer_without_a_guide(participation: float) -> None:
     some = clients(participation, TRAIN)
@@ -648,14 +648,14 @@ def test_fedala_with_flayer_and_weights_that_stay_at_1_is_flayer_without_a_guide
     assert_equal(models, library("flayer", some, guide=False))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fedamp_with_flayer_that_looks_at_nobody_is_local_with_rates() -> None:
     some = clients(1.0, TRAIN)
     models = PlainFedAMPFlayer(some, strength=0.7, alpha=0.0).run(ROUNDS)
     assert_equal(models, alone(some, strength=0.7, rates=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_lag_on_fedavg_is_fedlag(participation: float) -> None:
     some = clients(participation, PURE)
@@ -665,14 +665,14 @@ def test_lag_on_fedavg_is_fedlag(participation: float) -> None:
     assert any(lagged.sets)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @PARTICIPATION
 def test_lag_on_fedexp_that_never_extrapolates_is_fedlag(participation: float) -> None:
     some = clients(participation, TRAIN)
     assert_equal(PlainFedEXPLag(some, epsilon=1e9).run(ROUNDS), Lagged(some).run(ROUNDS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["fedbabu+lag", "fedexp+lag", "pfedme+lag", "scaffold+lag"])
 def test_layers_become_personal_and_steps_are_long(name: str) -> None:
     plain = CASES[name].plain(clients(0.5, CASES[name].train), None)
@@ -683,7 +683,7 @@ def test_layers_become_personal_and_steps_are_long(name: str) -> None:
         assert max(plain.steps) > 1.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lag_on_scaffold_without_personal_layers_is_scaffold() -> None:
     """Its first round is FedAvg with uniform weights; c_i is then the mean gradient, and c their mean over all."""
     some = clients(1.0, PURE)
@@ -694,7 +694,7 @@ def test_lag_on_scaffold_without_personal_layers_is_scaffold() -> None:
     assert max(float(c.abs().max()) for c in scaffold.c.values()) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_of_scaffold_by_hand() -> None:
     """One step: y = x − η(g − c_i + c) and c_i⁺ = g, and without c_i and c where the layer is personal."""
     some = clients(1.0, replace(PURE, batch=100, epochs=1))
@@ -728,7 +728,7 @@ def test_a_step_of_fedexp_by_hand() -> None:
     torch.testing.assert_close((new["bn1.running_mean"] - w["bn1.running_mean"])[:3], 9 * p)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_control_variates_are_mean_gradients_of_personal_layers_too() -> None:
     some = clients(1.0, PURE)
     plain = PlainScaffoldLag(some, k=3)

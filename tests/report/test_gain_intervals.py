@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import stdtrit
-from scipy.stats import spearmanr
 
 from stratafl.evaluation.metrics import METRICS
 from stratafl.evaluation.predictions import Predictions
@@ -159,6 +158,8 @@ def test_only_the_nearest_count():
 
 
 def test_the_correlation_is_spearmans():
+    from scipy.stats import spearmanr  # takes a second to import
+
     rng = np.random.default_rng(0)
     x = rng.integers(0, 6, 60).astype(float)  # with ties
     y = 0.5 * x + rng.normal(size=60)

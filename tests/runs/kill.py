@@ -2,6 +2,7 @@
 
 python kill.py DIR SEED SETTING...    prints {"kills": [[aim, during], ...], "code": of the last child, "rounds": its}
 python kill.py DIR few SETTING...     the same after three kills: in a journal, in round 3, and while that is saved
+python kill.py DIR disk SETTING...    the same after kills while states are written to the disk
 
 The driver imports everything once and forks a child for each attempt, which runs `strata run` or `strata resume`, tells
 through a pipe what it is doing, and is sent SIGKILL by the driver. No tensor is touched before the fork.
@@ -345,6 +346,8 @@ def main(folder: str, seed: str, *settings: str) -> None:
         driver.in_journal("clients")
         driver.in_round(3)
         driver.at_operation("saving", 5)
+    elif seed == "disk":
+        _kill_at_disk(driver)
     else:
         _kill_everywhere(driver, random.Random(int(seed)), settings)
     code, rounds = driver.to_the_end()
@@ -359,9 +362,13 @@ def _kill_everywhere(driver: Driver, draw: random.Random, settings: tuple[str, .
     driver.at_every_operation("opening")
     driver.at_every_operation("saving")
     if "run.store=disk" in settings:
-        driver.at_every_operation("keeping")
-        driver.at_every_operation("settling")
-        driver.in_a_record()
+        _kill_at_disk(driver)
+
+
+def _kill_at_disk(driver: Driver) -> None:
+    for moment in ("keeping", "settling"):
+        driver.at_every_operation(moment)
+    driver.in_a_record()
 
 
 if __name__ == "__main__":

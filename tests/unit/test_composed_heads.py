@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import stratafl
+from methods import NIGHTLY, SLOW
 from stratafl.algorithms import fedper
 from stratafl.core.describe import describe, head_of
 from stratafl.core.fields import Filled, Start, Together
@@ -23,7 +24,7 @@ from stratafl.execute import Matrix, simulation
 from stratafl.models import HeadExtension, build, save_weights
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, check_algorithm, tiny_federation, tiny_model
-from tiers import slow_and_nightly, slow_except
+from tiers import slow_except
 
 PARTS = {
     "two": ("generic", "personal"),
@@ -236,7 +237,7 @@ def test_the_head_of_a_wrapped_model_has_two_names(head):
 # The contract, the record
 
 
-@pytest.mark.parametrize("kind", slow_and_nightly(PARTS))
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=SLOW if k == "two" else NIGHTLY) for k in PARTS])
 def test_a_method_with_a_composed_head_keeps_the_contract(kind):
     check_algorithm(kept_head(kind), settings=[("follow", 0.5)])
 
@@ -297,7 +298,7 @@ def images():
     return [(rng.standard_normal((20, *SHAPE)).astype(np.float32), rng.integers(0, CLASSES, 20)) for _ in range(3)]
 
 
-@pytest.mark.parametrize("kind", slow_and_nightly(PARTS))
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=SLOW if k == "gated" else NIGHTLY) for k in PARTS])
 def test_a_clients_model_is_exported_with_its_composed_head(kind, tmp_path):
     fitted = stratafl.fit(kept_head(kind), images(), tiny_model, rounds=1)
     x = np.random.default_rng(1).standard_normal((5, *SHAPE)).astype(np.float32)

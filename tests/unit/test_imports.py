@@ -166,7 +166,7 @@ def results(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.budget(10, "one process that imports everything")
+@pytest.mark.slow  # one process that imports everything
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [

@@ -179,7 +179,7 @@ def test_nobody_wrong_and_all_kept_is_the_method_to_the_bit(host):
     check_special_case(case, rounds=2, participation=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_krum_obeys_the_contract():
     check_algorithm(algorithm("fedper+krum", f=0), rounds=2, settings=[("follow", 0.5)])
 

@@ -118,7 +118,7 @@ LARGE = ("apple", "fedamp", "flayer", "heurpfedla", "pfedla", "simmix")  # whose
 LIMITED = [*((name, "800MB") for name in MEASURED), *((name, "2GB") for name in LARGE)]
 
 
-SLOW = {("fedper", "800MB"), ("fedalp", "800MB")}  # the others are nightly
+SLOW = {("fedper", "800MB")}  # the others are nightly
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
-from sklearn.exceptions import UndefinedMetricWarning
 
 from stratafl.errors import DataError, RecordError, StrataError
 from stratafl.evaluation.metrics import METRICS, Metric, confusion, named_metric, own_metric
@@ -16,8 +14,22 @@ from stratafl.evaluation.predictions import Predictions
 NAN = float("nan")
 
 
+class ScikitLearn:
+    """The metrics of scikit-learn, which takes two seconds to import."""
+
+    def __getattr__(self, name):
+        from sklearn import metrics
+
+        return getattr(metrics, name)
+
+
+sk = ScikitLearn()
+
+
 def reference(name, y, p):
     """scikit-learn's value; NaN where it raises, or warns that it is not defined."""
+    from sklearn.exceptions import UndefinedMetricWarning
+
     if len(y) == 0:
         return NAN
     with warnings.catch_warnings():
@@ -59,8 +71,8 @@ REFERENCES = {
     "accuracy": lambda y, p: sk.accuracy_score(y, p.argmax(1)),
     "balanced_accuracy": lambda y, p: sk.balanced_accuracy_score(y, p.argmax(1)),
     "macro_f1": lambda y, p: sk.f1_score(y, p.argmax(1), average="macro"),
-    "auroc": partial(one_by_one, sk.roc_auc_score),
-    "auprc": partial(one_by_one, sk.average_precision_score),
+    "auroc": lambda y, p: one_by_one(sk.roc_auc_score, y, p),
+    "auprc": lambda y, p: one_by_one(sk.average_precision_score, y, p),
     "sensitivity": partial(one_by_one, partial(sensitivity, 0.9)),
     "sensitivity@0.75": partial(one_by_one, partial(sensitivity, 0.75)),
     "log_loss": lambda y, p: sk.log_loss(y, p, labels=range(p.shape[1])),
@@ -118,6 +130,7 @@ def assert_same(given, expected):
     np.testing.assert_allclose(given, expected, rtol=0, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @pytest.mark.parametrize("name", OF_LABELS)
@@ -128,6 +141,7 @@ def test_a_metric_of_labels_is_that_of_scikit_learn_for_every_client(name, class
     assert_same(given.numpy(), [reference(name, y, p) for y, p in found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_a_metric_of_numbers_is_that_of_scikit_learn_for_every_client(name):
     found = numbers()
@@ -136,6 +150,7 @@ def test_a_metric_of_numbers_is_that_of_scikit_learn_for_every_client(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("name", OF_LABELS)
 def test_pooled_it_is_that_of_all_samples(name, classes):
@@ -152,6 +167,7 @@ def test_pooled_it_is_that_of_all_samples(name, classes):
     assert_same(given.average(metric, "clients"), np.mean(list(defined.values())))
 
 
+@pytest.mark.slow
 def test_the_whole_of_more_classes_is_scikit_learns_one_against_rest():
     rng = np.random.default_rng(4)
     y, p = rng.integers(0, 4, 60), probabilities(rng, 60, 4, ties=False)
@@ -160,6 +176,7 @@ def test_the_whole_of_more_classes_is_scikit_learns_one_against_rest():
     assert_same(METRICS["auprc"](*given), [sk.average_precision_score(np.eye(4)[y], p, average="macro")])
 
 
+@pytest.mark.slow
 def test_a_confusion_matrix_has_classes_in_rows_and_answers_in_columns():
     found = clients(3, ties=True)
     expected = [sk.confusion_matrix(y, p.argmax(1), labels=range(3)) if len(y) else np.zeros((3, 3)) for y, p in found]

@@ -25,6 +25,7 @@ from stratafl.execute.roster import Roster
 from stratafl.execute.uploads import DEPLOYED, ENDLESS, LeftOut, too_long
 from stratafl.testing import difference, tiny_federation, tiny_model
 from stratafl.testing.watch import Tampered, Watched
+from tiers import slow_except
 
 WRONG, LIMIT = 2, 50.0
 SAYS = r".*\bupdate\b.* [\d.e+]+ .*\b50\b.*"
@@ -88,7 +89,9 @@ def test_every_part_of_an_upload_has_a_median_of_its_own():
 
 @pytest.mark.parametrize(
     ("name", "executor"),
-    [("fedper", Matrix()), ("fedavg+median", Matrix(chunk=2)), ("ditto", Messages()), ("scaffold", Matrix())],
+    slow_except(
+        [("fedper", Matrix()), ("fedavg+median", Matrix(chunk=2))], [("ditto", Messages()), ("scaffold", Matrix())]
+    ),
 )
 def test_the_round_is_the_one_in_which_that_client_was_not_asked(name, executor):
     sim, wrong = made(algorithm(name))

@@ -316,7 +316,7 @@ class ReadsBack(Train):
         return task.scan(step, {"theta": rows_of(client, "theta")}, batch=10)
 
 
-@pytest.mark.budget(3, "tracing imports torch._dynamo")
+@pytest.mark.slow
 def test_the_contract_reaches_every_phase():
     short, rounds = within_reach(broken_after(30), 2)
     with pytest.raises(ContractError, match="'trace'"):

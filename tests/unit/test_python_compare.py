@@ -2,10 +2,10 @@
 
 import sys
 import tomllib
+from functools import partial
 from itertools import product
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from torch import nn
@@ -30,6 +30,12 @@ def pairs(seed=0, count=24):
     rng = np.random.default_rng(seed)
     x = [rng.standard_normal((count, 3)).astype(np.float32) for _ in NAMES]
     return {name: (each, np.where(each[:, 0] > 0, "yes", "no")) for name, each in zip(NAMES, x, strict=True)}
+
+
+def table(columns):
+    import pandas  # takes a second
+
+    return pandas.DataFrame(columns)
 
 
 class Net(nn.Sequential):
@@ -174,7 +180,7 @@ def test_tables_with_categories_and_gaps_are_written_as_fit_takes_them(tmp_path)
     tables = {}
     for name, (x, y) in pairs().items():
         columns = {"age": [None, *x[1:, 0].tolist()], "ward": np.where(x[:, 1] > 0, "ICU", "ER").tolist()}
-        tables[name] = (pandas.DataFrame(columns), y)
+        tables[name] = (table(columns), y)
     asked = requested("compare", tables, "mlp", tmp_path / "x", None, {})
     asked.store()
     ours = federation_of(with_values(asked.base, asked.settings))
@@ -187,11 +193,11 @@ def test_tables_with_categories_and_gaps_are_written_as_fit_takes_them(tmp_path)
 
 
 def test_one_table_with_columns_of_labels_and_clients(tmp_path):
-    parts = [pandas.DataFrame({"age": x[:, 0], "y": y, "site": name}) for name, (x, y) in pairs().items()]
-    table = pandas.concat(parts)
-    table.to_csv(tmp_path / "table.csv", index=False)
+    columns = [{"age": x[:, 0].tolist(), "y": y.tolist(), "site": [name] * len(y)} for name, (x, y) in pairs().items()]
+    whole = table({key: [value for part in columns for value in part[key]] for key in columns[0]})
+    whole.to_csv(tmp_path / "table.csv", index=False)
     federations = []
-    for clients in (table, tmp_path / "table.csv"):
+    for clients in (whole, tmp_path / "table.csv"):
         asked = requested("compare", clients, "mlp", tmp_path / "x", None, {"label": "y", "client": "site"})
         asked.store()
         federations.append(federation_of(with_values(asked.base, asked.settings)))
@@ -260,14 +266,15 @@ X, Y = pairs()["Basel"]
         ({"settings": {"train.rate": 0.1}}, StrataError),
         ({"tuned": "nowhere"}, RunError),
         ({"label": "y"}, DataError),  # of arrays
-        ({"clients": pandas.DataFrame({"a": [1.0], "y": [1]})}, DataError),  # without a label
-        ({"clients": pandas.DataFrame({"a": [1.0], "y": [1]}), "label": "y"}, DataError),  # … or clients
-        ({"clients": pandas.DataFrame({"a": [1.0], "y": [1]}), "label": "z", "client": "a"}, DataError),
+        ({"clients": partial(table, {"a": [1.0], "y": [1]})}, DataError),  # without a label
+        ({"clients": partial(table, {"a": [1.0], "y": [1]}), "label": "y"}, DataError),  # … or clients
+        ({"clients": partial(table, {"a": [1.0], "y": [1]}), "label": "z", "client": "a"}, DataError),
     ],
 )
 def test_what_cannot_be_compared_is_refused_and_leaves_no_comparison(tmp_path, asked, error):
     arguments = {"methods": "fedavg", "clients": pairs(), "model": Net(), "folder": tmp_path / "x", **QUICK, **asked}
     methods, clients, model = (arguments.pop(name) for name in ("methods", "clients", "model"))
+    clients = clients() if isinstance(clients, partial) else clients
     with pytest.raises(error) as raised:
         stratafl.compare(methods, clients, model, **arguments)
     assert "\n" not in str(raised.value)

@@ -246,7 +246,9 @@ def test_settings_in_their_order():
     ("name", "scale", "expected"),
     [
         ("fedper/fig2", "full", {"train.lr": {0.01}}),  # the protocol's
-        ("pfedla/table1", "full", {"train.lr": {0.01, 0.005}}),  # the protocol's, and a column's
+        pytest.param(  # the protocol's, and a column's
+            "pfedla/table1", "full", {"train.lr": {0.01, 0.005}}, marks=pytest.mark.slow
+        ),
         ("flayer/table2", "smoke", {"data.alpha": {0.1}}),  # the recipe's, on digits that stand in
         ("fedalp/table3", "smoke", {"data.alpha": {0.1, 0.5}}),
     ],

@@ -34,8 +34,8 @@ def test_parts_follow_the_seed_of_the_run_unless_they_are_set():
     assert seeds_of(experiment) == Seeds(run=3, partition=3, weights=0, batches=3)
 
 
-@pytest.mark.budget(2, "three runs")
-@pytest.mark.parametrize("method", ["pfedhn", pytest.param("pfedla", marks=pytest.mark.slow)])  # whose servers draw
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pfedhn", "pfedla"])  # whose servers draw
 def test_parts_at_the_seed_of_the_run_change_nothing(method):
     usual = state(made(method))
     assert same(usual, state(made(method, data__seed=5, model__seed=5, run__batch_seed=5, run__seed=99)))

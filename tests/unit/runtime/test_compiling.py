@@ -501,7 +501,7 @@ def test_without_a_cpp_compiler_the_process_ends_with_one_line(tmp_path, monkeyp
     assert not list((tmp_path / "cache").glob(f"*/{DONE}"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: with what it has started
 def test_the_process_ends_with_its_parent():
     script = "import time; from stratafl.runtime.compiler_process import _end_with_parent as f; f(); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
