@@ -217,7 +217,7 @@ def _weighted(
     names = [federation.class_name(label) for label in range(federation.classes)]
     weights: Any = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
     if not isinstance(weights, str | Mapping | list | tuple):
-        allowed = f"{choices(('none', 'balanced', POOLED))}, or a weight for each class, such as {{'ill': 3, 'well': 1}}"
+        allowed = f"{choices(('none', 'balanced', POOLED))}, or a weight for each class, such as {{'a': 3, 'b': 1}}"
         raise RecordError(f"class_weight is {weights!r}: {allowed}")
     if weights == POOLED:
         counts = federation.class_counts("train")[: federation.clients - new].sum(0)
