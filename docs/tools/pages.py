@@ -35,19 +35,20 @@ FOR_THIS_SITE = "for this site"
 _HEAD = """# Methods
 
 Each page has the same parts: the idea, when to use the method and when not, a picture of what is shared, the \
-command, equations with the lines that compute them, how the paper is read, differences from public code, options, \
-scores and bytes. [Choosing a method](../understand/choosing.md) helps to pick one; \
+command, equations with the lines that compute them, our reading of the paper, differences from public code, \
+options, scores and bytes. [Choosing a method](../understand/choosing.md) helps you to pick one, and \
 [one table](../results/methods.md) has the scores of all methods on MNIST.
 
-- `strata list` prints the table below, `strata list fedrep` everything about one method. `--json` is the same for \
+- `strata list` prints the table below, and `strata list fedrep` prints everything about one method. Add `--json` for \
 programs.
-- FLAYER's parts and LAG can be put on other methods, as in `fedper+flayer`: see [compositions](composition.md).
-- FedAF, which FedLAG's tables list, is not here: its clients condense their data, and there is no client's model to \
+- You can add FLAYER's parts and LAG to other methods, as in `fedper+flayer` ([compositions](composition.md)).
+- FedAF, which FedLAG's tables list, is not included. Its clients condense their data, so they have no models to \
 share layer by layer.
 
 **Layers** shows what a client's training starts from, with a symbol for each layer of a small model, from the input \
-to the head: ● received, the same for all clients; ◐ received, but made or mixed for the client; ◒ received or its \
-own, as the server chooses; ○ its own. Some methods split the head or add layers to it, so they have more symbols.
+to the head: ● received, the same for all clients; ◐ received, but made or mixed for this client; ◒ received or the \
+client's own, as the server chooses; ○ the client's own. Some methods split the head or add layers to it, so they have \
+more symbols.
 """
 
 

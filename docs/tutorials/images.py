@@ -1,14 +1,15 @@
 # %% [markdown]
 # # Images: compare and tune
 #
-# You have images of several clients and want to know which method suits them. In this notebook you look at the images,
-# compare methods as they come, and then tune each with the same number of trials. It takes about ten minutes.
+# You have images from several clients and want to know which method suits them. In this notebook you look at the
+# images, compare methods with their default settings, and then tune each method with the same number of trials. It
+# takes about ten minutes.
 
 # %% [markdown]
 # ## The images
 #
-# These are the handwritten digits of the package, 1,797 images of 8 × 8 pixels. To have clients that differ, each of
-# six clients sees the digits through a scanner of its own, which adds brightness and may swap black and white.
+# The package comes with 1,797 handwritten digits of 8 × 8 pixels, and this notebook uses 900 of them. To make six
+# clients differ, three of them see the digits through a scanner that swaps black and white.
 
 # %%
 import numpy as np
@@ -27,15 +28,15 @@ rows = [np.hstack([image[0] for image in x[:12]]) for x, _ in clients.values()]
 Image.fromarray((255 * np.vstack(rows)).astype(np.uint8)).resize((12 * 32, 6 * 32), Image.Resampling.NEAREST)
 
 # %% [markdown]
-# One row per client: odd scanners swap black and white.
+# Each row shows one client. The scanners with odd numbers swap black and white.
 #
-# In your case, `clients` is a folder: `"scans/"` with a folder for each client and in it one for each class
-# ([your own images](../start/images.md)).
+# For your own images, pass the name of a folder, such as `"scans/"`. It has a folder for each client, which contains
+# a folder for each class ([your own images](../start/images.md)).
 #
 # ## Compare
 #
-# Pixels of 8 bits, in arrays or in files, are [scaled for you](../guide/data.md#images). These pixels are numbers from
-# 0 to 1, which are taken as they are.
+# 8-bit pixels, in arrays or in files, are [scaled for you](../guide/data.md#images). The pixels here are already
+# numbers from 0 to 1, so they are used unchanged.
 
 # %%
 import stratafl
@@ -47,7 +48,7 @@ result
 
 # %% [markdown]
 # `fedper` keeps the last layer with each client. Here the clients differ at the *input*, so another choice seems
-# reasonable: keep the first layer, and share what follows. `personal="first:1"` does that:
+# reasonable: keep the first layer, and share the rest. `personal="first:1"` does that:
 
 # %%
 first = stratafl.compare(
@@ -64,14 +65,14 @@ first = stratafl.compare(
 first.to_pandas()[["method", "score_mean", "worst10_mean"]].round(3)
 
 # %% [markdown]
-# The idea does not hold here: FedPer with its own head scores 0.746, and with its own first layer 0.603. That is what a
-# comparison is for.
+# The idea does not work here. FedPer scores 0.746 with a personal head and 0.603 with a personal first layer. A
+# comparison shows you this before you rely on the idea.
 #
 # ## Tune
 #
-# A comparison with default settings favours the method whose defaults happen to fit. `tune` gives each method the same
-# trials, chooses on validation samples, and then runs what it chose on fresh seeds.
-# Three trials and eight rounds keep this notebook short; twelve trials are the default. FedPer keeps its first layer
+# A comparison with default settings favours the method whose defaults happen to fit. `tune` gives each method the
+# same number of trials, chooses settings on validation samples, and then runs the chosen settings on fresh seeds.
+# Three trials and eight rounds keep this notebook short; the default is twelve trials. FedPer keeps its first layer
 # again.
 
 # %%
@@ -94,6 +95,6 @@ tuned.to_pandas("trials").head()
 # %% [markdown]
 # ## Next
 #
-# - What may be tuned, and how trials are divided: [tune fairly](../guide/tuning.md).
+# - Which settings are tuned, and how trials are divided: [tune fairly](../guide/tuning.md).
 # - How many seeds a difference needs: [noise between seeds](../understand/noise.md).
 # - Idea, equations and options of each method: [methods](../methods/README.md).

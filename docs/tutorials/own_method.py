@@ -4,15 +4,15 @@
 # You have an idea for a personalised method and want to know whether it works. In this notebook you write it, check
 # that it obeys the contract of all methods, and compare it with the method that it extends. It takes about ten minutes.
 #
-# The idea: in FedPer, the head stays with each client. The head sees only that client's samples, so let it learn
-# faster than the layers that all clients share.
+# Here is the idea. In FedPer, the head stays with each client and sees only that client's samples. So let the head
+# learn faster than the layers that all clients share.
 
 # %% [markdown]
 # ## The method
 #
 # A method is a record of steps, and a builder is a function that returns one. Everything that you need is in
-# `stratafl.methods`. This method changes one thing of FedPer: the learning rate of some layers. A `Rate` is a record
-# that returns a factor for each tensor.
+# `stratafl.methods`. This method changes only one thing in FedPer: the learning rate of some layers. A `Rate` is a
+# record that returns a factor for each tensor.
 
 # %%
 from dataclasses import replace
@@ -40,14 +40,15 @@ def fasthead(*, personal="head", factor: float = 3.0, train=LocalTraining()):
 
 
 # %% [markdown]
-# Tensors have a leading axis for clients: `gradients["fc.weight"]` is `[C, 10, 200]`. One number broadcasts over it, so
-# there is no loop over clients.
+# Tensors have a leading axis for clients: `gradients["fc.weight"]` has the shape `[C, 10, 200]`. The factor
+# broadcasts over all axes, so there is no loop over clients.
 #
 # ## Check it
 #
-# `check` runs the method in many small federations and compares what comes out: over messages and at once, in any order
-# of clients, with every value poisoned that was not declared, saved and restored, with clients that join late. If a law
-# is broken, it raises an error that names the law. `strata check` does the same on the command line.
+# `check` runs the method in many small federations and compares the results. It trains clients together and over
+# messages, in several orders, poisons every value that the method did not declare, saves and restores runs, and lets
+# clients join late. If the method breaks a law, `check` raises an error that names the law. `strata check` does the
+# same on the command line.
 
 # %%
 from stratafl.methods import SpecialCase, check
@@ -56,15 +57,15 @@ check(fasthead(), [SpecialCase("with factor 1 it is FedPer", fasthead(factor=1.0
 print("it obeys the contract, and with factor 1 it is FedPer")
 
 # %% [markdown]
-# The special case is yours: with a factor of 1, every client must end with FedPer's model. Such a law finds more
+# You define the special case: with a factor of 1, every client must end with FedPer's model. Such a law finds more
 # mistakes than any plot of an accuracy.
 #
-# This is what a broken method looks like. It draws its own random numbers, which are not keyed by client and round:
+# The next cell shows a broken method. It draws its own random numbers, which are not keyed by client and round:
 
 # %%
 import torch
 
-from stratafl.errors import StrataError
+from stratafl import StrataError
 
 
 @record
@@ -85,8 +86,8 @@ except StrataError as error:
 # %% [markdown]
 # ## Does it help?
 #
-# Compare it with FedPer on the same clients, seed by seed. These are the digits of the package: twenty clients, each
-# with a few of the ten classes.
+# Compare it with FedPer on the same clients, seed by seed. The data are the digits that come with the package,
+# divided among twenty clients that each hold a few of the ten classes.
 
 # %%
 import stratafl
@@ -100,8 +101,8 @@ for seed in range(3):
     print(f"seed {seed}: fedper {scores[0]:.1%}, fasthead(2) {scores[1]:.1%}, fasthead(4) {scores[2]:.1%}")
 
 # %% [markdown]
-# Three seeds are a first look and no result. For a result, save the second cell as `fasthead.py` and let the command
-# tune both methods alike and test the difference:
+# Three seeds give a first impression, not a result. For a result, save the first code cell as `fasthead.py`. Then
+# tune both methods in the same way and test the difference:
 #
 # ```console
 # $ strata check fasthead:fasthead
@@ -111,5 +112,5 @@ for seed in range(3):
 # ## Next
 #
 # - Steps for the other slots, and fields that clients keep: [write a method](../guide/write-a-method.md).
-# - What is public in `stratafl.methods`: [the methods' module](../reference/methods-api.md).
+# - The public names in `stratafl.methods`: [the methods' module](../reference/methods-api.md).
 # - How a comparison decides: [noise between seeds](../understand/noise.md).

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Own table to prediction
 #
-# You have a DataFrame with rows of several plants, hospitals or shops, and want a model for each. In this notebook you
-# compare methods, look at who gains, predict new rows, add a plant that was not there, and save the models. It takes
-# about ten minutes.
+# You have a DataFrame with rows from several plants, hospitals or shops, and want a model for each. In this notebook
+# you compare methods, see which plants gain, predict new rows, and save the models. It takes about ten minutes.
 
 # %% [markdown]
 # ## The table
 #
-# Ten plants write down how their machines are, and whether a machine failed in the following week. The table is made
-# up. As in real ones, columns have different scales, names and empty cells, and plants are small.
+# Ten plants record the state of their machines, and whether a machine failed in the following week. The table is made
+# up. As in real tables, columns have different scales, some cells contain text or are empty, and plants have few
+# rows.
 
 # %%
 import numpy as np
@@ -43,8 +43,9 @@ table.head()
 # %% [markdown]
 # ## Compare
 #
-# `label` is the column to be predicted, `client` the column that names the plants. `local` trains each plant alone,
-# `fedavg` one model for all, and `fedper` keeps the last layer with each plant. Each runs with three seeds.
+# `label` names the column to predict, and `client` names the column that identifies the plants. `local` trains each
+# plant alone, `fedavg` trains one model for all, and `fedper` keeps the last layer with each plant. Each method runs
+# with three seeds.
 
 # %%
 import stratafl
@@ -63,11 +64,11 @@ result = stratafl.compare(
 result
 
 # %% [markdown]
-# The sentence above the picture says whether a lead is certain. `folder` keeps the runs: if you make the same call
-# again, it only reads them.
+# The sentence above the picture says whether a lead is certain. The runs are stored in `folder`. If you make the same
+# call again, stratafl only reads them.
 #
-# Who gains from the others, plant by plant, with one model for all. `alone` is the score of `local`, here with the
-# first seed. The last column says whether the difference is certain. With 13 to 37 test samples per plant, it is not:
+# The next table shows which plants gain from one model for all. `alone` is the score of `local`, here with the first
+# seed. The last column says whether the difference is certain. With 13 to 37 test samples per plant, it is not:
 
 # %%
 gains = result.to_pandas("clients").query("method == 'fedavg' and seed == 0")
@@ -76,8 +77,8 @@ gains[["name", "training_samples", "alone", "score", "difference", "client_verdi
 # %% [markdown]
 # ## Predict
 #
-# `result.fitted(method)` gives the models of one run; without a method, those of the best. A plant's own model takes
-# rows as your table has them, with names, empty cells and columns in any order.
+# `result.fitted(method)` returns the models of one run. Without an argument, it returns the models of the best
+# method. A plant's own model takes raw rows, with text, empty cells and columns in any order.
 
 # %%
 fitted = result.fitted("fedper")
@@ -86,7 +87,7 @@ new = machines("Brno", 5).drop(columns="failed")
 new.assign(prediction=brno.predict(new), probability=brno.predict_proba(new)[:, 1].round(decimals=2))
 
 # %% [markdown]
-# The columns of `predict_proba` are those of `fitted.classes`:
+# The columns of `predict_proba` are in the order of `fitted.classes`:
 
 # %%
 print(fitted.classes)
@@ -95,7 +96,7 @@ print(f"AUROC at Brno: {brno.metric('auroc'):.2f}, of all plants: {fitted.metric
 # %% [markdown]
 # ## Save
 #
-# A saved folder has every plant's model and its preprocessing, and no data.
+# A saved folder contains every plant's model and its preprocessing, and no data.
 
 # %%
 fitted.save("models")
@@ -105,7 +106,7 @@ print(loaded.client("Brno").predict(new))
 # %% [markdown]
 # ## Next
 #
-# - A plant that was never there: [add a client](../guide/life-cycle.md).
+# - A model for a plant that did not take part: [add a client](../guide/life-cycle.md).
 # - The same on the command line: [your own table](../start/table.md).
 # - Kinds of columns, missing values, dates: [tables as they are](../guide/tables.md).
 # - Give each method the same chance: [images, compare and tune](images.md).

@@ -115,6 +115,15 @@ def test_an_option_that_fit_has_not_is_one_sentence():
             stratafl.fit(fedavg(), arrays(), Own, rounds=1, **{option: 0.5})
 
 
+def test_an_option_of_training_is_refused_with_its_place():
+    with pytest.raises(UnknownNameError, match=r"LocalTraining\(epochs="):
+        stratafl.fit(fedavg(), arrays(), Own, rounds=1, epochs=2)
+    with pytest.raises(UnknownNameError, match=r"settings=\{'train\.epochs'"):
+        stratafl.compare("local,fedavg", arrays(), "mlp", epochs=2)
+    with pytest.raises(UnknownNameError, match=r"option of fedper 'lr'.*train"):
+        fedper(lr=0.1)
+
+
 def test_a_method_may_be_a_name_with_a_learning_rate():
     named = stratafl.fit("fedper", arrays(), Own(), rounds=1, lr=0.3, memory_limit="4GB")
     assert named.sim.algorithm == fedper(train=LocalTraining(lr=0.3))
@@ -245,10 +254,11 @@ def test_images_of_bytes():
     assert fitted.sim.runtime.federation.x.dtype == torch.uint8
     x = clients[0][0][:4]
     with torch.no_grad():
-        expected = fitted.client(1).model(torch.from_numpy(x).float())
-    assert torch.equal(fitted.client(1).outputs(x), expected)
-    assert torch.equal(fitted.client(1).outputs(x.astype(np.float64)), expected)
+        expected = fitted.client(1).model(torch.from_numpy(x) / 127.5 - 1)
+    torch.testing.assert_close(fitted.client(1).outputs(x), expected)
     assert torch.equal(fitted.client(1).predict(x), expected.argmax(1))
+    with pytest.raises(DataError, match="unscaled"):
+        fitted.client(1).outputs(x / 127.5 - 1)
 
 
 def test_whole_numbers_stay_whole():

@@ -7,7 +7,7 @@ another name. A model that is an object stays in this process; runs know it by i
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -19,6 +19,7 @@ from torch import nn
 from stratafl.config.experiment import Experiment, from_tables, paths_in
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import PYTHON, Trust, named_object, typed
+from stratafl.core.records import keys_of
 from stratafl.data import Federation
 from stratafl.data.builders import Clients, from_objects, samples_of_clients, with_scaled_pixels
 from stratafl.data.frames import frame_samples, is_frame
@@ -26,8 +27,9 @@ from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
 from stratafl.data.shards import digest_name, store_samples
 from stratafl.data.text_clients import hold_texts, text_samples
-from stratafl.errors import DataError, ModelError, RecordError, check_known
+from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError, check_known
 from stratafl.execute.build_simulation import ModelSource
+from stratafl.policies import LocalTraining
 from stratafl.runs.directory import unused_run_folder
 from stratafl.runs.joined import usual_jobs
 
@@ -68,6 +70,14 @@ OPTIONS = {option: f"{table}.{option}" for table, options in TABLES.items() for 
 OPTIONS["evaluate_every"] = "evaluate.every"
 
 
+def check_options(function: str, names: Iterable[str], allowed: Collection[str], place: str) -> None:
+    """Refuse an option that a function has not; an option of local training has a `place` where it is given."""
+    for name in names:
+        if name not in allowed and name in keys_of(LocalTraining):
+            raise UnknownNameError(f"'{name}' is no option of {function}: give it in {place.format(name)}")
+    check_known(f"option of {function}", names, allowed)
+
+
 def known_options(function: Callable[P, T]) -> Callable[P, T]:
     """Refuse an unknown option with the nearest one that the function has, instead of Python's `TypeError`."""
     parameters = inspect.signature(function).parameters
@@ -76,7 +86,7 @@ def known_options(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def checking(*args: P.args, **kwargs: P.kwargs) -> T:
         named = [name for name in kwargs if name not in parameters]
-        check_known(f"option of {function.__name__}", named, options)
+        check_options(function.__name__, named, options, "a method, such as fedper(train=LocalTraining({}=…))")
         return function(*args, **kwargs)
 
     return checking
@@ -127,7 +137,7 @@ def requested(
     trust: bool = False,
 ) -> PythonRequest:
     """What a call asks for. `names` are methods, which may be paths of code."""
-    check_known(f"option of {kind}", options, OPTIONS)
+    check_options(kind, options, OPTIONS, "settings={{'train.{}': …}}")
     place = Path(folder) if folder is not None else unused_run_folder(kind)
     chosen = {OPTIONS[option]: value for option, value in options.items()}
     twice = [path for path in settings or {} if path in chosen]
@@ -172,7 +182,8 @@ def method_names(methods: str | Sequence[str]) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             wrong = f"a method must be a name here, such as 'fedper', not {type(name).__name__}"
-            raise RecordError(f"{wrong}; its options are settings, such as {{'fedper.personal': 'head'}}")
+            options = "options are settings, such as {'fedper.personal': 'head'}"
+            raise RecordError(f"{wrong}; {options}; a method of your own is named as in mine:method, a file mine.py")
     return [name.strip() for name in names]
 
 

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar, dataclass_transform
 
 from stratafl.core.annotations import TEXTUAL, check_plain, checked, parts, said
-from stratafl.errors import RecordError, shown, unknown
+from stratafl.errors import RecordError, check_known, shown, unknown
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -85,6 +85,7 @@ def validated(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def checking(*args: P.args, **kwargs: P.kwargs) -> T:
+        check_known(f"option of {function.__name__}", kwargs, signature.parameters)
         bound, hints = signature.bind(*args, **kwargs), hints_of()
         for name in bound.arguments.keys() & hints.keys():
             bound.arguments[name] = checked(f"{function.__name__}.{name}", hints[name], bound.arguments[name])

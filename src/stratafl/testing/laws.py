@@ -103,7 +103,7 @@ def _settled(case: Case) -> list[Progress]:
 
 
 def chunks(case: Case) -> None:
-    """Cutting the cohort into chunks changes nothing."""
+    """Splitting the cohort into chunks changes nothing."""
     # The runs of two other laws are cut into chunks, so that this law needs no run of its own unless one of them fails.
     for size, run in ((4, _watched), (1, _declared)):
         with suppress(ContractError):
@@ -123,7 +123,7 @@ def poison(case: Case) -> None:
 
 
 def purity(case: Case) -> None:
-    """No function of the waist writes into what it is given."""
+    """No function of the method changes a tensor that it receives."""
     _same("purity", case, _watched(case), "a run whose inputs are watched")
 
 
