@@ -8,6 +8,7 @@ are the commands of these names for the same samples. The names listed in `__all
 `stratafl.methods`, from which the author of a method imports.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stratafl.version import VERSION
@@ -58,6 +59,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # Imported when used, so that `strata --help` does not wait for torch.
+    if name == "methods":
+        return import_module("stratafl.methods")
     if name == "__version__" or name not in __all__:
         raise AttributeError(f"module 'stratafl' has no attribute '{name}'")
     from stratafl import api

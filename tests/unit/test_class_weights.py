@@ -56,6 +56,9 @@ def test_balanced_weights_by_hand():
         ("pooled", [4 / 6, 2.0]),
         ([0.5, 3.0], [0.5, 3.0]),
         ({0: 0.5, 1: 3.0}, [0.5, 3.0]),
+        (np.array([0.5, 3.0]), [0.5, 3.0]),
+        (torch.tensor([0.5, 3.0]), [0.5, 3.0]),
+        ({0: np.float32(0.5), 1: np.int64(3)}, [0.5, 3.0]),
     ],
 )
 def test_a_step_by_hand(given, weights):
@@ -160,3 +163,9 @@ def test_settings_of_weights_that_do_not_fit_are_refused_in_one_line(typed, valu
         simulation_of(with_values(from_tables(TABLES), {"train.class_weight": typed}))
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", [None, 3, True, np.array(2.0)])
+def test_what_is_no_weight_of_classes_is_refused_with_all_that_is_allowed(value):
+    with pytest.raises(RecordError, match="balanced, pooled"):
+        step(value)

@@ -331,3 +331,9 @@ def test_the_mean_of_factors_is_not_the_mean_of_products():
     assert share_lost(a, b) == pytest.approx(0.5**0.5)
     assert share_lost(*trained_factors(8)) == pytest.approx(0.042, abs=6e-4)  # docs/guide/adapters.md
     assert share_lost(*trained_factors(2, frozen_a=True)) < 1e-12  # where A is the same everywhere, it is
+
+
+@pytest.mark.parametrize("frozen", ["*", "all"])
+def test_freezing_every_layer_is_refused_by_the_name_of_the_option(frozen):
+    with pytest.raises(ModelError, match="all 4 tensors are frozen; name fewer layers in `frozen`"):
+        stratafl.fit("fedavg", {"a": (torch.zeros(8, 3), [0, 1] * 4)}, "mlp", rounds=1, frozen=frozen)

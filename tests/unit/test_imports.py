@@ -193,3 +193,8 @@ def test_no_module_imports_itself_through_others():
     graph = grimp.build_graph("stratafl", cache_dir=None)
     edges = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     list(graphlib.TopologicalSorter(edges).static_order())  # raises CycleError and names the circle
+
+
+def test_methods_are_there_without_an_import_of_their_own(monkeypatch):
+    monkeypatch.delattr(stratafl, "methods", raising=False)
+    assert stratafl.methods.fedper.__name__ == "fedper"

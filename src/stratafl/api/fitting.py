@@ -19,6 +19,7 @@ from stratafl.api.saved import is_saved, read_folder
 from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import model_of, split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
+from stratafl.config.protocols import text_options
 from stratafl.config.setting_tables import EvaluateTable, ModelTable
 from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
@@ -31,7 +32,7 @@ from stratafl.data.frames import is_frame
 from stratafl.data.reading import is_table
 from stratafl.data.splitting import SplitPlan
 from stratafl.data.text_clients import from_texts, hold_texts
-from stratafl.errors import DataError, ModelError, RecordError, RunError, unknown
+from stratafl.errors import DataError, ModelError, RecordError, RunError, choices, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
@@ -167,7 +168,7 @@ def fit(
     method = _method(algorithm, lr)
     plan = SplitPlan(validation, test, seed=seed, split=split)
     federation = _federation(clients, label, client, plan, normalise, int(new_clients))
-    if isinstance(class_weight, Mapping) or class_weight != "none":
+    if not (isinstance(class_weight, str) and class_weight == "none"):
         method = _weighted(method, class_weight, federation, int(new_clients))
     sim = simulation(
         method,
@@ -214,14 +215,19 @@ def _weighted(
     if federation.classes is None:
         raise DataError("class_weight needs classes, but the targets of this data are numbers: leave it out")
     names = [federation.class_name(label) for label in range(federation.classes)]
-    weights: Any = class_weight
-    if class_weight == POOLED:
+    weights: Any = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
+    if not isinstance(weights, str | Mapping | list | tuple):
+        allowed = f"{choices(('none', 'balanced', POOLED))}, or a weight for each class, such as {{'a': 3, 'b': 1}}"
+        raise RecordError(f"class_weight is {weights!r}: {allowed}")
+    if weights == POOLED:
         counts = federation.class_counts("train")[: federation.clients - new].sum(0)
         weights = tuple(balanced_weights(counts).clamp(min=LEAST_WEIGHT).tolist())
-    elif isinstance(class_weight, str) and class_weight not in PLAIN:
-        weights = in_order_of_classes(weights_by_name(class_weight), names)
-    elif isinstance(class_weight, Mapping):
-        weights = in_order_of_classes({str(name): weight for name, weight in class_weight.items()}, names)
+    elif isinstance(weights, str) and weights not in PLAIN:
+        weights = in_order_of_classes(weights_by_name(weights), names)
+    elif isinstance(weights, Mapping):
+        weights = in_order_of_classes({str(name): weight for name, weight in weights.items()}, names)
+    if not isinstance(weights, str):  # numpy's numbers too
+        weights = [weight.item() if hasattr(weight, "item") else weight for weight in weights]
     hint = Literal["balanced"] | tuple[Weight, ...]
     changed = with_training(algorithm, class_weight=checked("class_weight", hint, weights))
     if changed == algorithm:
@@ -250,7 +256,8 @@ def _federation(
 def _fitting(model: ModelSource | str, federation: Federation) -> ModelSource:
     """A module, or a function without arguments that makes one: `shape` and `classes` are given to one that asks."""
     if isinstance(model, str):
-        return model_of(ModelTable(model), tuple(federation.x.shape[1:]), federation.classes)
+        options = {} if federation.text is None else text_options(model, federation.text.vocabulary)
+        return model_of(ModelTable(model, options=options), tuple(federation.x.shape[1:]), federation.classes)
     asked = set() if isinstance(model, nn.Module) else {"shape", "classes"} & {*(accepted(model) or ())}
     facts = {"shape": tuple(federation.x.shape[1:]), "classes": federation.classes or 1}
     return partial(model, **{name: facts[name] for name in sorted(asked)}) if asked else model

@@ -49,6 +49,12 @@ class Protocol:
         return tables
 
 
+def text_options(model: str, vocabulary: int) -> dict[str, Any]:
+    """The options that a model of the catalogue gets for your own texts."""
+    settings = {"model.vocabulary": vocabulary, **TEXT_SETTINGS[model]} if model in TEXT_SETTINGS else {}
+    return {path.removeprefix("model."): value for path, value in settings.items() if path.startswith("model.")}
+
+
 def _of_model(model: str | None, vocabulary: int | None) -> dict[str, Any]:
     if vocabulary is None:
         return MODEL_SETTINGS.get(model or "", {})

@@ -121,7 +121,8 @@ def head_of(module: nn.Module, head: str | None = None) -> str:
     frozen = sum(len(owner.frozen) for owner in owners)
     if not any(owner.parameters if frozen else owner.tensors for owner in owners):
         name = type(module).__name__
-        why = f": all {frozen} have requires_grad=False, so set it to True for some" if frozen else ""
+        hint = "name fewer layers in `frozen`, or set requires_grad=True for some"
+        why = f": all {frozen} tensors are frozen; {hint}" if frozen else ""
         raise ModelError(f"{name} has no parameters to share or to train{why}")
     if declared is None:
         composed = [path for path, sub in module.named_modules() if getattr(sub, COMPOSED, False)]

@@ -1,6 +1,6 @@
 """Clients that hold lists of texts: they are read as a table with one column of texts is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def text_samples(clients: Clients) -> Samples:
     for number, (samples, title) in enumerate(zip(values, titles, strict=True)):
         pairs = pairs_of_splits(title, samples) if apart else {"train": client_pair(samples, title)}
         for split, (x, y) in pairs.items():
-            own_texts, targets = list(x), y.tolist() if hasattr(y, "tolist") else list(y)
+            own_texts, targets = _in_order(x, f"x of {title}", "texts"), _in_order(y, f"y of {title}", "targets")
             if len(own_texts) != len(targets):
                 raise DataError(f"x of {title} holds {len(own_texts)} samples, but y holds {len(targets)} targets")
             texts += [text_in_cell(cell, row, f"x of {title}") for row, cell in enumerate(own_texts, start=1)]
@@ -57,6 +57,14 @@ def text_samples(clients: Clients) -> Samples:
     whole = column_samples(columns, parts == "test", reading, Path(ARRAYS))
     own_splits = {"tests": parts == "test", "validations": parts == "validation"} if apart else {}
     return replace(whole, clients=names, **own_splits)
+
+
+def _in_order(values: Any, where: str, what: str) -> list[Any]:
+    """The cells of a list or an array. The letters of a text are no samples, and a set has no order."""
+    cells = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(cells, str | bytes | Set | Mapping) or not isinstance(cells, Iterable):
+        raise DataError(f"{where} is a {type(cells).__name__}: give a list of {what}")
+    return list(cells)
 
 
 def from_texts(clients: Clients, plan: SplitPlan, new_clients: int = 0) -> Federation:

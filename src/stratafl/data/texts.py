@@ -25,6 +25,7 @@ VOCABULARY, LENGTH = 8192, 128  # tokens of an encoding, and of a text, unless d
 MAX_VOCABULARY, MAX_LENGTH = 2**24, 2**16
 TOKENS = ("hashed", "trained")
 _MAX_WORDS = 2**16  # hashes that are remembered
+_NO_TOKENS = (str, bytes, int, float, type(None))  # cells that are no sequence of tokens
 _BYTES_OF_TOKEN = 32  # of a text, for each of its tokens, are enough to train on
 _APART = {sign: f" {sign} " for sign in "'.,()!?"}
 _SIGNS = str.maketrans(_APART | {'"': "", ";": " ", ":": " "})
@@ -66,14 +67,15 @@ class TextEncoding:
 
     def coded(self, values: Any) -> Any:
         """Texts as tokens: a list, an array, or the column of a table; numbers stay as they are."""
-        if isinstance(values, str):
-            raise DataError("x is a single text: give a list of texts")
+        if values is None or isinstance(values, str | bytes):
+            raise DataError(f"x is {'None' if values is None else 'a single text'}: give a list of texts")
         kind = type(values)
         names = list(values.column_names if hasattr(kind, "column_names") else getattr(values, "columns", ()))
         if names and self.column not in names:
             raise DataError(f"x has no column '{self.column}', only: {', '.join(map(shown, names))}")
         cells = values[self.column] if names else values
-        return self.applied(list(cells), "x") if holds_texts(cells) else values
+        scalars = isinstance(cells, list | tuple) and all(isinstance(cell, _NO_TOKENS) for cell in cells)
+        return self.applied(list(cells), "x") if scalars or holds_texts(cells) else values
 
     def number(self, word: str) -> int:
         """The token of a word by hashing; the same on every machine."""

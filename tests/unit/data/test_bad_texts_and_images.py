@@ -9,7 +9,9 @@ import torch
 from data_files import encoded, image_file, pictures
 from PIL import Image
 
+import stratafl
 from stratafl.config.experiment import from_tables
+from stratafl.config.protocols import text_options
 from stratafl.data import Reading, load_samples
 from stratafl.data.preprocessing import Preprocessing, preprocessing_from
 from stratafl.data.sample_format import SampleFormat
@@ -188,3 +190,44 @@ def test_a_stored_encoding_that_is_damaged_is_not_believed(wrong):
     if wrong:
         with pytest.raises(ValueError, match="text"):
             preprocessing_from({**stored, "text": wrong})
+
+
+LETTERS = "a text of as many letters as targets"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (LETTERS, [0, 1] * (len(LETTERS) // 2), "x of client 'a' is a str: give a list of texts"),
+        (LETTERS.encode(), [0, 1] * (len(LETTERS) // 2), "x of client 'a' is a bytes"),
+        (set(TEXTS), [0, 1] * 6, "x of client 'a' is a set"),
+        (TEXTS, "abababababab", "y of client 'a' is a str: give a list of targets"),
+        (TEXTS, None, "y of client 'a' is a NoneType"),
+        (TEXTS, 1, "y of client 'a' is a int"),
+    ],
+)
+def test_letters_of_a_text_are_no_samples_and_a_set_has_no_order(x, y, said):
+    with pytest.raises(StrataError, match=said):
+        stratafl.fit("fedavg", {"a": (x, y), "b": (TEXTS, [0, 1] * 6)}, "fasttext", rounds=1)
+
+
+@pytest.mark.parametrize("values", ["fever", b"fever", None, [b"fever"], [3], [None, 3]])
+def test_what_is_no_list_of_texts_is_refused_as_such(values):
+    with pytest.raises(StrataError, match=r"give (a list of )?texts"):
+        ENCODING.coded(values)
+
+
+def test_a_list_without_texts_has_no_tokens_and_a_missing_text_is_empty():
+    assert ENCODING.coded([]).shape == (0, 16)
+    assert ENCODING.coded([None]).tolist() == ENCODING.coded([""]).tolist()
+
+
+@pytest.mark.parametrize("name", ["fasttext", "embedding", "transformer"])
+def test_a_model_by_name_fits_the_tokens_of_texts_and_skips_pads(name):
+    """As with a table of texts: a command gives the same options."""
+    model = build(name, shape=(16,), classes=2, **text_options(name, 8192))
+    assert model.embedding.num_embeddings == 8192
+    assert not getattr(model, "pads", False)
+    fitted = stratafl.fit("local", {"a": (TEXTS, [0, 1] * 6)}, name, rounds=1)
+    assert fitted.client("a").model.embedding.num_embeddings == 8192
+    assert not getattr(fitted.client("a").model, "pads", False)
