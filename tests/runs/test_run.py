@@ -85,7 +85,7 @@ def test_the_configuration_written_is_complete_and_means_the_same(example):
         assert set(written[name]) == known | set(getattr(given, "options", {}))
     defaults = {"personal": "head", "initial": "common", "finetune": 0, "linear_base": False}
     assert written["algorithm"] == {"name": "fedper", **defaults}
-    assert written["model"] == {"name": "mlp", "hidden": [8], "norm": False}
+    assert written["model"] == {"name": "mlp", "frozen": "none", "hidden": [8], "norm": False}
 
 
 def test_the_environment_says_what_a_reader_needs(example):
