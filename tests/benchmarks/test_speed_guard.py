@@ -24,7 +24,7 @@ from stratafl.execute import Simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.runs import Member, Run
-from stratafl.runtime.speed import DEFAULT_SPEED, Speed
+from stratafl.runtime.speed import DEFAULT_SPEED
 
 # Measured: 7.5 times the loop on 2 quiet ARM cores, 6.1 on 2 Xeon cores and 5.1 there beside another process. Client by
 # client (`engine="loop"`) it is 0.7, without traces 3.3.
@@ -110,7 +110,7 @@ def test_nothing_of_a_fitted_federation_stays_once_it_is_dropped():
         shape = tuple(federation.x.shape[1:])
         made = stratafl.fit(
             ALGORITHMS["fedper"](train=LocalTraining()), federation, lambda: build("mlp", shape=shape, classes=10),
-            rounds=2, device="cpu", speed=Speed(graphs="on"),
+            rounds=2, device="cpu", graphs="on",
         )  # fmt: skip
         return weakref.ref(made.sim)
 

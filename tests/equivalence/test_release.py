@@ -10,7 +10,6 @@ import stratafl
 from stratafl.algorithms import fedper
 from stratafl.runtime import Runtime
 from stratafl.runtime.captured_step import CapturedStep
-from stratafl.runtime.speed import Speed
 from stratafl.testing import tiny_federation, tiny_model
 
 
@@ -34,19 +33,19 @@ def tensor_bytes():
     return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
 
 
-def fitted(speed):
+def fitted(graphs):
     return stratafl.fit(
-        fedper(), tiny_federation(dtype=torch.float32), tiny_model(batchnorm=False), rounds=2, speed=speed, device="cpu"
-    )
+        fedper(), tiny_federation(dtype=torch.float32), tiny_model(batchnorm=False), rounds=2, device="cpu",
+        graphs=graphs, compile="off",
+    )  # fmt: skip
 
 
 @pytest.mark.budget(4, "looks at all objects")
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("graphs", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_run_that_is_dropped_leaves_nothing(graphs):
-    speed = Speed(graphs=graphs, compile="off")
     before, steps, runtimes = tensor_bytes(), alive(CapturedStep), alive(Runtime)
-    done = fitted(speed)
+    done = fitted(graphs)
     assert alive(CapturedStep) == steps  # as soon as it is done, although its models can still be asked for
     assert done.client(0).model is not None
     del done
@@ -60,7 +59,7 @@ def test_a_run_goes_on_after_its_steps_were_let_go_of():
     """CapturedSteps and traces are made anew, and give the same bits."""
     outcomes = []
     for closes in (False, True):
-        sim = fitted(Speed(graphs="on", compile="off")).sim
+        sim = fitted("on").sim
         progress = sim.start()
         for _ in range(2):
             progress, _ = sim.round(progress, stratafl.execute.Matrix())
