@@ -125,3 +125,12 @@ def test_texts_may_have_their_own_splits_and_bad_ones_are_one_line():
         with pytest.raises(StrataError, match=value) as error:
             stratafl.fit(METHOD, {"Basel": good, "Chur": other}, "fasttext", rounds=1)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("label", [0, 1.5, ("a", "b")])
+def test_columns_without_a_text_as_name_are_refused_with_the_line_that_renames_them(label):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"h": ["A", "B"] * 10, "y": [0, 1] * 10})
+    table[label] = 1.0
+    with pytest.raises(DataError, match=r"table\.columns\.map\(str\)"):
+        stratafl.fit("fedavg", table, "mlp", rounds=1, label="y", client="h")
