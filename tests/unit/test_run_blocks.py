@@ -67,6 +67,7 @@ def test_every_notebook_is_shown_with_its_outputs():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS])
 def test_code_prints_what_the_page_shows(path):
     ended = subprocess.run([sys.executable, TOOL, "--check", path], cwd=ROOT, capture_output=True, text=True)
