@@ -134,3 +134,11 @@ def test_columns_without_a_text_as_name_are_refused_with_the_line_that_renames_t
     table[label] = 1.0
     with pytest.raises(DataError, match=r"table\.columns\.map\(str\)"):
         stratafl.fit("fedavg", table, "mlp", rounds=1, label="y", client="h")
+
+
+def test_a_method_and_a_model_by_name_train_as_the_command_does():
+    texts = {"Basel": (["red apple", "green pear"] * 8, ["a", "p"] * 8)}
+    of_texts, faster = (stratafl.fit("fedavg", texts, "fasttext", rounds=1, lr=lr) for lr in (None, 0.1))
+    of_numbers = stratafl.fit("fedavg", [(torch.randn(16, 4), torch.arange(16) % 2)], "mlp", rounds=1)
+    training = [fitted.sim.algorithm.train[0] for fitted in (of_texts, faster, of_numbers)]
+    assert [(step.optimizer, step.lr) for step in training] == [("adam", 0.03), ("adam", 0.1), ("sgd", 0.05)]

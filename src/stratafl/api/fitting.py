@@ -19,7 +19,7 @@ from stratafl.api.saved import is_saved, read_folder
 from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import model_of, split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
-from stratafl.config.protocols import text_options
+from stratafl.config.protocols import text_options, training_options
 from stratafl.config.setting_tables import EvaluateTable, ModelTable
 from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
@@ -114,7 +114,8 @@ def fit(
         label: The column of a table that is to be predicted.
         client: The column of a table that names the clients.
         rounds: The number of rounds.
-        lr: The learning rate of local training, if `algorithm` is a name. By default that of `LocalTraining`.
+        lr: The learning rate of local training, if `algorithm` is a name. By default that of `LocalTraining`,
+            or that of commands for a `model` by its name.
         validation: The share of each client's samples that selects the round, and that tuning uses.
         test: The share of each client's samples that is only scored.
         split: `"stratified"` by class, or `"random"`.
@@ -165,9 +166,9 @@ def fit(
         check_least(name, value, least)
     if not isinstance(model, nn.Module | str) and not callable(model):
         raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
-    method = _method(algorithm, lr)
     plan = SplitPlan(validation, test, seed=seed, split=split)
     federation = _federation(clients, label, client, plan, normalise, int(new_clients))
+    method = _method(algorithm, lr, _usual_training(model, federation))
     if not (isinstance(class_weight, str) and class_weight == "none"):
         method = _weighted(method, class_weight, federation, int(new_clients))
     sim = simulation(
@@ -197,10 +198,17 @@ def fit(
     return trained(training, watchers(callbacks, progress, training), plan)
 
 
-def _method(method: Algorithm | str, lr: float | None) -> Algorithm:
-    """A method by its name, with this learning rate."""
+def _usual_training(model: ModelSource | str, federation: Federation) -> dict[str, Any]:
+    """The training that commands have by default for a model of the catalogue."""
+    vocabulary = None if federation.text is None else federation.text.vocabulary
+    return training_options(model, vocabulary) if isinstance(model, str) else {}
+
+
+def _method(method: Algorithm | str, lr: float | None, training: Mapping[str, Any]) -> Algorithm:
+    """A method by its name, with the usual training of the model and this learning rate."""
     if isinstance(method, str):
-        return named_algorithm(method) if lr is None else named_algorithm(method, train=LocalTraining(lr=lr))
+        options = {**training, **({} if lr is None else {"lr": lr})}
+        return named_algorithm(method, train=LocalTraining(**options)) if options else named_algorithm(method)
     if not isinstance(method, Algorithm):
         raise RecordError(f"algorithm must be a method, such as fedper(), or its name, not {method!r}")
     if lr is not None:

@@ -55,6 +55,12 @@ def text_options(model: str, vocabulary: int) -> dict[str, Any]:
     return {path.removeprefix("model."): value for path, value in settings.items() if path.startswith("model.")}
 
 
+def training_options(model: str, vocabulary: int | None) -> dict[str, Any]:
+    """The optimiser and learning rate that a model of the catalogue gets; `vocabulary` is that of your own texts."""
+    settings = _of_model(model, vocabulary)
+    return {path.removeprefix("train."): value for path, value in settings.items() if path.startswith("train.")}
+
+
 def _of_model(model: str | None, vocabulary: int | None) -> dict[str, Any]:
     if vocabulary is None:
         return MODEL_SETTINGS.get(model or "", {})
