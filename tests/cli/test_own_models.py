@@ -99,7 +99,7 @@ def test_an_option_reaches_the_model_and_the_configuration(strata, place):
     assert strata(*RUN, *arguments).code == 0
     assert columns_of(place / "mine") == 64 * 5 + 5 + 5 * 10 + 10
     config = tomllib.loads((place / "mine" / "config.toml").read_text(encoding="utf-8"))
-    assert config["model"] == {"name": "own_models:Perceptron", "width": 5}
+    assert config["model"] == {"name": "own_models:Perceptron", "frozen": "none", "width": 5}
 
 
 def test_personal_layers_of_an_own_model_go_by_its_names(strata, place):
