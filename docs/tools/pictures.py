@@ -69,7 +69,7 @@ def clients_svg(scores: Mapping[str, Sequence[float]], low: float = 50) -> str:
         x = left + (0, 150, 400)[place]
         parts += [f'<circle class="{name}" cx="{x + 6}" cy="44" r="5"/>']
         parts += [_text(x + 18, 49, label, name)]
-    below = f"{count} clients, the one that does worst alone at the left"
+    below = f"{count} clients, from the worst alone to the best; means over five divisions of the data"
     parts.append(_text(left + width / 2, top + height + 28, below, "quiet", "middle"))
     return _svg(720, 360, "Accuracy of every client alone, with one model for all, and personalised", parts)
 
