@@ -468,14 +468,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 # Scores
 
-SCORE_COLUMNS = {  # columns of docs/results/methods.md
-    "α = 0.1": 1,
-    "new clients": 3,
-    "α = 0.5": 4,
-    "new clients ": 5,
-    "round time": 8,
-}
-MADE = "MNIST, accuracy in %; α is that of the Dirichlet shares ([setting, command](../results/methods.md))."
+SCORES = (("α = 0.1", 1), ("new clients", 3), ("α = 0.5", 4), ("new clients", 5))  # columns of docs/results/methods.md
+TIME = 8
+MADE = "MNIST, % correct (difference from FedAvg); time relative to FedAvg's ([setting](../results/methods.md))."
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
     (
         "flayer",
@@ -505,20 +500,29 @@ OWN_TABLES = ("fedalp",)  # its page shows the numbers of its paper itself
 
 
 def scores_table(names: Sequence[str]) -> str:
-    """The scores on MNIST above FedAvg's, then published numbers beside ours."""
+    """The scores on MNIST with their differences from FedAvg's, then published numbers beside ours."""
     rows = _score_rows()
-    shown = list(dict.fromkeys([*names, "fedavg"]))
-    lines = [(METHODS[name].label, *(rows[name][i] for i in SCORE_COLUMNS.values())) for name in shown]
-    table = _table(("method", *(column.strip() for column in SCORE_COLUMNS)), lines)
+    lines = [(METHODS[name].label, *_scores(rows[name], rows["fedavg"]), rows[name][TIME]) for name in names]
+    table = _without_names(names, [("method", *(title for title, _ in SCORES), "time"), *lines])
     published = [line for name in names for line in _published(METHODS[name].label)]
     if published:
-        head = ("published in", "method", "printed", "ours", "command")
-        columns = [i for i, column in enumerate(head) if column != "method" or len(names) > 1]
-        kept = [[line[i] for i in columns] for line in (head, *published)]
-        return f"{table}\n\n{MADE}\n\n{_table(kept[0], kept[1:])}"
+        head = ("method", "published in", "printed", "ours", "command")
+        return f"{table}\n\n{MADE}\n\n{_without_names(names, [head, *published])}"
     if set(names) & set(OWN_TABLES) or not METHODS[names[0]].paper:
         return f"{table}\n\n{MADE}"
     return f"{table}\n\n{MADE} Its own paper's experiments were not run."
+
+
+def _without_names(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """The table, without the column of methods if there is only one."""
+    head, *rows = [line[int(len(names) == 1) :] for line in lines]
+    return _table(head, rows)
+
+
+def _scores(row: Sequence[str], fedavg: Sequence[str]) -> Iterable[str]:
+    for _, i in SCORES:
+        score, other = (float(cells[i].partition(" ")[0]) for cells in (row, fedavg))
+        yield row[i] if row is fedavg else f"{row[i]} ({score - other:+.1f})".replace("-", "−").replace("+0.0", "0.0")
 
 
 def _score_rows() -> dict[str, list[str]]:
@@ -538,7 +542,7 @@ def _published(label: str) -> Iterable[tuple[str, ...]]:
         for cells in rows:
             if OTHER_NAMES.get(cells[0], cells[0]) == label:
                 printed, measured = (cells[i].strip("*") for i in (paper, ours))
-                yield f"[{where}](../results/{page}.md)", label, printed, measured, f"`strata reproduce {command}`"
+                yield label, f"[{where}](../results/{page}.md)", printed, measured, f"`strata reproduce {command}`"
 
 
 # What is shared

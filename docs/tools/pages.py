@@ -72,9 +72,9 @@ def index_page(folder: Path) -> str:
             "",
             f"{meaning.capitalize()}.",
             "",
-            "| method | name | idea | layers | α = 0.1 | α = 0.5 | time |",
+            "| method | idea | layers | α = 0.1 | α = 0.5 | time |",
         ]
-        parts += ["\n".join([*head, "|---|---|---|---|---:|---:|---:|", *rows, ""])] if rows else []
+        parts += ["\n".join([*head, "|---|---|---|---:|---:|---:|", *rows, ""])] if rows else []
     return "\n".join(parts)
 
 
@@ -82,7 +82,7 @@ def _row(method: Method, folder: Path) -> str:
     page = _page(method, folder)
     label = f"[{method.label}]({page})" if page else method.label
     scores = " | ".join(_scores(folder).get(method.name, ("–", "–", "–")))
-    return f"| {label} | `{method.name}` | {method.idea} | {_symbols(method, folder)} | {scores} |"
+    return f"| {label} `{method.name}` | {method.idea} | {_symbols(method, folder)} | {scores} |"
 
 
 @cache
