@@ -478,7 +478,7 @@ PUBLISHED = (  # page of docs/results, start of the table, the paper's column, o
         1,
         3,
         "FLAYER, Table 2: CIFAR-100, CNN",
-        'flayer/table2 --scale full --columns "CIFAR-100, CNN"',
+        "flayer/table2 --scale headline",
     ),
     ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, 10 clients", "pfedla/table1 --scale short"),
     ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, 10 clients", "pfedla/table2 --scale short"),
