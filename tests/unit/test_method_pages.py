@@ -90,6 +90,23 @@ def test_every_option_has_a_meaning(made):
     assert set(made.MEANINGS) <= known
 
 
+def test_scores_stand_beside_their_difference_from_fedavg(made, monkeypatch):
+    columns = ["0.1", "worst", "new", "0.5", "new", "MB", "steps", "time"]
+    rows = {"fedavg": "95.7 ± 0.3", "fedper": "94.8 ± 0.1", "local": "95.7"}
+    monkeypatch.setattr(
+        made, "_score_rows", lambda: {name: [name, *[score] * len(columns)] for name, score in rows.items()}
+    )
+    of_fedper, of_two = (made.scores_table(names).splitlines() for names in (["fedper"], ["fedavg", "local"]))
+    assert of_fedper[2].startswith("| 94.8 ± 0.1 (−0.9) | ")
+    assert of_two[2].startswith("| FedAvg | 95.7 ± 0.3 | ")
+    assert of_two[3].startswith("| Local | 95.7 (0.0) | ")
+
+
+def test_what_methods_of_one_page_share_is_said_once(made):
+    assert made._by_method(["pfedhn", "pfedhnpc"], ["a", "a"]) == "a"
+    assert made._by_method(["pfedhn", "pfedhnpc"], ["a", "b"]) == "pFedHN: a; pFedHN-PC: b"
+
+
 def test_pictures_say_what_they_show():
     for path in PICTURES.glob("*.svg"):
         picture = ElementTree.parse(path).getroot()
