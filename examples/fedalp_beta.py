@@ -9,7 +9,7 @@ of one group hold different digits. About a minute per seed and kind.
 import argparse
 
 from stratafl import fit
-from stratafl.data import Classes, Dirichlet, digits
+from stratafl.data import Classes, Dirichlet, digits_federation
 from stratafl.methods import LocalTraining, fedalp
 from stratafl.models import build
 
@@ -23,7 +23,7 @@ def accuracies(kind: str, beta: float, seed: int) -> tuple[float, float]:
     partition, groups = DATA[kind]
     fitted = fit(
         fedalp(beta=beta, groups=groups, warmup=ROUNDS // 2, train=LocalTraining(lr=0.05)),
-        digits(partition=partition, seed=seed, split="random"),
+        digits_federation(partition=partition, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10),
         rounds=ROUNDS,
         evaluate_every=ROUNDS,

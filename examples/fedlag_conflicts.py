@@ -8,7 +8,7 @@ on Dirichlet(0.1), from the same initial model. About a minute per seed.
 
 import argparse
 
-from stratafl.data import IID, Dirichlet, Partition, digits
+from stratafl.data import IID, Dirichlet, Partition, digits_federation
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
@@ -24,7 +24,7 @@ def conflicts(partition: Partition, seed: int, rounds: int = SHOWN[-1]) -> dict[
     """By layer: the share of pairs that conflict in each round."""
     sim = simulation(
         fedavg(train=LocalTraining(lr=0.05)),
-        digits(clients=CLIENTS, partition=partition, seed=seed, split="random"),
+        digits_federation(clients=CLIENTS, partition=partition, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 64, 64)),
         rounds=rounds,
         seed=seed,

@@ -16,7 +16,7 @@ import numpy as np
 from torch import nn
 
 from stratafl import fit
-from stratafl.data import Federation, digits, from_splits
+from stratafl.data import Federation, digits_federation, from_splits
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, simulation
@@ -44,7 +44,9 @@ def model() -> nn.Module:
 
 def accuracy(algorithm: Algorithm, seed: int) -> tuple[float, float]:
     """Test accuracy as received and right after local training, after the last round."""
-    fitted = fit(algorithm, digits(seed=seed, split="random"), model, rounds=ROUNDS, evaluate_every=ROUNDS, seed=seed)
+    fitted = fit(
+        algorithm, digits_federation(seed=seed, split="random"), model, rounds=ROUNDS, evaluate_every=ROUNDS, seed=seed
+    )
     last = fitted.history[-1]
     return last["test.received.accuracy"], last["test.trained.accuracy"]
 
@@ -52,7 +54,7 @@ def accuracy(algorithm: Algorithm, seed: int) -> tuple[float, float]:
 def chosen(k: int, seed: int) -> list[str]:
     """The layers that FedLAG makes personal after each round that follows the warm-up; nothing is evaluated."""
     method = fedlag(k=k, xi=-0.1, warmup=WARMUP, train=TRAIN)
-    sim = simulation(method, digits(seed=seed, split="random"), model, rounds=ROUNDS, seed=seed)
+    sim = simulation(method, digits_federation(seed=seed, split="random"), model, rounds=ROUNDS, seed=seed)
     progress, sets = sim.start(), []
     while progress.t < ROUNDS:
         progress, _ = sim.round(progress, Matrix())

@@ -7,7 +7,7 @@ Mean linear CKA over pairs of 20 clients on 100 common test samples, in the firs
 
 from statistics import mean
 
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
@@ -22,7 +22,7 @@ def similarities(algorithm, seed, rounds=ROUNDS):
     """CKA by layer, after the first and after the last round."""
     sim = simulation(
         algorithm,
-        digits(seed=seed, split="random"),
+        digits_federation(seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 32)),
         rounds=rounds,
         seed=seed,

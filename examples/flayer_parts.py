@@ -8,7 +8,7 @@ Accuracies are those of the last round, as received (the model that Algorithm 1 
 
 from statistics import mean, stdev
 
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.methods import LocalTraining, flayer
@@ -29,7 +29,7 @@ def history(algorithm, seed, rounds=ROUNDS, every=1):
     """One line per round, of 20 clients with Dirichlet(0.1) shares of the digits and an MLP of three layers."""
     sim = simulation(
         algorithm,
-        digits(validation=0.1, seed=seed, split="random"),
+        digits_federation(validation=0.1, seed=seed, split="random"),
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(64, 32)),
         rounds=rounds,
         seed=seed,

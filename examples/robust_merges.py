@@ -15,7 +15,7 @@ from statistics import mean
 
 import torch
 
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.data.partitions import Dirichlet
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Matrix, simulation
@@ -46,7 +46,7 @@ class ScaledUpdate(Watched):
 
 def federation(seed, wrong=""):
     """The digits over ten clients, Dirichlet(1), of whom the last may be wrong."""
-    made = digits(clients=CLIENTS, partition=Dirichlet(alpha=1.0, minimum=20), seed=seed)
+    made = digits_federation(clients=CLIENTS, partition=Dirichlet(alpha=1.0, minimum=20), seed=seed)
     x, y, own = made.x.clone(), made.y.clone(), made.split("train").of(WRONG)
     if wrong == "unit":
         x[own] *= 100

@@ -15,7 +15,7 @@ from stratafl.config.assemble import simulation_of
 from stratafl.config.deployment import FederationFile, blueprint_of, federation_from, server_of
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import flatten
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.courier import Content, Delivered, Kind
 from stratafl.deploy.hosting import AGREED, FILE, SERVER
@@ -70,7 +70,7 @@ def acting(method: str) -> FederationFile:
 
 def write_samples(folder: Path, sites: Sequence[str] = SITES) -> None:
     """A table for each site, and one of all sites with a column that says whose a row is."""
-    whole = digits(clients=1)
+    whole = digits_federation(clients=1)
     x, y = whole.x.reshape(len(whole.x), -1)[:240, 20:28].numpy(), whole.y[:240].numpy()
     shares = np.arange(len(sites), 0, -1) / (len(sites) * (len(sites) + 1) / 2)
     owner = np.random.default_rng(1).choice(sites, len(x), p=shares)

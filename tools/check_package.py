@@ -22,13 +22,9 @@ ROOT = Path(__file__).parents[1]
 MAX_MEGABYTES = 3
 DEMO = ["compare", "--algorithms", "local,fedavg,fedper,flayer", "--seeds", "2", "--rounds", "3", "--out", "demo"]
 README = """
-import torch
+import stratafl, torch
 from torch import nn
-from stratafl.data import digits
-
-federation = digits()
-clients = [(federation.x[held], federation.y[held]) for held in map(federation.splits["train"].of, range(2))]
-(x, y), (x2, y2) = clients
+(x, y), (x2, y2) = stratafl.digits("iid", clients=2)
 x_new, model = x[:4], nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
 """
 FITTED = """

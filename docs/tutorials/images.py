@@ -15,9 +15,9 @@
 import numpy as np
 from PIL import Image
 
-from stratafl.data.digits import digits_arrays
+import stratafl
 
-pixels, labels = digits_arrays()
+[(pixels, labels)] = stratafl.digits("iid", clients=1)  # all of them
 order = np.random.default_rng(0).permutation(len(labels))[:900]
 clients = {}
 for number, rows in enumerate(np.split(order, 6)):
@@ -39,8 +39,6 @@ Image.fromarray((255 * np.vstack(rows)).astype(np.uint8)).resize((12 * 32, 6 * 3
 # numbers from 0 to 1, so they are used unchanged.
 
 # %%
-import stratafl
-
 result = stratafl.compare(
     "local,fedavg,fedper", clients, "mlp", rounds=8, lr=0.1, seeds=2, folder="runs/scanners", progress=False
 )

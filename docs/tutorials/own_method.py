@@ -91,11 +91,10 @@ except StrataError as error:
 
 # %%
 import stratafl
-from stratafl.data import Dirichlet, digits
 
 train = LocalTraining(lr=0.1)
 for seed in range(3):
-    clients = digits(partition=Dirichlet(alpha=0.3, minimum=10), validation=0.1, seed=seed)
+    clients = stratafl.digits(clients=20, alpha=0.3, seed=seed)
     methods = fedper(train=train), fasthead(factor=2.0, train=train), fasthead(factor=4.0, train=train)
     scores = [stratafl.fit(method, clients, "mlp", rounds=15, seed=seed).accuracy for method in methods]
     print(f"seed {seed}: fedper {scores[0]:.1%}, fasthead(2) {scores[1]:.1%}, fasthead(4) {scores[2]:.1%}")

@@ -4,8 +4,8 @@
     fitted.client("Basel").predict(x_new)
 
 `fit` trains on your own samples, `load` reads a run directory; both return a `Fitted`. `compare`, `tune` and `advise`
-are the commands of these names for the same samples. The names listed in `__all__` are public, and so is
-`stratafl.methods`, from which the author of a method imports.
+are the commands of these names for the same samples. `digits` and `partition` give samples to try them on. The names
+listed in `__all__` are public, and so is `stratafl.methods`, from which the author of a method imports.
 """
 
 from importlib import import_module
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         TuningResult,
         advise,
         compare,
+        digits,
         fit,
         load,
+        partition,
         tune,
     )
 
@@ -47,8 +49,10 @@ __all__ = [
     "__version__",
     "advise",
     "compare",
+    "digits",
     "fit",
     "load",
+    "partition",
     "tune",
 ]
 

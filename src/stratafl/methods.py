@@ -14,6 +14,7 @@
 | shape training | `Objective` for another loss; `Edit`, `Rate`, `GradientRule`, `Follower`, `Projection` |
 | say what may be tuned | `Range`, `Tune`, `Fixed` in the annotations of the builder |
 | start from a method of the catalogue | its builder, such as `fedavg`, or `algorithm("fedper+flayer")` |
+| divide samples among clients in a way of your own | `Partition`, which gets a `Pool` and may return an `Assignment` |
 | check a method | `check`, and `SpecialCase` for options with which it must equal a simpler method |
 """
 
@@ -78,6 +79,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.state import State, rows_of, tensor_of
 from stratafl.core.steps import Batching, MergeRows, MergeSums, Mix, Send, Serve, Train, field_names
 from stratafl.core.task import Gradients, Stack, Task
+from stratafl.data.partitions import Assignment, Partition, Pool
 from stratafl.policies import (
     Accuracy,
     Adopt,
@@ -111,6 +113,7 @@ __all__ = [
     "Accuracy",
     "Adopt",
     "Algorithm",
+    "Assignment",
     "Batch",
     "Batching",
     "Broadcast",
@@ -148,8 +151,10 @@ __all__ = [
     "Number",
     "Objective",
     "Parcel",
+    "Partition",
     "Phase",
     "Phased",
+    "Pool",
     "Prepare",
     "Projection",
     "Pull",

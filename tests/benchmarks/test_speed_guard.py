@@ -19,7 +19,7 @@ from stratafl.bench.baselines import Loop
 from stratafl.bench.engine_run import EngineRun
 from stratafl.bench.workload import Workload, bench_model
 from stratafl.config.experiment import Experiment, with_settings
-from stratafl.data import Federation, digits
+from stratafl.data import Federation, digits_federation
 from stratafl.execute import Simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -106,7 +106,7 @@ def test_nothing_of_a_joined_run_stays_while_the_others_go_on(tmp_path):
 
 def test_nothing_of_a_fitted_federation_stays_once_it_is_dropped():
     def fitted() -> weakref.ref:
-        federation = digits(clients=6)
+        federation = digits_federation(clients=6)
         shape = tuple(federation.x.shape[1:])
         made = stratafl.fit(
             ALGORITHMS["fedper"](train=LocalTraining()), federation, lambda: build("mlp", shape=shape, classes=10),

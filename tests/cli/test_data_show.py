@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cli_helpers import checked_line
 
-from stratafl.data import Dirichlet, digits
+from stratafl.data import Dirichlet, digits_federation
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def rows(text):
 
 def test_a_row_per_client(strata):
     result = strata("data", "show", "--set", "data.clients=5", "--set", "data.seed=3")
-    federation = digits(clients=5, seed=3, validation=0.1, partition=Dirichlet(0.3))
+    federation = digits_federation(clients=5, seed=3, validation=0.1, partition=Dirichlet(0.3))
     assert (result.code, result.err) == (0, "")
     assert "digits: 5 clients, 1,797 samples" in result.out
     table = rows(result.out)

@@ -14,7 +14,7 @@ from thread_ranks import by_two_ranks
 from simulations import federation, outcome
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core.state import flatten
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Debug, Distributed, Matrix, Messages, simulation
 from stratafl.models import build
@@ -158,7 +158,10 @@ def test_executors_have_the_same_bits_in_single_precision(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn", "convnorm"])
 def test_executors_have_the_same_bits_with_larger_models(model):
-    data, method = digits(clients=8), algorithm("fedper", train=LocalTraining(lr=0.05, momentum=0.5, batch=30))
+    data, method = (
+        digits_federation(clients=8),
+        algorithm("fedper", train=LocalTraining(lr=0.05, momentum=0.5, batch=30)),
+    )
     sim = simulation(method, data, lambda: build(model, shape=(1, 8, 8), classes=10), rounds=1)
     expected, *others = (everything(sim, sim.run(each)) for each in (Matrix(), Matrix(chunk=3), Messages()))
     assert all(difference(expected, other) == 0 for other in others)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from stratafl.algorithms import fedavg
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
@@ -19,7 +19,7 @@ SLOW = pytest.mark.slow
 def run(model, steps=None, batch=10, rounds=2):
     sim = simulation(
         fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=steps, batch=batch)),
-        digits(clients=8),
+        digits_federation(clients=8),
         lambda: build(model, shape=(1, 8, 8), classes=10),
         rounds=rounds,
     )
@@ -96,7 +96,7 @@ def test_client_by_client_gives_the_same_bits_for_every_executor_and_number_of_l
 def by_client(executor, model, options):
     sim = simulation(
         fedavg(train=LocalTraining(lr=0.05, momentum=0.9, steps=2)),
-        digits(clients=5),
+        digits_federation(clients=5),
         lambda: build(model, shape=(1, 8, 8), classes=10, **options),
         rounds=1,
         engine="loop",
@@ -119,7 +119,10 @@ class NoisyNet(nn.Module):
 
 def test_modules_with_random_numbers_of_their_own_are_computed_one_at_a_time(torch_threads):
     torch_threads(3)
-    run = [simulation(fedavg(train=LocalTraining(steps=2)), digits(clients=4), NoisyNet, rounds=1) for _ in range(2)]
+    run = [
+        simulation(fedavg(train=LocalTraining(steps=2)), digits_federation(clients=4), NoisyNet, rounds=1)
+        for _ in range(2)
+    ]
     assert not run[0].runtime.engine.parallel
     first, second = (everything(sim, sim.run(each)) for sim, each in zip(run, (Matrix(), Messages()), strict=True))
     assert difference(first, second) == 0

@@ -15,7 +15,7 @@ from stratafl.core import wire
 from stratafl.core.algorithm import Total
 from stratafl.core.form import form_of
 from stratafl.core.state import State, pick
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.execute import Messages, Simulation, simulation
 from stratafl.models import MLP
 from stratafl.policies import LocalTraining
@@ -25,7 +25,7 @@ ROUNDS = 3
 
 @cache
 def simulated(name: str) -> Simulation:
-    federation = digits(clients=len(SITES))
+    federation = digits_federation(clients=len(SITES))
     train = LocalTraining(lr=0.05, batch=200)
     model = lambda: MLP(shape=(1, 8, 8), classes=10, hidden=(12,))  # noqa: E731
     return simulation(algorithm(name, train=train), federation, model, rounds=ROUNDS, participation=0.7)

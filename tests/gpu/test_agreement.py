@@ -11,7 +11,7 @@ from unittest import SkipTest
 import torch
 
 from stratafl.algorithms import algorithm, fedalp, fedavg30local, fedlag, flayer, heurpfedla, pfedla
-from stratafl.data import IID, Scaling, digits
+from stratafl.data import IID, Scaling, digits_federation
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.runtime.speed import Speed
@@ -75,7 +75,7 @@ def test_gpu_and_cpu_agree_in_float64():
 
 def images_of_16_bits(dtype=torch.float64):
     """Pixels that a GPU has to pick and scale itself."""
-    made = digits(clients=4, dtype=dtype)
+    made = digits_federation(clients=4, dtype=dtype)
     return replace(made, x=(made.x * 65535).to(torch.uint16), scaling=Scaling((0.5,), (0.5,), 65535))
 
 
@@ -125,7 +125,7 @@ def test_decisions_agree_in_float32():
             METHODS[name],
             dtype=torch.float32,
             rounds=2,
-            data=partial(digits, partition=IID()),
+            data=partial(digits_federation, partition=IID()),
             model=convolutional,
         )
         there, here = (decisions(*run_on(device)) for device in ("cuda", "cpu"))

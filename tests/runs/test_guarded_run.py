@@ -22,7 +22,7 @@ from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.core.round import Round
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError
 from stratafl.evaluation import candidates
 from stratafl.evaluation.candidates import GuardCandidates, local_descent
@@ -229,7 +229,9 @@ def test_the_folder_of_a_guard_is_not_a_run_to_continue(done: Path) -> None:
 
 def test_in_python() -> None:
     train = LocalTraining(lr=0.1, batch=400)
-    fitted = stratafl.fit(fedper(train=train), digits(clients=4, validation=0.2), model, rounds=1, device="cpu")
+    fitted = stratafl.fit(
+        fedper(train=train), digits_federation(clients=4, validation=0.2), model, rounds=1, device="cpu"
+    )
     made = fitted.guard(epochs=1)
     assert sorted(made.choices) == [0, 1, 2, 3]
     federation, right = fitted.sim.runtime.federation, 0
@@ -260,7 +262,9 @@ def test_a_loaded_run_trains_alone_as_the_run_would(method: str, tmp_path: Path)
 @pytest.mark.slow
 def test_a_model_with_layers_of_a_method_cannot_be_trained_alone() -> None:
     train = LocalTraining(batch=600)
-    fitted = stratafl.fit(fedrod(train=train), digits(clients=3, validation=0.2), model, rounds=1, device="cpu")
+    fitted = stratafl.fit(
+        fedrod(train=train), digits_federation(clients=3, validation=0.2), model, rounds=1, device="cpu"
+    )
     with pytest.raises(ModelError, match="'strata run --guard'"):
         fitted.guard()
 
@@ -282,7 +286,7 @@ def test_in_python_it_goes_by_the_metric_of_the_fit(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(api, "train_alone", trained)
     monkeypatch.setattr(candidates, "choose", chosen)
-    federation = digits(clients=3, validation=0.2)
+    federation = digits_federation(clients=3, validation=0.2)
     stratafl.fit(fedper(), federation, model, rounds=1, metric="auroc", device="cpu").guard(epochs=1)
     assert by == ["auroc"] * 3
 

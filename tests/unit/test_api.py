@@ -83,6 +83,14 @@ def test_own_arrays_and_an_own_module_in_a_few_lines(fitted):
     assert isinstance(fitted, stratafl.Fitted)
 
 
+def test_printed_it_shows_its_scores_and_its_repr_is_one_line(fitted):
+    line = next(line for line in str(fitted).splitlines() if line.startswith("test"))
+    keys = ("accuracy", "client_accuracy", "worst10")
+    expected = [f"{100 * fitted.selected[f'test.deployed.{key}']:.1f}" for key in keys]
+    assert [part for part in line.split()[1:] if part != "%"] == expected
+    assert "\n" not in repr(fitted)
+
+
 def test_fit_gives_what_a_simulation_has_after_the_selected_round(fitted):
     torch.manual_seed(0)
     federation = from_clients(arrays(), validation=0.1, test=0.25)

@@ -9,7 +9,7 @@ from torch import nn
 from stratafl.algorithms import fedavg
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, with_settings
-from stratafl.data import digits
+from stratafl.data import digits_federation
 from stratafl.execute import simulation
 from stratafl.models import build
 from stratafl.runs.environment import misstated
@@ -37,7 +37,7 @@ def found(monkeypatch, tmp_path):
 
 
 def made(model="cnn", **options):
-    federation = options.pop("federation", None) or digits(clients=6)
+    federation = options.pop("federation", None) or digits_federation(clients=6)
     return simulation(fedavg(), federation, lambda: build(model, shape=(1, 8, 8), classes=10), rounds=1, **options)
 
 
@@ -53,7 +53,9 @@ def test_the_faster_engine_is_taken_and_not_measured_again(found, tmp_path):
     assert json.loads(entry.read_text())["engine"] == "loop"
 
 
-@pytest.mark.parametrize("options", [{"dtype": torch.float64}, {"model": "lenet"}, {"federation": digits(clients=2)}])
+@pytest.mark.parametrize(
+    "options", [{"dtype": torch.float64}, {"model": "lenet"}, {"federation": digits_federation(clients=2)}]
+)
 def test_other_geometry_is_measured_for_itself(options, found):
     made()
     made(**options)

@@ -13,7 +13,7 @@ from simulations import finished
 from stratafl.algorithms import fedper
 from stratafl.core.machine import ram
 from stratafl.core.state import flatten
-from stratafl.data import IID, digits
+from stratafl.data import IID, digits_federation
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
 from stratafl.execute import Matrix, disk, simulation
 from stratafl.execute import memory as memory_module
@@ -252,7 +252,7 @@ def test_what_is_asked_for_is_done_or_refused():
 
 
 def made(algorithm, kept):
-    federation = digits(clients=6, partition=IID(), validation=0.1)
+    federation = digits_federation(clients=6, partition=IID(), validation=0.1)
     model = lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(8,))  # noqa: E731
     return simulation(algorithm, federation, model, rounds=3, participation=0.5, store=kept)
 

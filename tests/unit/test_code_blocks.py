@@ -24,7 +24,7 @@ from code_blocks import (
 from stratafl.algorithms import fedavg, fedper
 from stratafl.cli import main as strata
 from stratafl.core import records
-from stratafl.data import digits
+from stratafl.data import digits_federation
 
 EXECUTED = ("docs/start/", "docs/tutorials/")  # whole, by docs/tools/run_blocks.py
 UNTAGGED = ("docs/design/",)
@@ -68,7 +68,7 @@ def first_run(tmp_path_factory):
 
 def names_of_pages():
     """What the Python of the pages takes for granted: samples of two clients, a model, and usual imports."""
-    federation = digits()
+    federation = digits_federation()
     (x, y), (x2, y2) = (
         (federation.x[rows][:60], federation.y[rows][:60]) for rows in map(federation.splits["train"].of, range(2))
     )

@@ -23,7 +23,7 @@ from stratafl.config.deployment import DEPLOY, DeployTable
 from stratafl.config.experiment import from_tables
 from stratafl.config.setting_tables import TABLES, partition_of
 from stratafl.config.trust import parameters
-from stratafl.data import PARTITIONS, digits, federate
+from stratafl.data import PARTITIONS, digits_federation, federate
 from stratafl.data.formats.columns import Request
 from stratafl.models import MODELS
 from stratafl.recipes import parse_recipe, recipe_names
@@ -126,7 +126,7 @@ def test_links_to_decisions_lead_to_their_sections():
 
 @pytest.mark.budget(1, "twenty rounds, as the README has them")
 def test_the_five_lines_run(capsys):
-    federation = digits()
+    federation = digits_federation()
     clients = [(federation.x[held], federation.y[held]) for held in map(federation.splits["train"].of, range(2))]
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
     (x, y), (x2, y2) = clients[:2]
@@ -219,13 +219,13 @@ def test_models_and_partitions_are_documented_with_their_options(document, name,
 
 
 def test_the_digits_of_the_document_are_those_of_the_command():
-    """Python's `digits()` has other defaults, so a document says how to get the same clients."""
-    made, default = run(blocks("docs/guide/data.md")[0]), from_tables({})
-    clients, of_command = made["clients"], federation_of(default)
+    fitted, default = run(blocks("docs/guide/data.md")[0])["fitted"], from_tables({})
+    federation, of_command = fitted.sim.runtime.federation, federation_of(default)
     for name, split in of_command.splits.items():
-        assert torch.equal(clients.splits[name].indices, split.indices)
-        assert torch.equal(clients.splits[name].offsets, split.offsets)
-    assert made["method"] == algorithm_of(default)
+        rows = federation.splits[name]
+        assert torch.equal(federation.x[rows.indices], of_command.x[split.indices])
+        assert torch.equal(rows.offsets, split.offsets)
+    assert fitted.sim.algorithm == algorithm_of(default)
     for setting in (f"data.alpha = {default.data.alpha}", f"train.lr = {default.train.lr}"):
         assert setting in text("docs/reference/settings.md")
 

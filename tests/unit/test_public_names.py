@@ -12,7 +12,7 @@ from stratafl.api.requests import OPTIONS, SharedOptions
 from stratafl.config.setting_tables import TABLES
 
 STRATAFL = """
-fit compare tune advise load __version__
+fit compare tune advise load digits partition __version__
 Fitted FittedClient Guarded Predictions CrossSiteResult ComparisonResult TuningResult AdviceResult
 BestMethod StrataError
 """
@@ -52,6 +52,7 @@ Batch CrossEntropy Frozen Loss Net Objective cross_entropies
 Accuracy Adopt Broadcast Clamp Constant Copy Cosine Deliver Exponential Fresh Increment LocalTraining Mean MeanOfRows
 Prepare Pull Remember ServerOptimizer Stepped StoreRows Take Upload Warmup
 Fixed Range Tune
+Assignment Partition Pool
 """
 
 
@@ -75,7 +76,7 @@ def test_what_is_public_is_documented(name):
         assert documented or (getattr(cls, attribute).__doc__ or "").strip(), f"{name}.{attribute} has no docstring"
 
 
-@pytest.mark.parametrize("name", ["fit", "compare", "tune", "advise", "load"])
+@pytest.mark.parametrize("name", ["fit", "compare", "tune", "advise", "load", "digits", "partition"])
 def test_every_argument_of_a_function_is_documented(name):
     function = getattr(stratafl, name)
     for argument in inspect.signature(function).parameters:

@@ -90,6 +90,17 @@ def test_a_result_has_tables_a_report_and_a_picture(result, tmp_path):
     assert all(name in result._repr_html_() for name in scores)
 
 
+def test_printed_it_is_a_table_with_sentences_and_its_repr_is_one_line(result):
+    head, *lines = str(result).splitlines()
+    rows = {rank.label: next(line for line in lines if line.startswith(rank.label)) for rank in result.study.ranks}
+    assert head.split()[:2] == ["method", "accuracy"]
+    assert all(f"{100 * rank.mean('score'):.1f} %" in rows[rank.label] for rank in result.study.ranks)
+    assert len({line.index("%") for line in rows.values()}) == 1  # columns are aligned
+    assert lines[lines.index("") + 1 :] == result._sentences()
+    assert result.best.method in repr(result)
+    assert "\n" not in repr(result)
+
+
 def test_the_same_call_reads_what_is_finished_and_writes_data_that_is_gone(result, monkeypatch):
     monkeypatch.setattr(comparing, "advance_comparison", lambda *_: True)
     data = next(result.folder.parent.glob("arrays-*"))
@@ -215,6 +226,8 @@ def test_tuning_returns_what_was_chosen_and_a_comparison_takes_it(tmp_path):
     assert tuned.best.settings["train.lr"] in (0.01, 0.5)
     assert len(tuned.to_pandas("trials")) == 2
     assert "<svg" in tuned._repr_html_()
+    assert f"{100 * tuned.best.score:.1f} %" in str(tuned).splitlines()[1]
+    assert "\n" not in repr(tuned)
     compared = stratafl.compare("fedavg", pairs(), Net(), tuned=tuned, seeds=1, folder=tmp_path / "c", progress=False)
     assert compared.best.settings["train.lr"] == tuned.best.settings["train.lr"]
     assert compared.best.score == tuned.best.score  # the first fresh seed is the same run

@@ -15,7 +15,7 @@ from stratafl.core.parcel import Field, LayerMask
 from stratafl.core.records import record
 from stratafl.core.state import rows_of
 from stratafl.core.steps import MergeSums, Mix, Serve, Train
-from stratafl.data import digits, federate, from_clients
+from stratafl.data import digits_federation, federate, from_clients
 from stratafl.errors import (
     DataError,
     MemoryLimitError,
@@ -144,7 +144,7 @@ def test_a_declared_split_must_exist():
 
     asks = replace(fedavg(), train=(AskForValidation(),))
     with pytest.raises(DataError, match="needs the split 'validation'"):
-        simulation(asks, digits(), lambda: build("mlp", shape=(1, 8, 8), classes=10), rounds=1)
+        simulation(asks, digits_federation(), lambda: build("mlp", shape=(1, 8, 8), classes=10), rounds=1)
     _, report = tiny(asks).round(tiny(asks).start(), Matrix())
     assert report.notes["score"].shape == (len(SIZES),)
 
@@ -157,7 +157,9 @@ def test_fedper_beats_fedavg_on_digits():
     accuracies = {}
     for name in ("fedavg", "fedper"):
         alg = algorithm(name, train=LocalTraining(lr=0.05, epochs=1, batch=10))
-        sim = simulation(alg, digits(seed=1), lambda: build("mlp", shape=(1, 8, 8), classes=10), rounds=6, seed=1)
+        sim = simulation(
+            alg, digits_federation(seed=1), lambda: build("mlp", shape=(1, 8, 8), classes=10), rounds=6, seed=1
+        )
         accuracies[name] = accuracy(sim, sim.run(Matrix()))
     assert accuracies["fedper"] > accuracies["fedavg"] + 0.05
     assert accuracies["fedper"] > 0.85

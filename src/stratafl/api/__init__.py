@@ -9,6 +9,7 @@ basel.predictor                the model with its preprocessing: it takes raw sa
 basel.export("basel.onnx")     or .safetensors
 fitted.metric("auroc")         of all clients' models on their test samples; also your own f(y_true, y_score)
 
+clients = stratafl.digits(alpha=0.3)                               the digits of the package; also partition(x, y)
 result = stratafl.compare("local,fedavg,fedper", clients, model)    the command of this name; also tune and advise
 """
 
@@ -18,10 +19,12 @@ from stratafl.api.fitted import Fitted
 from stratafl.api.fitted_client import FittedClient
 from stratafl.api.fitting import fit, load
 from stratafl.api.guarded import Guarded
+from stratafl.api.partitioned import digits, partition
 from stratafl.api.results import AdviceResult, BestMethod, ComparisonResult, TuningResult
 from stratafl.errors import StrataError
 from stratafl.evaluation.predictions import Predictions
 from stratafl.report.notebook import CrossSiteResult
 
 __all__ = ["AdviceResult", "BestMethod", "ComparisonResult", "CrossSiteResult", "Fitted", "FittedClient", "Guarded"]
-__all__ += ["Predictions", "StrataError", "TuningResult", "advise", "compare", "fit", "load", "tune"]
+__all__ += ["Predictions", "StrataError", "TuningResult", "advise", "compare", "digits", "fit", "load"]
+__all__ += ["partition", "tune"]

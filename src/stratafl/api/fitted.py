@@ -33,7 +33,9 @@ from stratafl.evaluation.metrics import Metric, named_metric, own_metric
 from stratafl.evaluation.predictions import Predictions, predictions
 from stratafl.execute import Progress, Simulation
 from stratafl.export import Predictor
+from stratafl.report.formats import score_text
 from stratafl.report.notebook import CrossSiteResult
+from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.runs.summary import DEFAULTS, evaluated, selected
 
 HELD_OUT = ("test", "validation")
@@ -76,6 +78,19 @@ class Fitted:
     def _about(self) -> str:
         kind = "regression" if self.sim.setup.classes is None else f"{self.sim.setup.classes} classes"
         return f"{self.clients} clients, {kind}, after round {self.round} of {self.sim.setup.rounds}"
+
+    def __str__(self) -> str:
+        """What it is, and the scores of these models by split, if their round was evaluated."""
+        line = next((line for line in (self.counts or {}, *self.history) if line.get("round") == self.round), {})
+        metric = self.selected_by or metric_for(self.evaluate, self.sim.runtime.federation, self.trust)
+        columns = {metric.key: metric.title, f"client_{metric.key}": "mean over clients", "worst10": "worst 10 %"}
+        rows = []
+        for split in HELD_OUT:
+            values = [line.get(f"{split}.{self.stage}.{key}") for key in columns]
+            if any(value is not None for value in values):
+                rows.append((text(split), *(Cell(score_text(value, metric)) for value in values)))
+        table = ReportTable("scores", "", ("samples", *columns.values()), tuple(rows))
+        return f"{self._about()}\n\n{table.plain()}" if rows else self._about()
 
     @property
     def clients(self) -> int:

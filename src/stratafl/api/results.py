@@ -22,7 +22,7 @@ from stratafl.report.notebook import Dot, data_frames, dot_picture, fragment, st
 from stratafl.report.page import check_report_file, write_report
 from stratafl.report.pair_tables import pairs_csv
 from stratafl.report.ranking import winner
-from stratafl.report.ranking_tables import ranking_table
+from stratafl.report.ranking_tables import COST_COLUMNS, ranking_table
 from stratafl.report.report_tables import ReportTable, as_csv, text
 from stratafl.report.study import ranked_study
 from stratafl.report.tuned import TunedMethod
@@ -60,7 +60,8 @@ class BestMethod(NamedTuple):
 
 @holder
 class ComparisonResult:
-    """A finished comparison, which `compare` returns. A notebook shows the answer, a picture and the ranking.
+    """A finished comparison, which `compare` returns. `print` shows the ranking and the answer,
+    a notebook a picture as well.
 
     Attributes:
         folder: The folder of the runs.
@@ -116,14 +117,22 @@ class ComparisonResult:
         """
         return load(_run(Comparison.read(self.folder), method or self.best.method, seed), trust=self.trust.everything)
 
+    def _sentences(self) -> list[str]:
+        return list(map(str, [*decision(self.study).headline, *in_short(self.study)]))
+
+    def __str__(self) -> str:
+        table = ranking_table(self.study)
+        return "\n".join([table.plain(len(table.head) - COST_COLUMNS), "", *self._sentences()])
+
     def _repr_html_(self) -> str:
-        study, sentences = self.study, " ".join(map(str, [*decision(self.study).headline, *in_short(self.study)]))
-        return fragment(sentences, study_picture(study), ranking_table(study))
+        return fragment(" ".join(self._sentences()), study_picture(self.study), ranking_table(self.study))
 
 
 @holder
 class TuningResult:
     """A finished tuning, which `tune` returns: what was chosen for each method, and how that scored on fresh seeds.
+
+    `print` shows it as a table.
 
     Attributes:
         folder: The folder of the trials and runs.
@@ -183,18 +192,26 @@ class TuningResult:
         winners = next(each for each in self.tuning.comparisons if each.folder.name == WINNERS)
         return load(_run(winners, method or self.best.method, seed), trust=self.trust.everything)
 
-    def _repr_html_(self) -> str:
+    def _table(self) -> ReportTable:
         rows = tuple(tuple(map(text, row)) for row in result_rows(self.methods))
+        return ReportTable("tuned", caption(self.tuning), HEAD, rows, left=2)
+
+    def _sentences(self) -> list[str]:
+        best = self.best
+        return [f"{best.method} with {shown_settings(best.settings)} is first.", *remarks(self.methods)]
+
+    def __str__(self) -> str:
+        return "\n".join([self._table().plain(), "", *self._sentences()])
+
+    def _repr_html_(self) -> str:
         dots = [
             Dot(f"{method.method}{shown}", mean.mean, mean.std, score_text(mean.mean, method.like), faint)
             for method in self.methods
             for which, shown, faint in (("tuned", "", False), ("untuned", " (default)", True))
             if (mean := method.spread(which)) is not None
         ]
-        best = self.best
-        sentence = f"{best.method} with {shown_settings(best.settings)} is first. {' '.join(remarks(self.methods))}"
-        table = ReportTable("tuned", caption(self.tuning), HEAD, rows, left=2)
-        return fragment(sentence, dot_picture(dots, percent=self.methods[0].like.percent), table)
+        picture = dot_picture(dots, percent=self.methods[0].like.percent)
+        return fragment(" ".join(self._sentences()), picture, self._table())
 
 
 @holder
@@ -211,8 +228,17 @@ class AdviceResult:
     def _about(self) -> str:
         return f"federate={self.federate}, best: {self.best.method}, written to '{self.config.parent}'"
 
+    def _sentences(self) -> list[str]:
+        return [advice_text.advice_answer(self.advice), *advice_text.sentences(self.advice)]
+
+    def _table(self) -> ReportTable:
+        head = ("method", "rounds", self.advice.metric.title, "expected", "why")
+        rows = tuple(tuple(map(text, row)) for row in advice_text.tried(self.advice))
+        return ReportTable("tried", "Methods tried, on validation samples", head, rows)
+
     def __str__(self) -> str:
-        return " ".join([advice_text.advice_answer(self.advice), *advice_text.sentences(self.advice)])
+        answer, *facts = self._sentences()
+        return "\n".join([answer, "", self._table().plain(len(self._table().head) - 1), "", *facts])
 
     @property
     def federate(self) -> bool:
@@ -259,10 +285,8 @@ class AdviceResult:
         ]
         for name, score in advice.baselines.items():
             dots.append(Dot(name, sign * score, None, score_text(sign * score, advice.metric), faint=True))
-        head = ("method", "rounds", advice.metric.title, "expected", "why")
-        rows = tuple(tuple(map(text, row)) for row in advice_text.tried(advice))
-        table = ReportTable("tried", "Methods tried, on validation samples", head, rows)
-        return fragment(str(self), dot_picture(dots, percent=advice.metric.percent), table)
+        picture = dot_picture(dots, percent=advice.metric.percent)
+        return fragment(" ".join(self._sentences()), picture, self._table())
 
 
 def _tried(advice: Advice) -> tuple[list[str], list[list[Any]]]:

@@ -16,7 +16,7 @@ it may import it.
 from stratafl.data.builders import federate, from_clients, from_samples, from_splits
 from stratafl.data.cache import draw_partition
 from stratafl.data.catalogue import DATASETS, Dataset
-from stratafl.data.digits import digits, digits_arrays
+from stratafl.data.digits import digits_arrays, digits_federation
 from stratafl.data.federation import Federation, Ragged
 from stratafl.data.loading import load_samples
 from stratafl.data.partitions import IID, PARTITIONS, Assignment, Classes, Dirichlet, Partition, PFLlibDirichlet
@@ -28,6 +28,7 @@ from stratafl.data.splitting import SplitPlan
 
 __all__ = [
     "DATASETS", "IID", "PARTITIONS", "Assignment", "Classes", "Dataset", "Dirichlet", "Federation", "PFLlibDirichlet",
-    "Partition", "Ragged", "Reading", "Samples", "Scaling", "SplitPlan", "digits", "digits_arrays", "draw_partition",
-    "federate", "from_clients", "from_samples", "from_splits", "load_samples", "read_shards", "write_shards",
+    "Partition", "Ragged", "Reading", "Samples", "Scaling", "SplitPlan", "digits_arrays", "digits_federation",
+    "draw_partition", "federate", "from_clients", "from_samples", "from_splits", "load_samples", "read_shards",
+    "write_shards",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ def digits_arrays() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         return stored["x"][:, None].astype(np.float32) / 16, stored["y"].astype(np.int64)
 
 
-def digits(
+def digits_federation(
     *,
     clients: int = 20,
     partition: Partition = _SKEWED,

@@ -23,6 +23,7 @@ from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
 from stratafl.report.report_tables import Cell, ReportTable, text
 from stratafl.report.study import Study
 
+COST_COLUMNS = 2  # of the ranking, the last ones: communication and time
 ABLATION_KEYS = 6  # configurations that differ in more keys are no ablation
 NUMBERS = {"client_mean": "mean over clients", "spread": "spread", "last": "last round", "best": "best round"}
 NUMBERS |= {"received": "as received", "trained": "after training", "converged_round": "converged"}

@@ -43,6 +43,16 @@ class ReportTable:
     def csv(self) -> str:
         return self.written or as_csv(self.head, [[cell.raw for cell in row] for row in self.rows])
 
+    def plain(self, columns: int | None = None) -> str:
+        """Its first columns as text of one width, without caption and second lines."""
+        texts = [self.head, *([cell.shown for cell in row] for row in self.rows)]
+        lines = [[printable(text) for text in line[:columns]] for line in texts]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(f"{text:{'<' if at < self.left else '>'}{widths[at]}}" for at, text in enumerate(line)).rstrip()
+            for line in lines
+        )
+
     def markup(self) -> str:
         titles = "".join(f'<th scope="col"{self._side(i)}>{escaped(title)}</th>' for i, title in enumerate(self.head))
         rows = "\n".join(f"<tr>{''.join(self._cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in self.rows)

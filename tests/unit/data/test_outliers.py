@@ -9,7 +9,7 @@ import torch
 
 from stratafl import fit
 from stratafl.algorithms import fedavg
-from stratafl.data import IID, Dirichlet, Federation, digits, federate, from_clients
+from stratafl.data import IID, Dirichlet, Federation, digits_federation, federate, from_clients
 from stratafl.data.builders import from_samples
 from stratafl.data.outliers import outlier_warnings, outliers
 from stratafl.data.samples import Samples
@@ -57,7 +57,7 @@ def in_another_unit(federation: Federation, client, factor):
 @pytest.mark.parametrize("clients", [3, 20, 40])
 def test_shares_of_the_digits_are_no_other_unit(clients, alpha):
     for seed in range(4):
-        federation = digits(clients=clients, partition=Dirichlet(alpha=alpha, minimum=4), seed=seed)
+        federation = digits_federation(clients=clients, partition=Dirichlet(alpha=alpha, minimum=4), seed=seed)
         assert outliers(federation) == ()
         assert outliers(replace(federation, x=federation.x.flatten(1))) == ()
 
@@ -71,7 +71,7 @@ def test_hospitals_that_differ_are_not_named(clients):
 @pytest.mark.parametrize("factor", [100, 1e4, 1e-2])
 @pytest.mark.parametrize(("clients", "odd"), [(3, 1), (20, 7)])
 def test_digits_in_another_unit(clients, odd, factor):
-    federation = digits(clients=clients, partition=Dirichlet(alpha=0.1, minimum=10), seed=1)
+    federation = digits_federation(clients=clients, partition=Dirichlet(alpha=0.1, minimum=10), seed=1)
     [far] = outliers(in_another_unit(federation, odd, factor))
     assert (far.client, far.feature, far.measure) == (odd, "a sample", "size")
     assert far.value / far.others == pytest.approx(factor, rel=0.2)

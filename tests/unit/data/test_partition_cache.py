@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stratafl.data import cache, digits, draw_partition
+from stratafl.data import cache, digits_federation, draw_partition
 from stratafl.data.partitions import ClientDirichlet, Dirichlet, Partition, PFLlibDirichlet
 
 LABELS = np.random.default_rng(0).integers(0, 5, 400)
@@ -143,8 +143,8 @@ def test_a_partition_that_is_no_record_is_drawn_each_time(folder):
 
 
 def test_federations_are_made_of_what_was_kept(folder, monkeypatch):
-    once = digits(clients=5, seed=3)
+    once = digits_federation(clients=5, seed=3)
     calls = counted(monkeypatch)
-    again = digits(clients=5, seed=3)
+    again = digits_federation(clients=5, seed=3)
     assert not calls
     assert once.split("train").indices.tolist() == again.split("train").indices.tolist()

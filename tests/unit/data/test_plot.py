@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.data import Assignment, digits, federate
+from stratafl.data import Assignment, digits_federation, federate
 from stratafl.data.plot import MAX_CLIENTS_DRAWN, plot_class_counts, total_class_counts
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -43,9 +43,11 @@ def test_every_class_of_every_client_is_a_bubble_whose_area_is_its_samples():
 
 
 def test_bars_are_the_samples_of_each_client():
-    bars = [each for each in found(plot_class_counts(digits(clients=6)), "rect") if each.get("class") == "all"]
+    bars = [
+        each for each in found(plot_class_counts(digits_federation(clients=6)), "rect") if each.get("class") == "all"
+    ]
     sizes = [int(re.search(r": ([\d,]+) samples", said(each))[1].replace(",", "")) for each in bars]
-    assert sizes == total_class_counts(digits(clients=6)).sum(1).tolist()
+    assert sizes == total_class_counts(digits_federation(clients=6)).sum(1).tolist()
     heights = [float(each.get("height")) for each in bars]
     assert np.allclose(np.array(heights) / max(heights), np.array(sizes) / max(sizes), atol=0.01)
 
@@ -56,7 +58,7 @@ def test_all_splits_are_counted():
 
 
 def test_it_is_for_light_and_dark():
-    made = plot_class_counts(digits(clients=3))
+    made = plot_class_counts(digits_federation(clients=3))
     assert "prefers-color-scheme: dark" in made
     assert found(made, "rect")[0].get("class") == "paper"
 
