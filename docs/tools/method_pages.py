@@ -477,7 +477,7 @@ MADE = (
     "[setting and command](../results/methods.md)."
 )
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
-    ("flayer", "| method | paper |", 1, 3, "FLAYER, Table 2: CIFAR-100, CNN", "flayer/table2 --scale full"),
+    ("flayer", "| method | paper |", 1, 3, "FLAYER, Table 2: CIFAR-100, CNN", "flayer/table2 --scale headline"),
     ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, non-IID_1", "pfedla/table1 --scale short"),
     ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, non-IID_2", "pfedla/table2 --scale short"),
 )

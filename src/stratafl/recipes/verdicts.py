@@ -52,7 +52,7 @@ class PairedDifference:
         unit = " %" if claim.share else ""
         value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}{unit}"  # + 0.0: no minus before zero
         if self.margin is None:
-            return f"{value} (one seed)"
+            return f"{value} (one seed, no interval)"
         noisy = ", within noise" if noise else ""
         if self.margin < 0.5 * 10**-digits and self.mean:
             return f"{value} (with each of {self.seeds} seeds{noisy})"
@@ -134,9 +134,9 @@ class _Judge:
     def unknown(self, reason: str, paper: str = "") -> Verdict:
         return Verdict(self.claim.says, self.claim.predicate, paper, "", None, reason, column=self.column)
 
-    def _decided(self, holds: bool, reason: str, paper: str, measured: str, noise: bool) -> Verdict:
+    def _decided(self, holds: bool, reason: str, paper: str, measured: str, noise: bool, one_seed: bool) -> Verdict:
         claim = self.claim
-        return Verdict(claim.says, claim.predicate, paper, measured, holds, reason, noise, column=self.column)
+        return Verdict(claim.says, claim.predicate, paper, measured, holds, reason, noise, one_seed, column=self.column)
 
     def _not_run(self, rows: str, where: str = "", paper: str = "") -> Verdict:
         improving = ", or is still improving" if self.claim.measure in OF_CONVERGENCE else ""
@@ -166,12 +166,15 @@ class _Judge:
                 return self._not_run(f"'{a}' or '{b}'")
             differences.append(difference)
         doubtful = [each.undecided(claim.by) for each in differences]
-        noise = any(doubtful) and not any(each.below(claim.by) for each in differences)
+        fails = any(each.below(claim.by) for each in differences)
+        noise = any(doubtful) and not fails
+        one_seed = any(each.margin is None for each in differences) and not fails
         texts = [each.text(claim, doubt) for each, doubt in zip(differences, doubtful, strict=True)]
         reason = "; ".join(f"{a} against {b}: {text}" for (a, b), text in zip(pairs, texts, strict=True))
         paper = ", ".join(filter(None, (self._paper_difference((a, column), (b, column)) for a, b in pairs)))
         shown = self._means(list(dict.fromkeys(row for pair in pairs for row in pair)))
-        return self._decided(all(each.mean > claim.by for each in differences), reason, paper, shown, noise)
+        holds = all(each.mean > claim.by for each in differences)
+        return self._decided(holds, reason, paper, shown, noise, one_seed)
 
     def _above(self) -> Verdict:
         return self._pairs([(str(self.claim.row), str(self.claim.than))])
@@ -193,7 +196,9 @@ class _Judge:
         nearest, *others = sorted(differences, key=lambda other: differences[other].mean)
         better = [other for other in (nearest, *others) if differences[other].below(by)]
         doubtful = [] if better else [other for other in others if differences[other].undecided(by)]
-        return self._pairs([(row, other) for other in dict.fromkeys((nearest, *better[:1], *doubtful))])
+        verdict = self._pairs([(row, other) for other in dict.fromkeys((nearest, *better[:1], *doubtful))])
+        one_seed = not better and any(each.margin is None for each in differences.values())
+        return replace(verdict, one_seed=verdict.one_seed or one_seed)
 
     def _close(self) -> Verdict:
         a, b = str(self.claim.row), str(self.claim.than)
@@ -203,7 +208,7 @@ class _Judge:
         holds, noise = difference.near(self.claim.within)
         paper = self._paper_difference((a, self.column), (b, self.column))
         reason = f"{a} against {b}: {difference.text(self.claim, noise)}"
-        return self._decided(holds, reason, paper, self._means((a, b)), noise)
+        return self._decided(holds, reason, paper, self._means((a, b)), noise, difference.margin is None)
 
     def _printed(self) -> Verdict:
         place = str(self.claim.row), self.column
@@ -216,7 +221,8 @@ class _Judge:
             return self._not_run(f"'{self.claim.row}'", paper=f"{in_paper:.2f}")
         holds, noise = difference.near(self.claim.within)
         reason = f"against the paper: {difference.text(self.claim, noise)}"
-        return self._decided(holds, reason, f"{in_paper:.2f}", self._mean(*place), noise)
+        one_seed = difference.margin is None
+        return self._decided(holds, reason, f"{in_paper:.2f}", self._mean(*place), noise, one_seed)
 
     def _rises(self) -> Verdict:
         claim, row, columns = self.claim, str(self.claim.row), self.claim.columns or [""]
@@ -226,7 +232,8 @@ class _Judge:
             return self._not_run(f"'{row}'", " in both columns")
         holds, noise = claim.sign * difference.mean > claim.by, difference.undecided(claim.sign * claim.by)
         shown = " → ".join(self._mean(row, each) for each in columns)
-        return self._decided(holds, difference.text(claim, noise), self._paper_difference(last, first), shown, noise)
+        paper, one_seed = self._paper_difference(last, first), difference.margin is None
+        return self._decided(holds, difference.text(claim, noise), paper, shown, noise, one_seed)
 
     def _average(self) -> Verdict:
         """Over all cells, a column and a rival each, in which both were run; the largest difference is shown too."""
@@ -243,7 +250,7 @@ class _Judge:
         noise = average.undecided(claim.by)
         reason = f"{row} against {', '.join(claim.rivals)}, on average: {average.text(claim, noise)}"
         reason += f"; {len(run)} of {len(cells)} cells" if len(run) < len(cells) else ""
-        return self._decided(average.mean > claim.by, reason, paper, shown, noise)
+        return self._decided(average.mean > claim.by, reason, paper, shown, noise, average.margin is None)
 
     def _widens(self) -> Verdict:
         claim, row, columns = self.claim, str(self.claim.row), self.claim.columns or [""]
@@ -256,9 +263,9 @@ class _Judge:
         if change is None:
             return self._not_run(f"'{row}' or '{claim.than or 'its rivals'}'", " in both columns")
         shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in (first, last))
-        noise = change.undecided(claim.by)
+        noise, one_seed = change.undecided(claim.by), change.margin is None
         reason = f"the lead of {row} over {', '.join(rivals)} changes by {change.text(claim, noise)}"
-        return self._decided(change.mean > claim.by, reason, self._paper_leads(rivals, ends), shown, noise)
+        return self._decided(change.mean > claim.by, reason, self._paper_leads(rivals, ends), shown, noise, one_seed)
 
     def _paper_leads(self, rivals: Sequence[str], ends: Sequence[str]) -> str:
         """The differences in the paper at both ends, averaged over rivals."""
@@ -287,7 +294,7 @@ class _Judge:
         reason = f"{row} against {limit:g}: {beyond.text(self.claim, noise)}"
         paper = "" if in_paper is None else f"{in_paper:.2f}"
         holds = side * self.claim.sign * beyond.mean > 0
-        return self._decided(holds, reason, paper, self._mean(row, self.column), noise)
+        return self._decided(holds, reason, paper, self._mean(row, self.column), noise, beyond.margin is None)
 
     def _flat(self) -> Verdict:
         """The difference of the largest and the smallest number, over the seeds that all columns have."""
@@ -301,7 +308,8 @@ class _Judge:
         assert difference is not None  # there is a common seed
         holds, noise = difference.near(self.claim.within)
         shown = " → ".join(f"{value:.2f}" for value in means.values())
-        return self._decided(holds, f"they differ by {difference.text(self.claim, noise)}", "", shown, noise)
+        reason, one_seed = f"they differ by {difference.text(self.claim, noise)}", difference.margin is None
+        return self._decided(holds, reason, "", shown, noise, one_seed)
 
 
 def _mean_and_most(claim: Claim, differences: Sequence[float]) -> str:
