@@ -1,4 +1,4 @@
-"""What the pages of methods show that comes from the source: a picture, options, scores, bytes.
+"""What the pages of methods show that comes from the source: what is shared, options, scores.
 
 `python docs/tools/pages.py` writes it into docs/methods/*.md, between `<!-- made: KIND METHODS -->` and
 `<!-- /made -->`, and draws docs/pictures/methods/METHOD.svg. A picture shows one round of the method's last phase, read
@@ -35,11 +35,10 @@ from stratafl.policies import LocalTraining
 DOCS = Path(__file__).parents[1]
 FOLDER, PICTURES, RESULTS = DOCS / "methods", DOCS / "pictures/methods", DOCS / "results"
 MARKED = re.compile(r"<!-- made: (\w+) ([\w, ]+) -->\n.*?<!-- /made -->", re.DOTALL)
-USUAL_MODEL, MODELS = "cnn", {"fedbn": "convnorm"}
+OTHER_MODELS = {"fedbn": "convnorm"}  # methods that are pictured with another model than `cnn`
 MODEL_FIELDS = {"theta": "", "u": "", "core": "", "heads": "", "cores": "N models", "models": "M models"}
 MODEL_FIELDS |= {"groups": "M models"}
 SYMBOLS = {"received": "●", "made": "◐", "mixture": "◐", "own": "○", "either": "◒"}
-SYMBOL_MEANINGS = "● the same for all clients · ◐ mixed or made for the client · ◒ chosen by the server · ○ its own"
 
 # Pictures
 
@@ -75,10 +74,15 @@ def _start(arrived: Cell, cell: Cell) -> str:
     return "made" if cell.kind == "received" and arrived.kind == "made" else cell.kind
 
 
+def model_of(name: str) -> str:
+    """The model with which a method is pictured."""
+    return OTHER_MODELS.get(name, "cnn")
+
+
 @cache
 def prepared(name: str) -> tuple[Algorithm, Round, Sent]:
     """The method with its defaults, the last round before any finishing pass, and what travels."""
-    experiment = with_values(Experiment(), {"algorithm.name": name, "model.name": MODELS.get(name, USUAL_MODEL)})
+    experiment = with_values(Experiment(), {"algorithm.name": name, "model.name": model_of(name)})
     algorithm, rounds = algorithm_of(experiment), experiment.run.rounds
     if isinstance(algorithm, Phased) and algorithm.before(rounds) >= rounds:
         rounds = ALL_PHASES_ROUNDS
@@ -265,7 +269,8 @@ def drawn(picture: Picture) -> str:
         f'  <desc id="desc">{escape(described(picture))}</desc>',
         f"  <style>{STYLE}\n  </style>",
         f'  <rect class="paper" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10"/>',
-        f'  <text class="small" x="{PAD}" y="26">{"main rounds" if picture.later else "every round"}</text>',
+        f'  <text x="{PAD}" y="30">{"main rounds" if picture.later else "every round"}</text>',
+        f'  <text class="small" x="{PAD}" y="48">{model_of(picture.method)}, values of each layer</text>',
     ]
     for i, (name, size) in enumerate(picture.layers):
         middle = LEFT + CELL * i + CELL // 2
@@ -421,20 +426,18 @@ def options_table(names: Sequence[str]) -> str:
         for option in METHODS[name].hyperparameters:
             options.setdefault((option.name, option.default), (option, []))[1].append(name)
     if not options:
-        return "It has no options of its own; those of [`[train]`](../reference/settings.md#train) apply."
+        return "None of its own; those of [`[train]`](../reference/settings.md#train) apply."
     several = len(names) > 1
-    head = ("option", "default", "allowed", "tuned in", "meaning")
     rows = [
         (
-            f"`{option.name}`" + (f" (`{'`, `'.join(users)}`)" if several and len(users) < len(names) else ""),
-            f"`{_toml(option.default)}`",
-            _allowed(option),
-            _tuned(option),
+            f"`{option.name} = {_toml(option.default)}`"
+            + (f" (`{'`, `'.join(users)}`)" if several and len(users) < len(names) else ""),
+            _allowed(option) + _tuned(option),
             MEANINGS.get(f"{users[0]}.{option.name}") or MEANINGS[option.name],
         )
         for option, users in options.values()
     ]
-    return _table(head, rows)
+    return _table(("option", "allowed; tuned in", "meaning"), rows)
 
 
 def _toml(value: Any) -> str:
@@ -443,19 +446,19 @@ def _toml(value: Any) -> str:
 
 def _allowed(option: Hyperparameter) -> str:
     if option.type == "layers":
-        return "layers, such as `head` or `last:2`"
+        return "layers, such as `last:2`"
     words = [", ".join(f"`{choice}`" for choice in option.choices)] if option.choices else []
     words += [str(option.limits)] if option.limits else []
-    return " or ".join(words) or ("`true`, `false`" if option.type == "bool" else option.type)
+    return " or ".join(words) or {"bool": "`true`, `false`", "int": "integer", "float": "number"}[option.type]
 
 
 def _tuned(option: Hyperparameter) -> str:
     tune = option.tune
     if tune is None:
-        return "–"
+        return ""
     if tune.choices:
-        return ", ".join(f"{choice:g}" for choice in tune.choices)
-    return f"{tune.low:g} to {tune.high:g}" + (", log" if tune.log else "")
+        return "; " + ", ".join(f"{choice:g}" for choice in tune.choices)
+    return f"; {tune.low:g} to {tune.high:g}" + (", log" if tune.log else "")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -465,40 +468,61 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 # Scores
 
-SCORE_COLUMNS = {  # columns of docs/results/methods.md
-    "Dirichlet(0.1), accuracy in %": 1,
-    "Dirichlet(0.1), new clients": 3,
-    "Dirichlet(0.5), accuracy in %": 4,
-    "Dirichlet(0.5), new clients": 5,
-    "time of a round, of FedAvg's": 8,
-}
-MADE = (
-    "MNIST, CNN, 24 clients of which 20 train, 30 rounds, nothing tuned, mean ± standard deviation of 3 seeds: "
-    "[setting and command](../results/methods.md)."
-)
+SCORES = (("α = 0.1", 1), ("new clients", 3), ("α = 0.5", 4), ("new clients", 5))  # columns of docs/results/methods.md
+TIME = 8
+MADE = "MNIST, % correct (difference from FedAvg); time relative to FedAvg's ([setting](../results/methods.md))."
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
-    ("flayer", "| method | paper |", 1, 3, "FLAYER, Table 2: CIFAR-100, CNN", "flayer/table2 --scale full"),
-    ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, non-IID_1", "pfedla/table1 --scale short"),
-    ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, non-IID_2", "pfedla/table2 --scale short"),
+    (
+        "flayer",
+        "| method | paper |",
+        1,
+        3,
+        "FLAYER, Table 2: CIFAR-100, CNN",
+        "flayer/table2 --scale headline",
+    ),
+    ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, 10 clients", "pfedla/table1 --scale short"),
+    ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, 10 clients", "pfedla/table2 --scale short"),
+    (
+        "fedlag",
+        "| 20 % take part |",
+        1,
+        2,
+        "FedLAG, Table 1: CIFAR-100, 20 % of clients",
+        "fedlag/table1 --scale short --seeds 1",
+    ),
 )
 OTHER_NAMES = {"Local training": "Local", "Per-FedAvg, after its step": "Per-FedAvg", "HeurpFedLA, k = 1": "HeurpFedLA"}
-OTHER_NAMES |= {"FLAYER, the paper's equations": "FLAYER"}
-OWN_TABLES = ("fedalp", "fedlag")  # their pages show the tables of their papers themselves
+OTHER_NAMES |= {
+    "FLAYER, the paper's equations": "FLAYER",
+    "FedAvg for 30 rounds, then local training": "FedAvg30+Local",
+}
+OWN_TABLES = ("fedalp",)  # its page shows the numbers of its paper itself
 
 
 def scores_table(names: Sequence[str]) -> str:
-    """The scores on MNIST beside FedAvg's and local training's, then published numbers beside ours."""
+    """The scores on MNIST with their differences from FedAvg's, then published numbers beside ours."""
     rows = _score_rows()
-    shown = list(dict.fromkeys([*names, "fedavg", "local"]))
-    lines = [(words, *(rows[name][i] for name in shown)) for words, i in SCORE_COLUMNS.items()]
-    table = _table(("MNIST", *(METHODS[name].label for name in shown)), lines)
+    lines = [(METHODS[name].label, *_scores(rows[name], rows["fedavg"]), rows[name][TIME]) for name in names]
+    table = _without_names(names, [("method", *(title for title, _ in SCORES), "time"), *lines])
     published = [line for name in names for line in _published(METHODS[name].label)]
     if published:
-        head = ("printed in", "method", "printed", "ours", "command")
-        return f"{table}\n\n{MADE}\n\n{_table(head, published)}"
+        head = ("method", "published in", "printed", "ours", "command")
+        return f"{table}\n\n{MADE}\n\n{_without_names(names, [head, *published])}"
     if set(names) & set(OWN_TABLES) or not METHODS[names[0]].paper:
         return f"{table}\n\n{MADE}"
-    return f"{table}\n\n{MADE}\n\nThe scores of the method's own paper: not measured."
+    return f"{table}\n\n{MADE} Its own paper's experiments were not run."
+
+
+def _without_names(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """The table, without the column of methods if there is only one."""
+    head, *rows = [line[int(len(names) == 1) :] for line in lines]
+    return _table(head, rows)
+
+
+def _scores(row: Sequence[str], fedavg: Sequence[str]) -> Iterable[str]:
+    for _, i in SCORES:
+        score, other = (float(cells[i].partition(" ")[0]) for cells in (row, fedavg))
+        yield row[i] if row is fedavg else f"{row[i]} ({score - other:+.1f})".replace("-", "−").replace("+0.0", "0.0")
 
 
 def _score_rows() -> dict[str, list[str]]:
@@ -518,38 +542,50 @@ def _published(label: str) -> Iterable[tuple[str, ...]]:
         for cells in rows:
             if OTHER_NAMES.get(cells[0], cells[0]) == label:
                 printed, measured = (cells[i].strip("*") for i in (paper, ours))
-                yield f"[{where}](../results/{page}.md)", label, printed, measured, f"`strata reproduce {command}`"
+                yield label, f"[{where}](../results/{page}.md)", printed, measured, f"`strata reproduce {command}`"
 
 
-# Bytes and new clients
+# What is shared
 
 
-def bytes_text(names: Sequence[str]) -> str:
-    """What a client sends and is sent, and what a new client gets."""
-    rows = [row for name in names for row in _byte_rows(name)]
-    model = MODELS.get(names[0], USUAL_MODEL)
-    new = [f"A new client of {METHODS[name].label} gets {METHODS[name].new_client}." for name in names]
-    head = ("method", "way", "when", f"fields, for model `{model}` on the digits", "bytes")
-    first = int(len(names) == 1)
-    return _table(head[first:], [row[first:] for row in rows]) + "\n\n" + " ".join(dict.fromkeys(new))
+def shared_text(names: Sequence[str]) -> str:
+    """The pictures, what a client sends and is sent, and what a new client gets."""
+    images = [f"![{METHODS[name].label}: one round, layer by layer](../pictures/methods/{name}.svg)" for name in names]
+    sent = [prepared(name)[2] for name in names]
+    facts = {
+        "Up": [_stages(each.uploads) for each in sent],
+        "Down": [_stages(each.downloads) for each in sent],
+        "New client": [METHODS[name].new_client for name in names],
+    }
+    lines = [f"- **{title}:** {_by_method(names, texts)}." for title, texts in facts.items()]
+    return "\n\n".join([*images, "\n".join(lines)])
 
 
-def _byte_rows(name: str) -> Iterable[tuple[str, ...]]:
-    sent = prepared(name)[2]
-    for direction, stages in (("up", sent.uploads), ("down", sent.downloads)):
-        for stage in stages:
-            size = ("" if stage.exact else "≤ ") + f"{stage.bytes:,}"
-            yield METHODS[name].label, direction, stage.rounds, _fields(stage), size
+def _by_method(names: Sequence[str], texts: Sequence[str]) -> str:
+    """One text if it is the same for all methods, or else one for each."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{METHODS[name].label}: {text}" for name, text in zip(names, texts, strict=True))
+
+
+def _stages(stages: Sequence[SentStage]) -> str:
+    return "; ".join(_stage(stage) for stage in stages)
+
+
+def _stage(stage: SentStage) -> str:
+    size = f"{'' if stage.exact else 'at most '}{stage.bytes:,} bytes"
+    text = f"{_fields(stage)}, {size}" if stage.fields else "nothing"
+    return text if stage.rounds == "every round" else f"{stage.rounds}: {text}"
 
 
 def _fields(stage: SentStage) -> str:
     words = (f"`{field.name}`" + (f" ({field.layers})" if field.is_model else "") for field in stage.fields)
-    return ", ".join(words) or "nothing"
+    return ", ".join(words)
 
 
 # Pages
 
-KINDS = {"picture": None, "options": options_table, "scores": scores_table, "bytes": bytes_text}
+KINDS = {"picture": shared_text, "options": options_table, "scores": scores_table}
 
 
 def filled(text: str) -> str:
@@ -558,17 +594,8 @@ def filled(text: str) -> str:
 
 
 def _made(kind: str, methods: str) -> str:
-    names = methods.replace(",", " ").split()
-    maker = KINDS[kind]
-    body = _pictures(names) if maker is None else maker(names)
+    body = KINDS[kind](methods.replace(",", " ").split())
     return f"<!-- made: {kind} {methods} -->\n{body}\n<!-- /made -->"
-
-
-def _pictures(names: Sequence[str]) -> str:
-    model = MODELS.get(names[0], USUAL_MODEL)
-    images = [f"![{METHODS[name].label}: one round, layer by layer](../pictures/methods/{name}.svg)" for name in names]
-    columns = f"Columns are the layers of model `{model}`, from the input to the head, with their numbers of values."
-    return "\n\n".join([*images, columns])
 
 
 def pages() -> list[Path]:

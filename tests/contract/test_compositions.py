@@ -15,6 +15,7 @@ LAG = tuple(
     f"{host}+lag" for host in ("fedavg", "fedexp", "pfedme", "scaffold", "fedbabu", "fedrod", "fedpac")
 )  # Table 6, Fig. 5 and the published code
 COMPOSITIONS = (*TABLE_5, *LAG)
+PRIOR = ("fedala+prior+flayer", "ditto+prior", "fedalp+prior", "fedpac+prior", "fedavg+prior+lag", "scaffold+prior+q8")
 QUICK = ("fedper+flayer", "fedexp+lag")
 SETTINGS = (("follow", 0.5), ("local", 1.0))
 SOME_SLOW = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMPOSITIONS]
@@ -22,13 +23,20 @@ SOME_SLOW = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slo
 
 def acting(name):
     """The composition, in which the part acts from the first round on."""
-    return algorithm(name, **PARTS[parse_composition(name)[1]].soon)
+    return algorithm(name, **PARTS[parse_composition(name)[1][-1]].soon)
 
 
 IN_TURN = [  # every fourth one
     pytest.param(name, marks=pytest.mark.nightly if place % 4 else pytest.mark.slow)
     for place, name in enumerate(COMPOSITIONS)
 ]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly if place else pytest.mark.slow) for place, n in enumerate(PRIOR)]
+)
+def test_contract_with_priors(name):
+    check_algorithm(acting(name), rounds=2, settings=[SETTINGS[PRIOR.index(name) % 2]])
 
 
 @pytest.mark.parametrize("name", IN_TURN)

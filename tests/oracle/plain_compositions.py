@@ -5,9 +5,11 @@ options are the defaults of `flayer`: s = 1, the accuracy of the trained model o
 held. LAG scores conv1, conv2 and fc; a BatchNorm follows its convolution; there is no warm-up.
 """
 
+import copy
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -17,6 +19,9 @@ from plain_clients import UNITS, Model, flat, is_statistic, layer_of
 from plain_fedlag import PlainFedLAG
 from plain_flayer import PlainFlayer, share_correct
 from plain_mixtures import Factors, Plain, PlainFedALA, PlainFedAMP, batches, descended, pulled, trainable
+from torch import Tensor
+
+from stratafl.testing import CLASSES
 
 FLAYERS = (("conv1", "bn1"), ("conv2", "bn2"), ("fc",))
 BASE, HEAD = ("conv1", "bn1", "conv2", "bn2"), ("fc",)
@@ -136,6 +141,72 @@ class PlainFedALAFlayer(PlainFedALA, Flayered):
 
     def merged(self, starts: Mapping[int, Model], trained: Mapping[int, Model]) -> Model:
         return self.masked_mean(starts, trained, self.global_model)
+
+
+class Shifted(Plain):
+    """Clients that add log π_k to their logits wherever they use a model: π_k(c) = (n_kc + s)/(n_k + s·C)."""
+
+    smoothing: float = 1.0
+
+    def log_prior(self, client: int) -> Tensor:
+        held = self.clients.federation.split("train").of(client)
+        counts = torch.bincount(self.clients.federation.y[held], minlength=CLASSES).double()
+        return torch.log((counts + self.smoothing) / (counts.sum() + self.smoothing * CLASSES))
+
+    @contextmanager
+    def shifted(self, client: int) -> Iterator[None]:
+        """The clients' network gives this client's logits."""
+        plain, module = self.clients, copy.deepcopy(self.clients.module)
+        prior = self.log_prior(client)
+        module.register_forward_hook(lambda module, inputs, logits: logits + prior)
+        self.clients = replace(plain, module=module)
+        yield
+        self.clients = plain
+
+    def run(self, rounds: int) -> list[Model]:
+        """With the names that a composed head has in the library."""
+        models = super().run(rounds)
+        renamed = [{n.replace("fc.", "fc.linear."): x for n, x in model.items()} for model in models]
+        return [{**model, "fc.prior.value": self.log_prior(k)} for k, model in enumerate(renamed)]
+
+
+@dataclass
+class PlainPriorFlayer(Shifted, Flayered):
+    """FLAYER with priors: logits are shifted, the accuracy A is of shifted models, and the guide mixes plain heads."""
+
+    smoothing: float = 1.0
+
+    def start(self) -> None:
+        self.global_model = self.initial
+        self.own: list[Model] = [dict(self.initial) for _ in range(self.N)]
+        self.A = [0.0] * self.N
+
+    def model(self, client: int, t: int) -> Model:
+        own = {n: x for n, x in self.own[client].items() if layer_of(n) in HEAD}
+        return {**self.global_model, **self.guided(own, self.global_model, self.A[client])}
+
+    def round(self, t: int) -> None:
+        starts = {k: self.model(k, t) for k in self.clients.sampled(t)}
+        for k, start in starts.items():
+            with self.shifted(k):
+                self.own[k] = descended(self.clients, start, k, t, factors=self.factors)
+                self.A[k] = self.accuracy_of(self.own[k], k)
+        self.global_model = self.masked_mean(starts, {k: self.own[k] for k in starts}, self.global_model)
+
+
+@dataclass
+class PlainFedALAPrior(Shifted, PlainFedALA):
+    """FedALA with priors: W is learned, and training runs, on shifted logits."""
+
+    smoothing: float = 1.0
+
+    def learned(self, client: int, t: int) -> Model:
+        with self.shifted(client):
+            return super().learned(client, t)
+
+    def trained(self, model: Model, client: int, t: int) -> Model:
+        with self.shifted(client):
+            return super().trained(model, client, t)
 
 
 @dataclass

@@ -18,11 +18,13 @@ from plain_compositions import (
     Lagged,
     PlainDittoFlayer,
     PlainFedALAFlayer,
+    PlainFedALAPrior,
     PlainFedAMPFlayer,
     PlainFedBABULag,
     PlainFedEXPLag,
     PlainFedPerFlayer,
     PlainPFedMeLag,
+    PlainPriorFlayer,
     PlainScaffoldLag,
     layer_rates,
 )
@@ -227,6 +229,16 @@ CASES = {
         {"weights_lr": 5.0, "share": 0.5, "first_passes": 3},
     ),
     "fedamp+flayer": case("fedamp+flayer", PlainFedAMPFlayer, {"rates": False}, strength=0.7),
+    "fedavg+prior+flayer": loop_case(
+        "fedavg+prior+flayer", PlainPriorFlayer, {"smoothing": 0.5}, {"smoothing": 1e12}, {"smoothing": 0.5}
+    ),
+    "fedala+prior": loop_case(
+        "fedala+prior",
+        PlainFedALAPrior,
+        {"layers": ("fc",), "weights_lr": 5.0, "share": 0.5, "first_passes": 3, "smoothing": 0.5},
+        {"smoothing": 1e12},
+        {"layers": "last:1", "weights_lr": 5.0, "share": 0.5, "first_passes": 3, "smoothing": 0.5},
+    ),
     "fedexp+lag": loop_case(
         "fedexp+lag",
         PlainFedEXPLag,

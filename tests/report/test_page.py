@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -128,6 +129,18 @@ def test_a_verdict_within_noise_is_said_to_be_and_does_not_look_certain(tmp_path
     assert "1 of 3 claims holds (within noise), 1 does not (within noise), 1 was not run; within noise: other" in text
 
 
+def test_a_verdict_from_one_seed_is_its_own_kind_and_does_not_look_certain(tmp_path):
+    given = [{**GIVEN, "holds": True, "one_seed": True}, {**GIVEN, "holds": True}, {**GIVEN, "holds": None}]
+    untold = {**GIVEN, "holds": None, "measured": "a 1.00 · b 2.00"}
+    folder = tell(tmp_path / "v", *given, untold)
+    told = read_verdicts([folder])
+    assert [verdict.sure for verdict in told] == [False, True, False, False]
+    assert len({verdict.words for verdict in told}) == 4
+    assert tally(told) == "2 of 4 claims hold (1 with one seed), 1 cannot be told, 1 was not run"
+    text = page(gather([folder]))
+    assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds", "unrun")] == [1, 1, 2]
+
+
 def test_the_tally_counts_what_there_is():
     def told(*holds, noise=0):
         return tally([Verdict("", "", "", "", each, noise=i < noise) for i, each in enumerate(holds)])
@@ -145,7 +158,10 @@ def test_the_tally_counts_what_there_is():
 def test_what_stands_in_is_no_evidence_and_no_success(tmp_path):
     write_run(tmp_path / "run", [0.5])
     folder = tell(tmp_path, {**GIVEN, "holds": True, "stand_in": True})
-    assert STAND_IN in tally(read_verdicts([folder]))
+    (verdict,) = read_verdicts([folder])
+    assert not verdict.sure
+    assert tally([verdict]) == STAND_IN  # and no count of what holds
+    assert tally([verdict, replace(verdict, stand_in=False)]) == f"1 of 1 claim holds; {STAND_IN}"
     text = page(gather([folder]))
     assert [text.count(f'class="left {look}"') for look in ("doubtful", "holds")] == [1, 0]
 
@@ -156,8 +172,8 @@ def test_verdicts_come_right_after_the_decision_and_their_csv_has_every_key(tmp_
     found = sections(study)
     assert [section.name for section in found[:3]] == ["decision", "reproduction", "ranked"]
     head, row = found[1].parts[0].csv.splitlines()
-    assert head == "paper,table,claim,predicate,paper_value,measured,holds,reason,noise,stand_in"
-    assert row == "P,1,a beats b,a > b,1.5,,True,why,True,False"
+    assert head == "paper,table,claim,predicate,paper_value,measured,holds,reason,noise,one_seed,stand_in"
+    assert row == "P,1,a beats b,a > b,1.5,,True,why,True,False,False"
     assert '<th scope="row" class="left" data-title="claim">a beats b<small>a &gt; b</small></th>' in page(study)
 
 

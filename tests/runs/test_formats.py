@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from stored_runs import TINY, left
 
 import stratafl
@@ -17,6 +18,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.config.migrations import FORMAT
 from stratafl.errors import DamagedError, RunError
 from stratafl.execute import memory
+from stratafl.execute.simulation import SavedForm
 from stratafl.report.study import gather
 from stratafl.runs import Comparison, Run, environment, environment_of
 from stratafl.runs.checkpoint import _body_digest
@@ -86,6 +88,15 @@ def test_fedalp_is_resumed_with_the_four_groups_that_were_its_default(tmp_path):
     with Run.open(folder) as run:
         assert [line["round"] for line in run.rounds()] == [2]
         assert len(run.progress.server["psi"]) == 4
+
+
+def test_fedprior_goes_on_from_a_server_that_kept_a_prior_of_its_own():
+    """As before format 8, when class frequencies were columns of the global model, all of them 0."""
+    sim = simulation_of(with_settings(Experiment(), [*TINY, "algorithm.name=fedprior"]))
+    saved = sim.start().tensors() | {"server/theta/fc.prior.value": torch.zeros(10)}
+    SavedForm.of(sim).check(0, saved)
+    with pytest.raises(DamagedError):
+        SavedForm.of(sim).check(0, saved | {"server/theta/fc.other": torch.zeros(10)})
 
 
 def future_directory(folder):

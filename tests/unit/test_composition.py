@@ -1,14 +1,29 @@
 """FLAYER's parts and LAG on other methods: where they act, what is refused, and their names everywhere."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedlag, fedopt, fedper, fedprox, fedrep, flayer, lgfedavg
+from stratafl.algorithms import (
+    ALGORITHMS,
+    algorithm,
+    fedala,
+    fedavg,
+    fedlag,
+    fedopt,
+    fedper,
+    fedprior,
+    fedprox,
+    fedrep,
+    flayer,
+    lgfedavg,
+)
 from stratafl.algorithms.composition import PARTS, composed, composition
 from stratafl.algorithms.declaration import METHODS
+from stratafl.algorithms.fedprior import OwnPrior, with_prior
 from stratafl.algorithms.flayer import Guide, LayerRate, TopChange
 from stratafl.algorithms.flayer_on import acting, with_flayer, with_guide, with_mask, with_rates
 from stratafl.algorithms.lag_on import MoveShared, with_lag
@@ -150,8 +165,29 @@ def test_what_makes_no_sense_is_refused_with_the_reason_in_one_line(name, option
     assert "\n" not in str(error.value)
 
 
-def test_only_one_part_is_added():
-    with pytest.raises(RecordError, match=r"'fedper\+lag\+flayer'.*flayer, lag"):
+def test_parts_act_in_the_order_of_the_name():
+    made = algorithm("fedala+prior+flayer", smoothing=0.5, least=0.2, weights_lr=2.0, train=TRAIN)
+    assert made == with_flayer(with_prior(fedala(weights_lr=2.0, train=TRAIN), smoothing=0.5), least=0.2)
+    assert algorithm("fedavg+prior", smoothing=2.0, train=TRAIN) == fedprior(smoothing=2.0, train=TRAIN)
+    described = composition("fedala+prior+q8")
+    assert described.label == "FedALA + class prior + 8-bit uploads"
+    assert {option.name for option in described.hyperparameters} >= {"weights_lr", "smoothing", "min_size"}
+
+
+def test_a_prior_is_no_part_of_a_guided_head_and_no_update_that_conflicts():
+    guided = algorithm("fedprior+flayer")
+    assert guided.mix[:2] == (Guide(select("last:1")), OwnPrior())
+    assert algorithm("fedavg+prior+lag").phases[-1].algorithm.mix[-1] == OwnPrior()
+
+
+@pytest.mark.parametrize("name", ["fedrod+prior", "fedprior+prior", "fedper+flayer+flayer", "fedper+q8+topk"])
+def test_parts_that_do_not_fit_together_are_refused(name):
+    with pytest.raises(RecordError, match=rf"^'?{re.escape(name)}"):
+        algorithm(name)
+
+
+def test_parts_of_different_phases_are_refused():
+    with pytest.raises(RecordError, match=r"^fedper\+lag\+flayer: "):
         algorithm("fedper+lag+flayer")
 
 

@@ -208,5 +208,5 @@ def test_a_page_of_the_index_is_the_methods_own_or_the_one_that_names_its_code(t
         "| [FedAvg30+Local](pfedla.md",
         "| [Similarity mixing](pfedla.md",
     ]
-    assert f"| Local | `local` | {METHODS['local'].idea} |" in page
+    assert f"| Local `local` | {METHODS['local'].idea} |" in page
     assert f"## Personal parts\n\n{KINDS['personal parts'].capitalize()}.\n\n| method |" in page

@@ -25,7 +25,6 @@ PARTS = [
     "Differences from public code",
     "Options",
     "Scores",
-    "Bytes and new clients",
 ]
 LINK = re.compile(r"\]\(([^()\s#]+\.py)#([\w.]+)\)")
 

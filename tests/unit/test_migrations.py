@@ -6,7 +6,15 @@ import pytest
 import tomli_w
 
 from stratafl.config.experiment import Experiment, from_stored, load_experiment, to_tables, with_settings
-from stratafl.config.migrations import FORMAT, GROUPS_BY_CLIENTS, IMAGES_BY_THEIR_OWN, OWN_COLUMNS, migrate, with_format
+from stratafl.config.migrations import (
+    FORMAT,
+    GROUPS_BY_CLIENTS,
+    IMAGES_BY_THEIR_OWN,
+    OWN_COLUMNS,
+    method_digest_compares,
+    migrate,
+    with_format,
+)
 from stratafl.errors import RecordError
 from wording import mentions
 
@@ -57,6 +65,20 @@ def test_fedalp_has_as_many_groups_as_its_format_had(number, options, groups):
     read = from_stored({"format": number, "algorithm": {"name": "fedalp", **options}})
     assert read.algorithm.options.get("groups") == groups
     assert not from_stored({"format": number, "algorithm": {"name": "ifca"}}).algorithm.options
+
+
+@pytest.mark.parametrize(
+    ("method", "number", "compares"),
+    [
+        ("fedavg", 2, False),
+        ("fedavg", 3, True),
+        ("fedprior", 7, False),
+        ("fedprior+flayer", 7, False),
+        ("fedprior", 8, True),
+    ],
+)
+def test_the_digest_of_a_method_is_compared_since_its_record_is_todays(method, number, compares):
+    assert method_digest_compares(method, number) is compares
 
 
 def test_what_is_written_is_read(tmp_path):

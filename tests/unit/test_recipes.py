@@ -51,7 +51,7 @@ printed = { small = 99 }
 seeds = 2
 columns = ["small"]
 settings = { "run.rounds" = 1 }
-[scales.full]
+[scales.headline]
 seeds = 1
 [[claims]]
 says = "Prox is better"
@@ -82,7 +82,7 @@ def test_every_method_of_a_recipe_is_in_the_catalogue():
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_that_ships_has_every_scale_and_claims(name):
     (recipe,) = recipes(name)
-    assert {"smoke", "short", "full"} == set(recipe.scales) == set(SCALES)
+    assert {"smoke", "short", "headline"} == set(recipe.scales) == set(SCALES)
     assert recipe.claims
     assert recipe.at("smoke").stand_in
 
@@ -90,7 +90,7 @@ def test_every_recipe_that_ships_has_every_scale_and_claims(name):
 def _tier(name, scale):
     if (name, scale) == ("pfedla/table3", "smoke"):
         return ()
-    return pytest.mark.slow if scale == "full" else pytest.mark.nightly
+    return pytest.mark.slow if scale == "headline" else pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ BESIDE_THE_TABLE = "FedPer speeds up convergence (so the text; the table has 184
 def test_the_papers_own_numbers_support_every_claim(name, tmp_path):
     """A claim that printed numbers contradict is a slip of ours, unless it says that the paper contradicts itself."""
     (recipe,) = recipes(name)
-    made, columns = Reproduction(tmp_path, recipe, "full"), [column.name for column in recipe.columns]
+    made, columns = Reproduction(tmp_path, recipe, "headline"), [column.name for column in recipe.columns]
     rivals = {row.name for row in recipe.rows if not row.control}
     for claim in recipe.claims:
         printed = made.printed(claim.measure)
@@ -177,8 +177,8 @@ def test_flayer_on_its_hosts_has_the_improvements_of_the_table():
 @pytest.mark.slow
 def test_recipes_with_the_same_experiment_share_it():
     def runs(name, *rows):
-        cells = [cell for cell in recipes(name)[0].cells("full", seeds=1) if cell.row in rows]
-        return {run_name(cell.experiment) for cell in cells}
+        (recipe,) = recipes(name)
+        return {run_name(recipe.stated(row, column.name)) for row in rows for column in recipe.columns}
 
     methods = ("FedAvg", "FedPer", "FLAYER")
     assert runs("flayer/table5_applied", *methods) == runs("flayer/table1", *methods)
@@ -189,7 +189,7 @@ def test_recipes_with_the_same_experiment_share_it():
 
 @pytest.mark.parametrize("name", ["flayer/table1", "flayer/table3"])
 def test_relative_seconds_of_the_paper_are_quotients_of_its_numbers(name, tmp_path):
-    made = Reproduction(tmp_path, recipes(name)[0], "full")
+    made = Reproduction(tmp_path, recipes(name)[0], "headline")
     time, rounds, shown = (made.printed(measure) for measure in ("time", "rounds", "relative"))
     assert shown.keys() == time.keys()
     for (row, column), value in shown.items():
@@ -200,19 +200,19 @@ def test_relative_seconds_of_the_paper_are_quotients_of_its_numbers(name, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("fedper/")])
 def test_fedpers_clients_draw_their_own_personal_layers_as_its_algorithm_1_says(name):
-    methods = [cell.experiment.algorithm for cell in recipes(name)[0].cells("full", seeds=1)]
+    methods = [cell.experiment.algorithm for cell in recipes(name)[0].cells("headline", seeds=1)]
     assert {method.options["initial"] for method in methods if method.name == "fedper"} == {"own"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", ["short", "full"])
+@pytest.mark.parametrize("scale", ["short", "headline"])
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("fedalp/")])
 def test_fedalps_warm_up_is_the_share_of_the_rounds_that_its_section_2_gives(name, scale):
     cells = [cell.experiment for cell in recipes(name)[0].cells(scale, seeds=1)]
     shares = {e.algorithm.options["warmup"] / e.run.rounds for e in cells if e.algorithm.name == "fedalp"}
     assert min(shares) >= 0.4
     assert max(shares) <= 0.7
-    assert {e.train.epochs for e in cells} == {20 if scale == "full" else 5}
+    assert {e.train.epochs for e in cells} == {20 if scale == "headline" else 5}
 
 
 @pytest.mark.slow
@@ -238,16 +238,16 @@ def test_settings_in_their_order():
     assert first.experiment.run.buffers == "local"
     assert dict(second.experiment.algorithm.options) == {"strength": 0.5}
     assert [c.seed for c in recipe.cells("smoke")] == [0, 0, 1, 1]
-    assert [c.column for c in recipe.cells("full")] == ["small", "small", "large", "large"]
-    assert recipe.cells("full")[0].experiment.run.rounds == 2
+    assert [c.column for c in recipe.cells("headline")] == ["small", "small", "large", "large"]
+    assert recipe.cells("headline")[0].experiment.run.rounds == 2
 
 
 @pytest.mark.parametrize(
     ("name", "scale", "expected"),
     [
-        ("fedper/fig2", "full", {"train.lr": {0.01}}),  # the protocol's
+        ("fedper/fig2", "headline", {"train.lr": {0.01}}),  # the protocol's
         pytest.param(  # the protocol's, and a column's
-            "pfedla/table1", "full", {"train.lr": {0.01, 0.005}}, marks=pytest.mark.slow
+            "pfedla/table1", None, {"train.lr": {0.01, 0.005}}, marks=pytest.mark.slow
         ),
         ("flayer/table2", "smoke", {"data.alpha": {0.1}}),  # the recipe's, on digits that stand in
         ("fedalp/table3", "smoke", {"data.alpha": {0.1, 0.5}}),
@@ -256,7 +256,9 @@ def test_settings_in_their_order():
 def test_defaults_of_the_digits_replace_nothing_that_a_recipe_or_its_protocol_sets(name, scale, expected):
     """Every recipe passes through the digits, which are the default data and have defaults of their own."""
     (recipe,) = recipes(name)
-    cells = [to_tables(cell.experiment) for cell in recipe.cells(scale, seeds=1)]
+    every = [recipe.stated(row.name, column.name) for row in recipe.runnable for column in recipe.columns]
+    cells = [cell.experiment for cell in recipe.cells(scale, seeds=1)] if scale else every
+    cells = [to_tables(experiment) for experiment in cells]
     for path, values in expected.items():
         table, _, key = path.partition(".")
         assert {cell[table][key] for cell in cells} == values
@@ -293,7 +295,7 @@ name = "FedAvg"
 settings = { "algorithm.name" = "fedavg" }
 [scales.smoke]
 settings = { "model.name" = "mlp", "data.partition" = "dirichlet" }
-[scales.full]
+[scales.headline]
 [[claims]]
 says = "FLAYER is best"
 kind = "best"
@@ -302,7 +304,9 @@ row = "FLAYER"
 
 
 def test_an_option_of_one_method_is_for_it_alone():
-    found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in parse_recipe("a/b", RICH).cells("full")}
+    found = {
+        (c.row, c.column): dict(c.experiment.algorithm.options) for c in parse_recipe("a/b", RICH).cells("headline")
+    }
     assert found["FLAYER", "large"] == {"s": 2}
     assert found["FLAYER, s = 1", "large"] == {"s": 1, "mask": False}  # the row goes before the column
     assert found["FedAvg", "large"] == found["FLAYER", "other"] == {}
@@ -310,7 +314,7 @@ def test_an_option_of_one_method_is_for_it_alone():
 
 def test_another_model_or_partition_leaves_options_behind():
     recipe = parse_recipe("a/b", RICH)
-    full, smoke = (recipe.cells(scale)[0].experiment for scale in ("full", "smoke"))
+    full, smoke = (recipe.cells(scale)[0].experiment for scale in ("headline", "smoke"))
     assert (full.model.name, dict(full.model.options)) == ("resnet20", {"blocks": [2, 3, 4]})
     assert (smoke.model.name, dict(smoke.model.options)) == ("mlp", {})
     assert (dict(full.data.options), dict(smoke.data.options)) == ({"samples": 60}, {})
@@ -326,7 +330,7 @@ def test_an_option_of_a_part_of_a_combination_is_one_of_the_combination(monkeypa
         for name in ("fedper+flayer", "fedavg+lag")
     ]
     recipe = parse_recipe("a/b", both.replace("[scales.smoke]", "\n".join([*more, "[scales.smoke]"])))
-    found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in recipe.cells("full")}
+    found = {(c.row, c.column): dict(c.experiment.algorithm.options) for c in recipe.cells("headline")}
     assert found["fedper+flayer", "large"] == {"s": 2, "personal": "blocks:2"}
     assert found["fedavg+lag", "large"] == {"k": 3}
     assert found["FLAYER", "large"] == {"s": 2}
@@ -334,15 +338,15 @@ def test_an_option_of_a_part_of_a_combination_is_one_of_the_combination(monkeypa
 
 
 def test_columns_of_a_row_and_settings_of_smoke_alone():
-    cells = {scale: parse_recipe("a/b", RICH).cells(scale) for scale in ("smoke", "full")}
-    assert [c.row for c in cells["full"] if c.column == "other"] == ["FLAYER", "FedAvg"]
+    cells = {scale: parse_recipe("a/b", RICH).cells(scale) for scale in ("smoke", "headline")}
+    assert [c.row for c in cells["headline"] if c.column == "other"] == ["FLAYER", "FedAvg"]
     assert [c.experiment.data.alpha for c in cells["smoke"] if c.column == "other"] == [0.3, 0.3]
-    assert [c.experiment.data.alpha for c in cells["full"] if c.column == "other"] == [0.1, 0.1]
+    assert [c.experiment.data.alpha for c in cells["headline"] if c.column == "other"] == [0.1, 0.1]
 
 
 def test_numbers_of_several_measures(tmp_path):
     recipe = parse_recipe("a/b", RICH)
-    made = Reproduction(tmp_path, recipe, "full")
+    made = Reproduction(tmp_path, recipe, "headline")
     assert recipe.measures == ["score", "rounds"]
     assert made.printed() == {("FLAYER", "large"): 50.0}
     assert made.printed("rounds") == {("FLAYER", "large"): 27.0, ("FLAYER", "other"): 30.0}
@@ -353,26 +357,33 @@ def test_numbers_of_several_measures(tmp_path):
 
 
 def test_a_control_is_nobodys_rival(tmp_path, monkeypatch):
-    made = Reproduction(tmp_path, parse_recipe("a/b", RICH), "full")
+    made = Reproduction(tmp_path, parse_recipe("a/b", RICH), "headline")
     scores = {"FLAYER": 50.0, "FLAYER, s = 1": 60.0, "FedAvg": 40.0}
     numbers = {(row, "large"): {0: score} for row, score in scores.items()}
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     assert made.judged()[0].holds is True
     assert ";" not in made.judged()[0].reason
-    more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "APPLE"\nmissing = "apple"\n[scales.smoke]')
-    (found, *_) = Reproduction(tmp_path, parse_recipe("a/b", more), "full").judged()
-    difference, missing = found.reason.split("; ")
-    assert difference == "FLAYER against FedAvg: +10.0 (one seed)"
-    assert missing.startswith("1 ")
 
 
-def test_the_best_of_those_that_were_run_names_the_others(tmp_path, monkeypatch):
-    more = RICH.replace("[scales.smoke]", '[[rows]]\nname = "FedPer"\nsettings = {}\n[scales.smoke]')
+@pytest.mark.parametrize("row", ['name = "APPLE"\nmissing = "apple"', 'name = "APPLE"\nsettings = {}'])
+def test_the_best_of_some_of_its_rivals_cannot_be_told(row, tmp_path, monkeypatch):
+    """Whether the catalogue lacks a rival, nobody has run it yet, or `--rows` leaves it out."""
+    recipe = parse_recipe("a/b", RICH.replace("[scales.smoke]", f"[[rows]]\n{row}\n[scales.smoke]"))
     numbers = {("FLAYER", "large"): {0: 50.0}, ("FedAvg", "large"): {0: 40.0}}
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
-    (found, *_) = Reproduction(tmp_path, parse_recipe("a/b", more), "full").judged()
-    assert found.reason.startswith("FLAYER against FedAvg: +10.0 (one seed); ")
-    assert found.reason.endswith(": FedPer")
+    for asked in (recipe, recipe.narrowed("FLAYER, FedAvg", "")):
+        (told, *_) = Reproduction(tmp_path, asked, "headline").judged()
+        assert told.holds is None
+        assert told.measured
+        assert "1 of 2" in told.reason
+        assert told.reason.endswith(" APPLE")
+    numbers["FedAvg", "large"] = {0: 60.0}  # one rival that is ahead is enough
+    (told, *_) = Reproduction(tmp_path, recipe, "headline").judged()
+    assert told.holds is False
+    assert "1 of 2" in told.reason
+    numbers["APPLE", "large"] = {0: 55.0}
+    (told, *_) = Reproduction(tmp_path, recipe, "headline").judged()
+    assert (told.holds, "APPLE" in told.reason) == (False, False)
 
 
 def test_bytes_are_of_a_round(tmp_path):
@@ -440,7 +451,37 @@ def test_relative_seconds_are_shown_where_a_claim_is_about_them(tmp_path, monkey
         made.ended[made.place(cell)] = Outcome(tmp_path, config, told, clients=1)
     assert made.numbers("relative") == {("FedAvg", "small"): {0: 1.0}, ("Prox", "small"): {0: 1.5}}
     assert f"**{MEASURES['relative']}**" in result_markdown(made, [], "")
-    assert made.judged()[-1].reason == "Prox against FedAvg: +0.50 (one seed)"  # costs per round: any number of rounds
+    assert (
+        made.judged()[-1].reason == "Prox against FedAvg: +0.50 (one seed, no interval)"
+    )  # costs per round: any number of rounds
+
+
+def test_the_jump_is_where_the_warm_up_ends(tmp_path):
+    """Evaluated every other round; 3 rounds of warm-up: from 30 % in round 2 to 80 % in round 4, and no further."""
+    sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.25}
+    scores = {
+        2: {"test.deployed.accuracy": 0.3},
+        4: {"test.deployed.accuracy": 0.8},
+        6: {"test.deployed.accuracy": 0.9},
+    }
+    lines = [{"round": t, **sent, **scores.get(t, {})} for t in range(1, 7)]
+    config = to_tables(Experiment())
+    warm = config | {"algorithm": {"name": "fedalp", "warmup": 3}}
+    for tables, jump in ((warm, 50.0), (config, None), (config | {"algorithm": {"name": "fedalp", "warmup": 6}}, None)):
+        one = Outcome(tmp_path, tables, lines, clients=1)
+        assert paper_measure(one, "jump") == (jump and pytest.approx(jump))
+        assert paper_measure(one, "server") == 0.25
+
+
+def test_the_accuracy_of_new_clients(tmp_path):
+    sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0, "round": 1}
+    config = to_tables(with_settings(Experiment(), ["run.protocol=fedalp"]))
+    line = {**sent, "test.received.client_accuracy": 0.5, "new.test.received.client_accuracy": 0.4}
+    one = Outcome(tmp_path, config, [line], clients=1)
+    assert paper_measure(one, "new") == pytest.approx(40.0)
+    assert (
+        paper_measure(Outcome(tmp_path, config, [line | {"new.test.received.client_accuracy": None}], 1), "new") is None
+    )
 
 
 def test_convergence_and_spread_follow_the_protocol(tmp_path):
@@ -633,25 +674,55 @@ def test_what_stands_in_is_in_the_head_of_the_column(tmp_path, monkeypatch):
     assert [v.column for v in made.judged()] == ["small"]  # nothing stood in where nothing was run
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
     text = result_markdown(made, judged, "")
-    assert f"| method | small: paper | {named}: here |" in text
+    assert f"| method | {named}: here |" in text  # no number of the paper beside those of other data
+    assert "12.50" not in text
+    assert text.splitlines()[2] == f"**{made.no_evidence}**"
     assert f"| Prox is better | {named} |" in text
     assert judged[0].entry["table"] == f"b: {named}"
     table = reproduce_command._table(made, "score")
     assert [str(column.header) for column in table.columns][1:] == [
-        "small\npaper",
         "digits, mlp\nin place of small\nhere",
     ]
 
 
-def test_fewer_rounds_than_at_full_scale_are_part_of_the_reason(tmp_path, monkeypatch):
+def test_fewer_rounds_than_the_paper_has_are_part_of_the_reason(tmp_path, monkeypatch):
     recipe = parse_recipe("a/b", TEXT)
     monkeypatch.setattr(Reproduction, "numbers", lambda *_: {("FedAvg", "small"): {0: 10.0}})
     assert Reproduction(tmp_path, recipe, "smoke").shorter() == {"small": "1 round in place of 2"}
-    assert Reproduction(tmp_path, recipe, "full").shorter() == {}
-    assert Reproduction(tmp_path, recipe, "full", {"run.rounds": 3}).shorter()["large"] == "3 rounds in place of 2"
+    assert Reproduction(tmp_path, recipe, "headline").shorter() == {}
+    assert Reproduction(tmp_path, recipe, "headline", {"run.rounds": 3}).shorter()["large"] == "3 rounds in place of 2"
     assert Reproduction(tmp_path, standing_in(TEXT), "smoke").shorter() == {}  # no number compares as it is
     printed = Reproduction(tmp_path, recipe, "smoke").judged()[1]
-    assert printed.reason.endswith(" -2.5 (one seed); 1 round in place of 2")
+    assert printed.reason.endswith(" -2.5 (one seed, no interval); 1 round in place of 2")
+    other = Reproduction(tmp_path, recipe, "smoke", {"train.epochs": 3, "data.clients": 2}).shorter()["small"]
+    assert other == "1 round in place of 2, 3 epochs in place of 1, 2 clients in place of 4"
+
+
+def test_fewer_seeds_than_the_paper_has_are_part_of_the_reason(tmp_path, monkeypatch):
+    recipe = parse_recipe("a/b", TEXT.replace("title", "paper_seeds = 2\ntitle"))
+    numbers = {("FedAvg", "small"): {0: 10.0, 1: 10.5}, ("Prox", "small"): {0: 20.0}}
+    monkeypatch.setattr(Reproduction, "numbers", lambda *_: numbers)
+    above, printed = (verdict.reason for verdict in Reproduction(tmp_path, recipe, "smoke").judged())
+    assert above.endswith("1 round in place of 2, 1 seed in place of 2")
+    assert printed.endswith("1 round in place of 2")  # FedAvg has both
+    assert not any("seed in" in v.reason for v in Reproduction(tmp_path, parse_recipe("a/b", TEXT), "smoke").judged())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_headline_runs_what_a_paper_states_on_some_columns(name):
+    (recipe,) = recipes(name)
+    headline = recipe.at("headline")
+    assert set(headline.settings) <= {"run.precision", "evaluate.every", "data.owners"}
+    assert recipe.paper_seeds in (None, headline.seeds)
+    assert len(recipe.columns_at("headline")) <= 2
+
+
+def test_the_scale_that_headline_replaced_is_refused_in_one_line(tmp_path):
+    (recipe,) = recipes("flayer/table4")
+    with pytest.raises(RecordError, match="headline"):
+        Reproduction(tmp_path, recipe, "full").cells  # noqa: B018
+    with pytest.raises(RecordError, match="headline"):
+        parse_recipe("a/b", TEXT.replace("scales.headline", "scales.full"))
 
 
 def test_a_folder_made_for_something_else_is_refused(reproduced):

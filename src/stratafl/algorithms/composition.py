@@ -1,17 +1,20 @@
-"""Compositions: FLAYER's parts, LAG, compression or a robust merge on a method, by a name such as `fedper+flayer`.
+"""Compositions: parts on a method, by a name such as `fedper+flayer` or `fedala+prior+flayer`.
 
-A composition takes the options of the method and those of the part. The parts are functions from record to record, of
+A part is FLAYER's, LAG, a class prior, compression or a robust merge; several act in the order of the name. A
+composition takes the options of the method and those of its parts. The parts are functions from record to record, of
 use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
 """
 
 import inspect
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from stratafl.algorithms.compress_on import describe_compression, with_q4, with_q8, with_topk
 from stratafl.algorithms.declaration import GIVEN, METHODS, Method
+from stratafl.algorithms.fedprior import with_prior
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
 from stratafl.core.algorithm import Algorithm
@@ -121,6 +124,7 @@ class Addition:
     off: Mapping[str, Any] | None
     soon: Mapping[str, Any] = field(default_factory=dict)
     sends: Callable[[Method], str] = lambda host: host.sends
+    new_client: Callable[[Method], str] = lambda host: host.new_client
 
 
 def _flayer_idea(host: Method) -> str:
@@ -168,6 +172,15 @@ PARTS = {
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
     ),
+    "prior": Addition(
+        "class prior",
+        with_prior,
+        "fedprior",
+        lambda host: f"{host.label} whose logits are shifted by the log of each client's own class frequencies.",
+        off=None,
+        sends=lambda host: f"{host.sends}, without class frequencies",
+        new_client=lambda host: f"{host.new_client}, with its own class frequencies",
+    ),
     "q8": _compression("8-bit uploads", with_q8, ENDLESS, "8 bits per number", "take a quarter of the bytes"),
     "q4": _compression("4-bit uploads", with_q4, ENDLESS, "4 bits per number", "take an eighth of the bytes"),
     "topk": _compression(
@@ -190,56 +203,73 @@ def is_composition(name: str) -> bool:
     return PLUS in name and ":" not in name
 
 
-def parse_composition(name: str) -> tuple[str, str]:
-    """The method and the part; names that do not exist are refused with the nearest match."""
-    host, _, part = (each.strip() for each in name.partition(PLUS))
-    if not host or not part:
+def parse_composition(name: str) -> tuple[str, tuple[str, ...]]:
+    """The method and its parts; names that do not exist are refused with the nearest match."""
+    host, *parts = (each.strip() for each in name.split(PLUS))
+    if not host or not all(parts):
         raise RecordError(f"'{name}' is incomplete: write a method and a part, such as fedper+flayer")
     if host not in METHODS:
         raise unknown("algorithm", host, sorted(METHODS))
-    if part not in PARTS:
-        if PLUS in part:
-            raise RecordError(f"'{name}' adds several parts: write one method and one of {', '.join(PARTS)}")
-        raise unknown(f"part of '{name}'", part, PARTS)
-    return host, part
+    for part in parts:
+        if part not in PARTS:
+            raise unknown(f"part of '{name}'", part, PARTS)
+        if parts.count(part) > 1:
+            raise RecordError(f"'{name}' adds {part} twice: leave one out")
+    return host, tuple(parts)
 
 
 def composition(name: str) -> Method:
     """A composition as the catalogue describes methods; refused with the reason if it makes no sense."""
-    host_name, part_name = parse_composition(name)
-    host, part, built = METHODS[host_name], PARTS[part_name], composed(name)
-    built()  # or it is refused
-    paper = host if part.method is None else METHODS[part.method]
-    idea, sends, label = part.idea(host), part.sends(host), f"{host.label} + {part.label}"
-    return Method(name, built, host.kind, label, idea, paper.paper, paper.title, sends, host.new_client)
+    host, parts = parse_composition(name)
+    composed(name)()  # or it is refused
+    described = METHODS[host]
+    for place, part_name in enumerate(parts, 1):
+        part, whole = PARTS[part_name], PLUS.join((host, *parts[:place]))
+        paper = described if part.method is None else METHODS[part.method]
+        idea, sends, new_client = part.idea(described), part.sends(described), part.new_client(described)
+        label = f"{described.label} + {part.label}"
+        described = Method(
+            whole, composed(whole), described.kind, label, idea, paper.paper, paper.title, sends, new_client
+        )
+    return replace(described, name=name)
 
 
 def composed(name: str) -> Callable[..., Algorithm]:
-    """A function of the options of both that builds the composition."""
-    host_name, part_name = parse_composition(name)
-    host, part = METHODS[host_name].builder, PARTS[part_name].on
-    host_options, part_options = (_options(each) for each in (host, part))
-    del part_options[next(iter(part_options))]  # the method itself
+    """A function of the options of the method and its parts that builds the composition."""
+    host, parts = parse_composition(name)
+    builders = {host: METHODS[host].builder, **{part: PARTS[part].on for part in parts}}
+    options = {each: _options(builder) for each, builder in builders.items()}
+    for part in parts:
+        del options[part][next(iter(options[part]))]  # the method itself
+    taken = {option: parameter for each in options.values() for option, parameter in each.items()}
+    owners = Counter(option for each in options.values() for option in each)
+    both = sorted(option for option, count in owners.items() if count > 1)
 
-    def build(**options: Any) -> Algorithm:
-        check_known(f"option of {name}", options, {**host_options, **part_options})
-        built = host(**{option: value for option, value in options.items() if option in host_options})
+    def build(**values: Any) -> Algorithm:
+        check_known(f"option of {name}", values, taken)
+        built = METHODS[host].builder(**{o: value for o, value in values.items() if o in options[host]})
         try:
-            combination = part(built, **{o: value for o, value in options.items() if o not in host_options})
+            for part in parts:
+                built = PARTS[part].on(built, **{o: value for o, value in values.items() if o in options[part]})
         except RecordError as error:
             raise RecordError(f"{name}: {error}") from error
-        if both := host_options.keys() & part_options.keys():
-            raise RecordError(f"{name}: the method and the part both have an option '{min(both)}'")
-        return combination
+        if both:
+            raise RecordError(f"{name}: two of its parts have an option '{both[0]}'")
+        return built
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = part.__doc__
-    hints = {**typing.get_type_hints(host, include_extras=True), **typing.get_type_hints(part, include_extras=True)}
-    taken = {**host_options, **part_options, **({GIVEN: host_options[GIVEN]} if GIVEN in host_options else {})}
+    build.__doc__ = builders[(host, *parts)[-1]].__doc__
+    hints = {o: hint for each in builders.values() for o, hint in _hints(each).items()}
+    last = {GIVEN: taken.pop(GIVEN)} if GIVEN in taken else {}
+    taken |= last
     build.__annotations__ = {option: hints[option] for option in taken if option in hints}
-    build.__signature__ = inspect.Signature([taken[option] for option in taken])  # type: ignore[attr-defined]
+    build.__signature__ = inspect.Signature(list(taken.values()))  # type: ignore[attr-defined]
     return build
 
 
 def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(function).parameters)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(function, include_extras=True)

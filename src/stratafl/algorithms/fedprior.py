@@ -1,7 +1,9 @@
 """FedPrior: FedAvg whose logits are shifted by the log of each client's own class frequencies.
 
 Training and prediction add log π_k; what is shared learns p(x|y) and not how often a class occurs at a client. The
-frequencies never leave the client.
+frequencies never leave the client. `with_prior` adds the shift to other methods:
+
+    with_prior(fedala())                     # fedala+prior
 """
 
 from dataclasses import replace
@@ -10,22 +12,24 @@ from typing import Annotated
 from torch.nn.functional import pad
 
 from stratafl.algorithms.declaration import method
-from stratafl.algorithms.fedper import fedper
+from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.prototypes import NeedsClasses
+from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range, Tune
-from stratafl.core.fields import Filled, Start, Together
-from stratafl.core.layers import Select, select
+from stratafl.core.fields import Start, holds_model
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
-from stratafl.core.records import record
+from stratafl.core.phased import Phased
+from stratafl.core.records import record, validated
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
-from stratafl.core.steps import Mix
+from stratafl.core.steps import Mix, field_names
 from stratafl.core.task import Task
+from stratafl.errors import RecordError
 from stratafl.models.heads import HeadExtension
 from stratafl.policies import LocalTraining, Take
 
-PRIOR = select("head.prior")
+Smoothing = Annotated[float, Range(above=0), Tune(0.1, 10.0, log=True)]
 
 
 @method(
@@ -33,33 +37,62 @@ PRIOR = select("head.prior")
     sends="the whole model, without class frequencies",
     new_client="the global model with its own class frequencies",
 )
-def fedprior(
-    *,
-    smoothing: Annotated[float, Range(above=0), Tune(0.1, 10.0, log=True)] = 1.0,
-    train: LocalTraining = LocalTraining(),
-) -> Layerwise:
+def fedprior(*, smoothing: Smoothing = 1.0, train: LocalTraining = LocalTraining()) -> Layerwise:
     """Logits + log π_k(c), π_k(c) = (n_{k,c} + s)/(n_k + s·C), with s the `smoothing` and C the number of classes."""
+    return _with_prior(fedavg(train=train), smoothing)
+
+
+@validated
+def with_prior(host: Algorithm, *, smoothing: Smoothing = 1.0) -> Algorithm:
+    """Logits + log π_k(c), π_k(c) = (n_{k,c} + s)/(n_k + s·C): what is shared no longer learns class frequencies.
+
+    A global model has no prior.
+    """
+    if isinstance(host, Phased):
+        return host.with_each(lambda phase: _with_prior(phase, smoothing))
+    if not isinstance(host, Layerwise):
+        raise RecordError("it is no record of steps: choose a method of the catalogue")
+    return _with_prior(host, smoothing)
+
+
+def _with_prior(host: Layerwise, smoothing: float) -> Layerwise:
+    if host.extension is not None:
+        raise RecordError("it changes the head of the model itself: choose another method")
+    shared = host.row if host.server_fields.get(host.row) == Start() else None
     return replace(
-        fedper(personal=PRIOR, train=replace(train, layers=~PRIOR)),
-        mix=(Take(), OwnPrior(smoothing)),
-        server={"theta": Together((Start(~PRIOR), Filled(0.0, PRIOR)))},  # the global model has no prior
-        global_model="theta",
+        host,
+        mix=_with_own_priors(host, smoothing),
+        global_model=host.global_model or shared,
         extension=HeadExtension("prior"),
     )
 
 
+def _with_own_priors(host: Layerwise, smoothing: float) -> tuple[Mix, ...]:
+    """Mix with a prior for every model that is received, as soon as it is."""
+    models = {name for name, spec in host.client_fields.items() if holds_model(spec)}
+    mix, ready = list[Mix](), set[str]()
+    for step in host.mix:
+        mix.append(step)
+        received = models.intersection(step.writes) - ready if isinstance(step, Take) else set()
+        mix += [OwnPrior(smoothing, field) for field in sorted(received)]
+        ready |= received
+    if host.row not in ready:  # it is never received as it is
+        mix.append(OwnPrior(smoothing, host.row))
+    return tuple(mix)
+
+
 @record
 class OwnPrior(NeedsClasses, Mix):
-    """The client's own log π_k in its model."""
+    """The client's own log π_k in a model."""
 
     smoothing: float = 1.0
-    prior: Select = PRIOR
-    reads = ("theta",)
-    writes = ("theta",)
+    field: str = "theta"
+    reads = field_names("{field}")
+    writes = field_names("{field}")
 
     def __call__(self, rnd: Round, client: State, down: Parcel, task: Task) -> State:
-        theta, counts = rows_of(client, "theta"), task.class_counts()
-        (name,) = rnd.layout.trainable(self.prior)
+        theta, counts = rows_of(client, self.field), task.class_counts()
+        (name,) = rnd.layout.own("head.prior")
         without_class = theta[name].shape[1] - counts.shape[1]  # outputs that stand for no class
         smoothed = pad(counts.to(theta[name].dtype), (0, without_class)) + self.smoothing
-        return {"theta": {**theta, name: (smoothed / smoothed.sum(1, keepdim=True)).log()}}
+        return {self.field: {**theta, name: (smoothed / smoothed.sum(1, keepdim=True)).log()}}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
+from stratafl.algorithms.fedprior import OwnPrior
 from stratafl.algorithms.flayer import Guide, LayerRate, Share, Split, TopChange, check_measured, training_with_accuracy
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed, Range, Tune
@@ -145,7 +146,7 @@ def _received(host: Layerwise) -> tuple[int, str]:
         raise RecordError(f"guide: {'several steps give a client its model' if takes else 'no head is received'}")
     (at,) = takes or adopts
     for step in host.mix[at + 1 :]:
-        if host.row in step.writes:
+        if host.row in step.writes and not isinstance(step, OwnPrior):  # a prior is no part of the head that is mixed
             raise RecordError(f"guide: {type(step).__name__} changes the model after it was received")
     met = host.mix[at]
     source = met.source if isinstance(met, Adopt) else host.row

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stratafl.algorithms.fedexp import Extrapolate
 from stratafl.algorithms.fedlag import BroadcastShared, PersonaliseConflicts, WarmUpRounds, WarmUpShare
+from stratafl.algorithms.fedprior import OwnPrior
 from stratafl.algorithms.flayer_on import keeping, sending
 from stratafl.algorithms.scaffold import Correct
 from stratafl.core.algorithm import Algorithm
@@ -79,7 +80,7 @@ def _shared(host: Algorithm) -> Broadcast:
 
 def _untouched(record: Layerwise) -> bool:
     """Whether no step changes the model between its receipt and training: that would count as an update."""
-    writers = [step for step in record.mix if THETA in step.writes]
+    writers = [step for step in record.mix if THETA in step.writes and not isinstance(step, OwnPrior)]
     return bool(writers) and isinstance(writers[-1], Take)
 
 

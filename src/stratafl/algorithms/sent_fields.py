@@ -183,7 +183,7 @@ def _fields(direction: Direction, form: Form, layout: Layout) -> tuple[SentField
 
 def _field(direction: Direction, name: str, form: FieldForm, layout: Layout) -> SentField:
     tensors = {"": form.value} if isinstance(form.value, TensorForm) else dict(form.value)
-    running = [x for key, x in tensors.items() if key and not layout.specs[key].trainable]
+    running = [x for key, x in tensors.items() if key and layout.specs[key].is_statistic]
     return SentField(
         direction,
         name,
@@ -252,7 +252,7 @@ def layers_of(names: Iterable[str], layout: Layout) -> str:
         every = {name for layer in layout.layers if trained & set(layer.tensors) for name in layer.tensors}
         return f"{_layers(every, layout)}{', ' if len(every) < len(layout.specs) else ' '}without running statistics"
     if running and not trained:
-        every = {name for name in layout.specs if name not in layout.trainable()}
+        every = {name for name, spec in layout.specs.items() if spec.is_statistic}
         layers = [layer.name for layer in layout.layers if running & set(layer.tensors)]
         return "running statistics" if running == every else f"running statistics of {_joined(layers)}"
     return _layers(tensors, layout)
@@ -266,7 +266,7 @@ def _bare(trained: set[str], layout: Layout) -> bool:
 
 
 def _layers(tensors: set[str], layout: Layout) -> str:
-    whole = [layer.name for layer in layout.layers if tensors.issuperset(layer.tensors)]
+    whole = [layer.name for layer in layout.layers if tensors.issuperset(_sendable(layer, layout))]
     missing = [layer.name for layer in layout.layers if tensors.isdisjoint(layer.tensors)]
     if len(whole) == len(layout.layers):
         return "all layers"
@@ -275,13 +275,18 @@ def _layers(tensors: set[str], layout: Layout) -> str:
     return _joined([word for layer in layout.layers for word in _words(layer, tensors, layout)])
 
 
+def _sendable(layer: Layer, layout: Layout) -> tuple[str, ...]:
+    """Its tensors without those that each client computes from its own data, unless it has no others."""
+    return tuple(name for name in layer.tensors if not layout.specs[name].own) or layer.tensors
+
+
 def _words(layer: Layer, tensors: set[str], layout: Layout) -> list[str]:
-    present = [name for name in layer.tensors if name in tensors]
-    if present == list(layer.tensors):
+    present = tuple(name for name in layer.tensors if name in tensors)
+    if present == _sendable(layer, layout):
         return [layer.name]
     if present and not any(layout.specs[name].trainable for name in present):
         return [f"running statistics of {layer.name}"]
-    return present
+    return list(present)
 
 
 def _joined(words: list[str]) -> str:

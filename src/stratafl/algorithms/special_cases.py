@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from stratafl.algorithms.apple import apple
-from stratafl.algorithms.composition import PARTS, composed, is_composition, parse_composition
+from stratafl.algorithms.composition import PARTS, PLUS, composed, is_composition, parse_composition
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
@@ -26,7 +26,7 @@ from stratafl.algorithms.fedlag import fedlag
 from stratafl.algorithms.fedopt import fedopt
 from stratafl.algorithms.fedpac import fedpac
 from stratafl.algorithms.fedper import fedper
-from stratafl.algorithms.fedprior import PRIOR, fedprior
+from stratafl.algorithms.fedprior import fedprior
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.fedrod import PERSONAL, fedrod
@@ -204,7 +204,7 @@ _case(
     "fedprior",
     "FedPrior with equal priors is FedAvg",
     fedprior(smoothing=1e15),
-    _extended(fedavg(train=LocalTraining(layers=~PRIOR)), fedprior()),
+    _extended(fedavg(), fedprior()),
     on="not head.prior",
 )
 _case("fedbn", "without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False)
@@ -254,16 +254,17 @@ _with_all("local", "Local is FedPer that shares nothing", local(), fedper(person
 
 
 def special_cases_of(name: str) -> tuple[SpecialCase, ...]:
-    """Those of a method; a composition is the method if its part does nothing, and its paper's method on FedAvg."""
+    """Those of a method; a composition equals its host if its last part does nothing, on FedAvg its paper's method."""
     if not is_composition(name):
         return tuple(SPECIAL_CASES.get(name, ()))
-    host, part = parse_composition(name)
-    build, off = composed(name), PARTS[part].off
-    if off is None:
-        return ()
-    without = SpecialCase(f"with its part switched off, '{name}' is '{host}'", build(**off), METHODS[host].builder())
+    host, (*before, part) = parse_composition(name)
+    build, cases = composed(name), list[SpecialCase]()
+    if (off := PARTS[part].off) is not None:
+        rest = PLUS.join((host, *before))
+        simple = composed(rest) if before else METHODS[host].builder
+        cases.append(SpecialCase(f"with its last part switched off, '{name}' is '{rest}'", build(**off), simple()))
     paper = PARTS[part].method
-    if host != "fedavg" or paper is None:
-        return (without,)
-    method, options = METHODS[paper], PARTS[part].soon
-    return without, SpecialCase(f"'{name}' is {method.label}", build(**options), method.builder(**options))
+    if host == "fedavg" and not before and paper is not None:
+        method, options = METHODS[paper], PARTS[part].soon
+        cases.append(SpecialCase(f"'{name}' is {method.label}", build(**options), method.builder(**options)))
+    return tuple(cases)

@@ -160,7 +160,7 @@ class ReportOptions:
 class ReproduceOptions:
     """How much of a paper's tables `reproduce` runs, and with what settings."""
 
-    scale: Annotated[str, option("--scale NAME", "smoke, short or full.")] = "smoke"
+    scale: Annotated[str, option("--scale NAME", "smoke, short or headline.")] = "smoke"
     settings: Set = None
     seeds: Annotated[int | None, option("--seeds N", "By default the scale's.")] = None
     out: Annotated[Path | None, option("--out -o DIR", "By default runs/reproduce.", OUTPUT)] = None

@@ -165,6 +165,8 @@ def _over(limit: float | None) -> bool:
 
 def _show(reproduction: Reproduction, judged: Sequence[Verdict]) -> None:
     console = result_console()
+    if reproduction.no_evidence:
+        console.print(Text(reproduction.no_evidence, style="bold yellow"))
     console.print(Text(f"{reproduction.recipe.name}: {reproduction.recipe.title}", style="bold"))
     for measure in reproduction.recipe.measures:
         console.print(_table(reproduction, measure))
@@ -172,7 +174,7 @@ def _show(reproduction: Reproduction, judged: Sequence[Verdict]) -> None:
         console.print(Text(line, style="dim"))
     for verdict in judged:
         line = f"{verdict.words}: {verdict.claim} [{verdict.column}] {verdict.reason}"
-        console.print(Text(line, style="" if verdict.noise or verdict.stand_in else _STYLES[verdict.holds]))
+        console.print(Text(line, style="" if not verdict.sure else _STYLES[verdict.holds]))
     for chosen in reproduction.tuning_lines():
         console.print(Text(f"tuned: {chosen}", style="dim"))
     for lost in reproduction.diverged():

@@ -13,6 +13,7 @@
 
 7   images of 16 bits are scaled by their own mean and deviation by default: what `data.normalise` called `auto` before
     is `former`
+8   FedPrior's class frequencies are no column that could be trained, so its digest is another one
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
@@ -26,9 +27,12 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 7  # a run's configuration without a number is of format 3 or older
+FORMAT = 8  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
+CHANGED_SINCE = {
+    "fedprior": 8
+}  # methods whose record changed, but not what they do, and the format that this came with
 OWN_COLUMNS = 5  # since this format, each client standardises a table by its own samples
 GROUPS_BY_CLIENTS = 6  # since this format, the default number of FedALP's groups grows with the clients
 IMAGES_BY_THEIR_OWN = 7  # since this format, images of 16 bits are scaled by their own mean and deviation
@@ -73,6 +77,11 @@ def migrate(tables: Mapping[str, Any], *, stored: bool = False) -> dict[str, Any
 def former_defaults(method: Any, number: int) -> dict[str, Any]:
     """The options of a method at their defaults in files of this format, where these are others today."""
     return {"groups": 4} if method == "fedalp" and number < GROUPS_BY_CLIENTS else {}
+
+
+def method_digest_compares(method: str, number: int) -> bool:
+    """Whether the digest of a method, as a file of this format has it, is comparable with today's."""
+    return number >= max(METHOD_DIGEST, *(CHANGED_SINCE.get(part, 1) for part in method.split("+")))
 
 
 def check_format(path: Path, number: Any) -> int:

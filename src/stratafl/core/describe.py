@@ -26,6 +26,7 @@ _KINDS |= {"convolution": nn.modules.conv._ConvNd, "embedding": nn.Embedding, "r
 _KINDS |= {"attention": nn.MultiheadAttention}
 INNER = "inner"  # a model that wraps another keeps it under this name, and the names of its layers
 COMPOSED = "is_composed_head"  # a module that says so, as the head, is made of parts that are layers of their own
+OWN_FLAG = "is_own"  # a module that says so holds what each client computes from its own data: not trained, never sent
 PEFT, PEFT_PARTS = "base_model.model.", ("modules_to_save", "default")  # what PEFT adds to the names of a model
 ADAPTED = "base_layer"  # a module of PEFT keeps under this name the layer that it adapts
 
@@ -59,7 +60,8 @@ def describe(
     names = list(dict.fromkeys(homes.values()))
     shapes = {name: tuple(tensor.shape) for name, tensor in columns(module).items()}
     trainable = {name for owner in owners for name in owner.parameters}
-    specs = [Spec(n, shapes[n], names.index(home), n in trainable) for n, home in homes.items()]
+    own_tensors = {name for owner in owners if getattr(owner.module, OWN_FLAG, False) for name in owner.buffers}
+    specs = [Spec(n, shapes[n], names.index(home), n in trainable, n in own_tensors) for n, home in homes.items()]
     inside = f"{_short(head_path)}." if head_path else ""
     followed = {} if granularity == "block" else _followed(owners)
     layers = []

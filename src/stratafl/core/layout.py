@@ -3,7 +3,8 @@
 Storage is one contiguous block `[C, *shape]` per tensor (`Rows`), not one `[C, P]` buffer that would have to be cut up
 at every step; `Layout` gives the blocks their matrix meaning. Floating-point buffers (BatchNorm statistics) are columns
 too: they belong to their module's layer, and norms, products and masks of *trainable* columns do not see them. Frozen
-tensors are no columns: they exist once, in the module itself, and nothing of them is sent or kept for a client.
+tensors are no columns: they exist once, in the module itself, and nothing of them is sent or kept for a client. Nor is
+anything sent of a client's own tensors, which it computes from its data, such as the log of its class frequencies.
 
 Axis letters, everywhere: N clients, C cohort, P columns, L layers, B batch.
 """
@@ -29,16 +30,25 @@ DIFFERENCES = "donot_use_mm_for_euclid_dist"  # torch's word for distances that 
 
 @dataclass(frozen=True)
 class Spec:
-    """One tensor of the model: a run of columns of one layer."""
+    """One tensor of the model: a run of columns of one layer.
+
+    An `own` tensor is what each client computes from its own data: it is not trained, never sent, and always stays.
+    """
 
     name: str
     shape: tuple[int, ...]
     layer: int
     trainable: bool
+    own: bool = False
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_statistic(self) -> bool:
+        """Whether training updates it without a gradient, as BatchNorm's running mean."""
+        return not self.trainable and not self.own
 
 
 class Layout:
@@ -115,18 +125,27 @@ class Layout:
 
     def travelling(self, layers: str | Select = "all") -> tuple[str, ...]:
         """The tensors of these layers that may be sent: statistics only when buffers follow their layer."""
-        return self._tensors(layers) if self.buffers == "follow" else self.trainable(layers)
+        if self.buffers == "local":
+            return self.trainable(layers)
+        return tuple(name for name in self._tensors(layers) if not self.specs[name].own)
 
     def staying(self, layers: str | Select = "all") -> tuple[str, ...]:
         """The tensors a client keeps if it keeps these layers: with local buffers, all statistics as well."""
-        tensors = set(self._tensors(layers))
+        tensors = {*self._tensors(layers), *self.own()}
         if self.buffers == "local":
-            tensors |= {spec.name for spec in self.specs.values() if not spec.trainable}
+            tensors |= {spec.name for spec in self.specs.values() if spec.is_statistic}
         return tuple(name for name in self.specs if name in tensors)
+
+    def own(self, layers: str | Select = "all") -> tuple[str, ...]:
+        """The tensors of these layers that each client computes from its own data."""
+        return tuple(name for name in self._tensors(layers) if self.specs[name].own)
 
     def only(self, names: Iterable[str], columns: Columns) -> tuple[str, ...]:
         """Of these tensors all, those that are trained, or the statistics."""
-        return tuple(n for n in names if columns == "all" or self.specs[n].trainable == (columns == "trainable"))
+        if columns == "all":
+            return tuple(names)
+        trained = columns == "trainable"
+        return tuple(n for n in names if (self.specs[n].trainable if trained else self.specs[n].is_statistic))
 
     def _tensors(self, layers: str | Select) -> tuple[str, ...]:
         chosen = {self.index[name] for name in self.resolve(layers)}

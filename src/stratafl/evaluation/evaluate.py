@@ -44,7 +44,8 @@ class ClientModels:
         algorithm = self.sim.algorithm
         if stage == "global":
             shared = rows_of(self.server, str(global_field(self.sim, self.server)))
-            return {**self.rows("received"), **expand(shared, len(self.ids))}
+            no_clients_own = {name: self.sim.setup.start[name] for name in self.sim.setup.layout.own()}
+            return {**self.rows("received"), **expand({**no_clients_own, **shared}, len(self.ids))}
         if stage == "received":
             return rows_of(self.client, algorithm.row)
         if stage == "trained":

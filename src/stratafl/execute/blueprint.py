@@ -134,7 +134,7 @@ class Blueprint:
         the tensors that are not trained: no round would carry them to a site that has others.
         """
         layout, seeds = self.layout, self.seeds
-        specs = [(spec.name, spec.shape, spec.layer, spec.trainable) for spec in layout.specs.values()]
+        specs = [(spec.name, spec.shape, spec.layer, spec.trainable or spec.own) for spec in layout.specs.values()]
         layers = [(layer.name, layer.kind, layer.tensors) for layer in layout.layers]
         schedule = (self.clients, self.rounds, self.participation, seeds.weights, seeds.batches, self.engine)
         parts = {

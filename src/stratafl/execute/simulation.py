@@ -118,12 +118,16 @@ class SavedForm:
     server: Mapping[str, Kind]
     client: Mapping[str, Kind]
     clients: int
+    former: frozenset[str] = frozenset()  # of the server before format 8: clients' own tensors
 
     @staticmethod
     def of(sim: SimulationContext) -> "SavedForm":
         server = flatten(sim.algorithm.init(sim.setup), "server/")
         client = {part.path: (part.dtype, part.shape) for part in sim.state_format.parts}
-        return SavedForm({name: kind(x) for name, x in server.items()}, client, sim.setup.clients)
+        former = {
+            f"server/{field}/{name}" for field in sim.algorithm.init(sim.setup) for name in sim.setup.layout.own()
+        }
+        return SavedForm({n: kind(x) for n, x in server.items()}, client, sim.setup.clients, frozenset(former))
 
     def check(self, t: int, tensors: Mapping[str, Tensor]) -> None:
         """Raise unless this is a state after round t."""
@@ -140,6 +144,7 @@ class SavedForm:
 
     def _wrong(self, tensors: Mapping[str, Tensor]) -> str | None:
         others = {name: x for name, x in tensors.items() if not name.startswith("client/") and not is_trained(name)}
+        others = {name: x for name, x in others.items() if name not in self.former}
         index = {SLOTS: (torch.int64, (self.clients,)), SUMS: (torch.int64, (self.clients,))}
         expected = {"t": (torch.int64, ()), **self.server, **(index if SLOTS in others or SUMS in others else {})}
         wrong = form_difference(expected, others) or self._wrong_clients(tensors, SLOTS in others)

@@ -36,6 +36,16 @@ class Offset(nn.Module):
         return x + self.value
 
 
+class OwnOffset(Offset):
+    """An offset that each client computes from its own data: it is not trained and never sent."""
+
+    is_own = True
+
+    def __init__(self, value: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.register_buffer("value", value)
+
+
 class TwoHeads(ComposedHead):
     """The sum of the outputs of a generic and a personal head (FedRoD)."""
 
@@ -63,7 +73,7 @@ class BiasedHead(ComposedHead):
 class PriorHead(ComposedHead):
     """A head and a vector that is added to its outputs, such as the log of a client's class frequencies."""
 
-    def __init__(self, linear: nn.Module, prior: Offset) -> None:
+    def __init__(self, linear: nn.Module, prior: OwnOffset) -> None:
         super().__init__()
         self.linear, self.prior = linear, prior
 
@@ -212,7 +222,7 @@ def _composed(
     if kind == "shift":
         return ShiftedHead(head, Offset(torch.zeros(features)))
     if kind == "prior":
-        return PriorHead(head, Offset(torch.zeros(outputs)))
+        return PriorHead(head, OwnOffset(torch.zeros(outputs)))
     if kind == "bias":
         return BiasedHead(head, Offset(_taken_bias(head)))
     width, out = _flat(kind, "features", features), _flat(kind, "outputs", outputs)

@@ -162,7 +162,7 @@ def descend(
     objective = objective or task.objective()
     like = next(iter(row.values()))
     count = len(task)
-    moved = {*trained, *(n for n in row if not task.layout.specs[n].trainable)}
+    moved = {*trained, *(n for n in row if task.layout.specs[n].is_statistic)}
     carry: State = {
         # Trained tensors are moved in place, so they are copied; the others are not.
         "row": {n: x.clone(memory_format=torch.contiguous_format) if n in moved else x for n, x in row.items()},

@@ -4,10 +4,11 @@ title = "…"                                what it is
 protocol = "flayer"                        how the paper sets up and evaluates its experiments
 readings = ["trained"]                     other measures that the printed accuracy may be, if the paper does not say
 tuned = true                               the learning rate of every row is chosen on validation data, column by column
+paper_seeds = 5                            over how many runs the paper averages, if it says so
 [settings]                                 of all cells, as "table.key" = value
 [[columns]] name, settings                 and `smoke`, additional settings at scale smoke
 [[rows]]    name, settings, printed = {column = number}; or `missing = "method"` if the catalogue lacks it
-[scales.smoke] seeds, settings, columns    and short, full: what is run; with `tuned`, `trials` learning rates each
+[scales.smoke] seeds, settings, columns    what is run, also at short and headline; `trials` learning rates, if tuned
 [[claims]]  says, kind, …                  written before the run, see `claims`
 
 Settings apply in the order recipe, column, row, scale, command; a later one replaces an earlier one. `flayer.s` is an
@@ -32,7 +33,8 @@ from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, REFERENCE, Claim
 
-SCALES = ("smoke", "short", "full")
+SCALES = ("smoke", "short", "headline")
+FULL = "scale 'full' is now 'headline': the paper's own rounds on one column; name other columns with --columns"
 EXTENSIONS = ("flayer", "lag")  # what follows "+" in the name of a combination
 T = TypeVar("T")
 
@@ -103,7 +105,9 @@ class Recipe:
     readings: tuple[str, ...] = ()
     source: str | None = None  # the file of a recipe of your own
     tuned: bool = False  # whether the learning rate of each row is chosen on validation data
+    paper_seeds: int | None = None  # number of runs over which the paper averages, if it says so
     left_out: tuple[str, ...] = ()  # rows and columns that you did not ask for
+    rows_left_out: tuple[Row, ...] = ()
 
     @property
     def measures(self) -> list[str]:
@@ -117,6 +121,8 @@ class Recipe:
 
     def at(self, scale: str) -> Scale:
         if scale not in self.scales:
+            if scale == "full":
+                raise RecordError(FULL)
             raise unknown("scale", scale, [name for name in SCALES if name in self.scales])
         return self.scales[scale]
 
@@ -136,6 +142,7 @@ class Recipe:
             columns=tuple(column for column in self.columns if column.name in chosen["column"]),
             scales=scales if asked["column"] else self.scales,
             left_out=tuple(left),
+            rows_left_out=tuple(row for row in self.rows if row.name not in chosen["row"]),
         )
 
     def columns_at(self, scale: str) -> list[str]:
@@ -145,7 +152,7 @@ class Recipe:
         """The cells of a scale, seed by seed, so that an early stop leaves numbers for every row and column."""
         run = set(self.columns_at(scale))
         return [
-            RecipeCell(row.name, column.name, seed, self._experiment(row, column, scale, {**more, "run.seed": seed}))
+            RecipeCell(row.name, column.name, seed, self._experiment(row, column, {**more, "run.seed": seed}, scale))
             for seed in range(seeds or self.at(scale).seeds)
             for column in self.columns
             if column.name in run
@@ -153,9 +160,23 @@ class Recipe:
             if row.runs(column.name)
         ]
 
-    def _experiment(self, row: Row, column: Column, scale: str, more: Settings) -> Experiment:
+    def stated(self, row: str, column: str) -> Experiment:
+        """The experiment without the settings of any scale: what the paper ran, as far as it says so."""
+        (asked_row,) = (each for each in self.rows if each.name == row)
+        (asked_column,) = (each for each in self.columns if each.name == column)
+        return self._experiment(asked_row, asked_column)
+
+    def rivals(self, row: str, column: str) -> list[str]:
+        """All other rows of the paper in a column, also those that were not asked for or have no method."""
+        every = [each for each in (*self.rows, *self.rows_left_out) if not each.control and each.name != row]
+        return [each.name for each in every if each.columns is None or column in each.columns]
+
+    def _experiment(
+        self, row: Row, column: Column, more: Settings = MappingProxyType({}), scale: str | None = None
+    ) -> Experiment:
         stand_in = column.smoke if scale == "smoke" else {}
-        layers = (self.settings, column.settings, stand_in, row.settings, self.at(scale).settings)
+        settings_of_scale = self.at(scale).settings if scale else {}
+        layers = (self.settings, column.settings, stand_in, row.settings, settings_of_scale)
         merged = {key: value for layer in layers for key, value in layer.items()}
         method, data = merged.get("algorithm.name"), more.get("data.name", merged.get("data.name"))
         # Protocol, method and data come first: they decide the defaults, which must not replace what a layer sets.
@@ -229,6 +250,7 @@ class _File:
     notes: list[Any] = field(default_factory=list)
     readings: list[Any] = field(default_factory=list)
     tuned: bool = False
+    paper_seeds: Annotated[int, Range(least=1, most=10_000)] | None = None
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Recipe:
@@ -244,7 +266,7 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
     texts = tuple(map(str, file.notes)), tuple(map(str, file.readings))
     tables = (columns, rows, scales, claims, file.protocol, file.settings)
-    recipe = Recipe(name, file.title, *tables, *texts, tuned=file.tuned)
+    recipe = Recipe(name, file.title, *tables, *texts, tuned=file.tuned, paper_seeds=file.paper_seeds)
     _check(recipe)
     return recipe
 
@@ -255,7 +277,7 @@ def _check(recipe: Recipe) -> None:
     _different("rows", rows)
     for scale, settings in recipe.scales.items():
         if scale not in SCALES:
-            raise unknown("scale", scale, SCALES)
+            raise RecordError(FULL) if scale == "full" else unknown("scale", scale, SCALES)
         _known("column", settings.columns or [], columns)
     _known("measure", list(recipe.readings), list(MEASURES))
     for row in recipe.rows:

@@ -7,7 +7,7 @@ flayer-table2-short/               reproduce.toml, verdicts.json and result.md o
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -26,7 +26,7 @@ from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.errors import BusyError, DataError, RunError, counted
 from stratafl.execute.memory import device_of
 from stratafl.files import write_atomically
-from stratafl.recipes.claims import OF_CONVERGENCE, REFERENCE
+from stratafl.recipes.claims import OF_CONVERGENCE, REFERENCE, Claim
 from stratafl.recipes.recipe import Recipe, RecipeCell
 from stratafl.recipes.verdicts import Numbers, Printed, verdicts
 from stratafl.report.outcome import Outcome, read_outcome
@@ -36,6 +36,7 @@ from stratafl.runs.comparison import MAX_SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import line_bodies
 from stratafl.runs.run import Run
+from stratafl.runs.summary import scored
 from stratafl.tuning.search import Search, TuningPlan, shown_settings
 from stratafl.tuning.space import LR
 
@@ -71,6 +72,11 @@ class Reproduction:
     def stand_in(self) -> str | None:
         """What replaces the paper's data and model at this scale, if anything does."""
         return self.recipe.at(self.scale).stand_in
+
+    @property
+    def no_evidence(self) -> str | None:
+        """The first line of a result on other data than the paper's."""
+        return f"This is no evidence on the paper: {self.stand_in}." if self.stand_in else None
 
     def shown(self, columns: str) -> str:
         """The names of columns with measured numbers, after what replaces the paper's data."""
@@ -227,42 +233,57 @@ class Reproduction:
                 continue  # the paper's numbers are of other data
             numbers, best = every[claim.measure], claim.kind == "best"
             rivals = {place: values for place, values in numbers.items() if not (best and place[0] in controls)}
-            judged = verdicts(claim, rivals, self.printed(claim.measure), columns, shorter)
-            judged_claims += [self._against_rivals(verdict, numbers) for verdict in judged] if best else judged
+            less = {column: self._less(claim, rivals, column, shorter) for column in columns}
+            less = {column: text for column, text in less.items() if text}
+            judged = verdicts(claim, rivals, self.printed(claim.measure), columns, less)
+            judged_claims += [self._against_rivals(claim, verdict, rivals) for verdict in judged] if best else judged
         paper, _, table = self.recipe.name.partition("/")
-        judged_claims = [v if v.holds is None else replace(v, column=self.shown(v.column)) for v in judged_claims]
+        judged_claims = [replace(v, column=self.shown(v.column)) if v.measured else v for v in judged_claims]
         if self.recipe.tuned:
-            judged_claims = [v if v.holds is None else replace(v, reason=f"{v.reason}; {TUNED}") for v in judged_claims]
-        return [replace(v, paper=paper, table=table, stand_in=self.stand_in is not None) for v in judged_claims]
+            judged_claims = [replace(v, reason=f"{v.reason}; {TUNED}") if v.measured else v for v in judged_claims]
+        if self.stand_in:  # no number of the paper beside those of other data
+            judged_claims = [replace(v, paper_value="", stand_in=True) for v in judged_claims]
+        return [replace(v, paper=paper, table=table) for v in judged_claims]
 
     def shorter(self) -> dict[str, str]:
-        """By column, how many rounds replace those of scale full; empty if the numbers do not compare."""
-        if self.stand_in or "full" not in self.recipe.scales:
+        """By column, which rounds, epochs and clients replace the paper's; empty if the numbers do not compare."""
+        if self.stand_in or "headline" not in self.recipe.scales:
             return {}
-        whole = {(cell.row, cell.column): cell.experiment.run.rounds for cell in self.recipe.cells("full", seeds=1)}
-        differing: dict[str, set[tuple[int, int]]] = {}
-        for cell in self.cells:
-            rounds, full_rounds = cell.experiment.run.rounds, whole.get((cell.row, cell.column))
-            if full_rounds is not None and rounds != full_rounds:
-                differing.setdefault(cell.column, set()).add((rounds, full_rounds))
-        return {
-            column: ", ".join(f"{counted(here, 'round')} in place of {full:,}" for here, full in sorted(pairs))
-            for column, pairs in differing.items()
-        }
+        differing: dict[str, dict[str, None]] = {}
+        for row, column, here in {(c.row, c.column): (c.row, c.column, c.experiment) for c in self.cells}.values():
+            paper = self.recipe.stated(row, column)
+            for thing, ours, theirs in (
+                ("round", here.run.rounds, paper.run.rounds),
+                ("epoch", here.train.epochs, paper.train.epochs),
+                ("client", here.data.clients, paper.data.clients),
+            ):
+                if ours != theirs:
+                    text = f"{counted(ours, thing)} in place of {theirs:,}"
+                    differing.setdefault(column, {})[text] = None
+        return {column: ", ".join(texts) for column, texts in differing.items()}
+
+    def _less(self, claim: Claim, numbers: Numbers, column: str, shorter: Mapping[str, str]) -> str:
+        """What a claim's numbers in a column have less of than the paper's: rounds, epochs, clients and seeds."""
+        rows = [row for row, where in numbers if where == column and (row in claim.names or claim.kind == "best")]
+        seeds, paper_seeds = min((len(numbers[row, column]) for row in rows), default=0), self.recipe.paper_seeds or 0
+        fewer = f"{counted(seeds, 'seed')} in place of {paper_seeds}" if 0 < seeds < paper_seeds else ""
+        return ", ".join(filter(None, (shorter.get(column), fewer if not self.stand_in else "")))
 
     @property
     def begun(self) -> list[Path]:
         """The run directories with at least one round."""
         return list(dict.fromkeys(self.place(cell) for cell in (*self.cells, *self.further) if self.done(cell)))
 
-    def _against_rivals(self, verdict: Verdict, numbers: Numbers) -> Verdict:
-        """The verdict, with the rivals that are missing."""
-        missing = sum(row.missing is not None for row in self.recipe.rows)
-        notes = f"; {missing} {'rival is' if missing == 1 else 'rivals are'} not in the catalogue" if missing else ""
-        rivals = [row for row in self.recipe.runnable if not row.control and row.runs(verdict.column)]
-        left = [row.name for row in rivals if (row.name, verdict.column) not in numbers]
-        notes += f"; not run yet: {', '.join(left)}" if left else ""
-        return verdict if verdict.holds is None else replace(verdict, reason=verdict.reason + notes)
+    def _against_rivals(self, claim: Claim, verdict: Verdict, numbers: Numbers) -> Verdict:
+        """The verdict, with the rivals that were not run; being ahead of the others alone decides nothing."""
+        rivals = self.recipe.rivals(str(claim.row), verdict.column)
+        left = [name for name in rivals if (name, verdict.column) not in numbers]
+        if verdict.holds is None or not left:
+            return verdict
+        run = f"{len(rivals) - len(left)} of {counted(len(rivals), 'rival')}"
+        standing = {True: f"ahead of {run}", False: f"against {run}"}[verdict.holds]
+        reason = f"{standing}: {verdict.reason}; rivals that were not run: {', '.join(left)}"
+        return replace(verdict, reason=reason, holds=None if verdict.holds else False)
 
     def tuning_lines(self) -> list[str]:
         """What was chosen for each row in each column, and on what."""
@@ -290,8 +311,6 @@ class Reproduction:
         """The cells, columns and methods that were not run, and why."""
         open_cells = [cell for cell, outcome in self.outcomes() if outcome is None]
         lines = [f"{cell.row}, {cell.column}, seed {cell.seed}: {self._why(cell)}" for cell in open_cells]
-        if self.stand_in:
-            lines.append(f"the paper's own data: {self.stand_in}; numbers do not compare; rankings are not evidence")
         left_out = [c.name for c in self.recipe.columns if c.name not in self.recipe.columns_at(self.scale)]
         missing = [row.name for row in self.recipe.rows if row.missing]
         several = f"{len(left_out)} of {len(self.recipe.columns)}"
@@ -335,11 +354,12 @@ def relative(seconds: Numbers) -> Numbers:
 def paper_measure(outcome: Outcome, measure: str) -> float | None:
     """A number of a run as papers print it; see `MEASURES`."""
     numbers = outcome.numbers()
-    if measure in ("trained", "global"):
+    if measure in ("trained", "global", "new"):
         sent = measure == "global" and outcome.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
         name = "client_accuracy" if outcome.config["evaluate"]["average"] == "clients" else "accuracy"
         selected = next((line for line in outcome.lines if line["round"] == numbers["selected_round"]), {})
-        value = selected.get(f"test.{'received' if sent else measure}.{name}")
+        place = f"new.test.{outcome.evaluate.stage}" if measure == "new" else f"test.{'received' if sent else measure}"
+        value = selected.get(f"{place}.{name}")
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
@@ -348,5 +368,17 @@ def paper_measure(outcome: Outcome, measure: str) -> float | None:
         return numbers["converged_round" if measure == "rounds" else "converged_seconds"] if settled else None
     if measure == "bytes":
         return numbers["bytes"] / numbers["rounds"] / 2**20
+    if measure == "jump":
+        return _jump(outcome)
+    parts = ("seconds.server",) if measure == "server" else ("seconds.train", "seconds.server")
     # A mean would count the compilation in the first round.
-    return median(float(line["seconds.train"] + line["seconds.server"]) for line in outcome.lines)
+    return median(sum(float(line[part]) for part in parts) for line in outcome.lines)
+
+
+def _jump(outcome: Outcome) -> float | None:
+    """The test accuracy in points of the first evaluated round after the warm-up, above that of the last before."""
+    warmup = outcome.config["algorithm"].get("warmup")
+    scores = {int(line["round"]): scored(line, outcome.evaluate) for line in outcome.lines}
+    evaluated = {number: score for number, score in scores.items() if score is not None and warmup is not None}
+    before, after = ([t for t in evaluated if (t > warmup) is late] for late in (False, True))
+    return 100 * (evaluated[min(after)] - evaluated[max(before)]) if before and after else None

@@ -31,6 +31,7 @@ def write_result(reproduction: Reproduction, command: str) -> list[Verdict]:
 def result_markdown(reproduction: Reproduction, judged: Sequence[Verdict], command: str) -> str:
     recipe = reproduction.recipe
     lines = [f"## {recipe.name}, scale {reproduction.scale}: {recipe.title}", ""]
+    lines += [f"**{reproduction.no_evidence}**", ""] if reproduction.no_evidence else []
     lines += [f"`{command}` — {_made(reproduction)}; protocol `{recipe.protocol}`.", "", *_setup(reproduction)]
     for measure in recipe.measures:
         lines += ["", f"**{MEASURES[measure]}**", "", *measure_table(reproduction, measure)]
@@ -86,8 +87,8 @@ def measure_table(reproduction: Reproduction, measure: str) -> list[str]:
 
 
 def column_heads(reproduction: Reproduction, measure: str) -> list[tuple[str, str]]:
-    """Each column as "paper", if the paper has numbers in it, and as "here"."""
-    printed = {column for _, column in reproduction.printed(measure)}
+    """Each column as "paper", if the paper has numbers of the same data in it, and as "here"."""
+    printed = set() if reproduction.stand_in else {column for _, column in reproduction.printed(measure)}
     both = [(name, what) for name in reproduction.recipe.columns_at(reproduction.scale) for what in (PAPER, HERE)]
     return [(name, what) for name, what in both if what == HERE or name in printed]
 

@@ -10,17 +10,30 @@ from stratafl.report.report_tables import Cell, ReportTable, as_csv, text
 from stratafl.runs.json_files import check_table, read_json_value
 
 VERDICTS = "verdicts.json"
-KEYS = ("paper", "table", "claim", "predicate", "paper_value", "measured", "holds", "reason", "noise", "stand_in")
-SIGNS: dict[str, Any] = {"holds": bool | None, "noise": bool, "stand_in": bool}
+KEYS = (
+    "paper",
+    "table",
+    "claim",
+    "predicate",
+    "paper_value",
+    "measured",
+    "holds",
+    "reason",
+    "noise",
+    "one_seed",
+    "stand_in",
+)
+SIGNS: dict[str, Any] = {"holds": bool | None, "noise": bool, "one_seed": bool, "stand_in": bool}
 NOISE = "within noise: other seeds may change the verdict"
-STAND_IN = "measured on data other than the paper's, so this is not evidence"
+ONE_SEED = "one seed: no interval, so other seeds may change the verdict"
+STAND_IN = "no evidence: measured on data other than the paper's"
 STOOD_IN = "here on other data and another model"
-WORDS = {True: "✓ holds", False: "✗ does not hold", None: "– not run"}
+WORDS = {True: "✓ holds", False: "✗ does not hold"}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim of a paper holds here; `holds` is None if it was not run."""
+    """Whether a claim of a paper holds here; `holds` is None if it was not run, or cannot be told from `measured`."""
 
     claim: str
     predicate: str
@@ -29,6 +42,7 @@ class Verdict:
     holds: bool | None
     reason: str = ""
     noise: bool = False  # the deciding difference is within the noise between seeds
+    one_seed: bool = False  # the deciding difference has no interval
     stand_in: bool = False  # from other data and models than the paper's, so no evidence
     paper: str = ""
     table: str = ""
@@ -36,7 +50,15 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        return f"{WORDS[self.holds]}, within noise" if self.noise and self.holds is not None else WORDS[self.holds]
+        if self.holds is None:
+            return "– cannot be told" if self.measured else "– not run"
+        doubts = [*(["within noise"] if self.noise else []), *(["with one seed"] if self.one_seed else [])]
+        return ", ".join([*(["no evidence"] if self.stand_in else []), WORDS[self.holds], *doubts])
+
+    @property
+    def sure(self) -> bool:
+        """Whether it was decided on the paper's data by an interval."""
+        return self.holds is not None and not (self.noise or self.one_seed or self.stand_in)
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -46,16 +68,25 @@ class Verdict:
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
-    claims = counted(len(verdicts), "claim")
-    verbs = ((True, f"of {claims} holds", f"of {claims} hold"), (False, "does not", "do not"))
-    parts = []
-    for sign, singular, plural in (*verbs, (None, "was not run", "were not run")):
-        with_sign = [each for each in verdicts if each.holds is sign]
-        noisy = sum(each.noise for each in with_sign if sign is not None)
-        share = "" if not noisy else " (within noise)" if noisy == len(with_sign) == 1 else f" ({noisy} within noise)"
-        if with_sign or sign:
-            parts.append(f"{len(with_sign)} {singular if len(with_sign) == 1 else plural}{share}")
-    return ", ".join(parts) + (f"; {STAND_IN}" if any(each.stand_in for each in verdicts) else "")
+    """How many claims hold and how many do not; those of other data than the paper's are not counted."""
+    evidence = [each for each in verdicts if not each.stand_in]
+    counts = [_counts(evidence)] if evidence or not verdicts else []
+    return "; ".join([*counts, *([STAND_IN] if len(evidence) < len(verdicts) else [])])
+
+
+def _counts(verdicts: Sequence[Verdict]) -> str:
+    claims, parts = counted(len(verdicts), "claim"), list[str]()
+    for sign, singular, plural in ((True, f"of {claims} holds", f"of {claims} hold"), (False, "does not", "do not")):
+        decided = [each for each in verdicts if each.holds is sign]
+        doubts = {"within noise": sum(v.noise for v in decided), "with one seed": sum(v.one_seed for v in decided)}
+        texts = [why if n == len(decided) == 1 else f"{n} {why}" for why, n in doubts.items() if n]
+        if decided or sign:
+            share = f" ({', '.join(texts)})" if texts else ""
+            parts.append(f"{len(decided)} {singular if len(decided) == 1 else plural}{share}")
+    untold = sum(each.holds is None and bool(each.measured) for each in verdicts)
+    unrun = sum(each.holds is None and not each.measured for each in verdicts)
+    parts += [f"{untold} cannot be told"] if untold else []
+    return ", ".join([*parts, *([f"{unrun} {'was' if unrun == 1 else 'were'} not run"] if unrun else [])])
 
 
 def read_verdicts(folders: Sequence[Path]) -> list[Verdict]:
@@ -74,14 +105,15 @@ def verdict_table(verdicts: Sequence[Verdict]) -> ReportTable | None:
         rows.append((Cell(verdict.claim, below=verdict.predicate), text(verdict.words, _look(verdict)), place, *texts))
     head = ("claim", "verdict", "table of the paper", "in the paper", "here", "why")
     written = as_csv(KEYS, [list(verdict.entry.values()) for verdict in verdicts])
-    caption = "; ".join([tally(verdicts), *([NOISE] if any(verdict.noise for verdict in verdicts) else [])])
+    doubts = ((NOISE, any(each.noise for each in verdicts)), (ONE_SEED, any(each.one_seed for each in verdicts)))
+    caption = "; ".join([tally(verdicts), *(text for text, applies in doubts if applies)])
     return ReportTable("verdicts", caption, head, tuple(rows), left=len(head), written=written, stacked=True)
 
 
 def _look(verdict: Verdict) -> str:
     if verdict.holds is None:
         return "unrun"
-    return "doubtful" if verdict.noise or verdict.stand_in else "holds" if verdict.holds else "fails"
+    return "doubtful" if not verdict.sure else "holds" if verdict.holds else "fails"
 
 
 def _read(path: Path) -> list[Verdict]:
@@ -93,7 +125,7 @@ def _read(path: Path) -> list[Verdict]:
 
 def _verdict(path: Path, number: int, entry: Any) -> Verdict:
     try:
-        check_table(entry, SIGNS, optional=("noise", "stand_in"))
+        check_table(entry, SIGNS, optional=("noise", "one_seed", "stand_in"))
     except ValueError as error:
         raise RunError(f"'{path}': verdict {number} is wrong: {error}") from error
     for key in entry:

@@ -25,7 +25,7 @@ from typing import Any
 
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_stored, load_stored, to_tables
-from stratafl.config.migrations import FORMAT, METHOD_DIGEST, check_format
+from stratafl.config.migrations import FORMAT, check_format, method_digest_compares
 from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.data import Federation
 from stratafl.data.preprocessing import preprocessing_from
@@ -235,8 +235,8 @@ def simulation_of_run(
     asked, tuning = (experiment, then.get("tuning")) if device is None else _elsewhere(experiment, then, device)
     sim = simulation_of(asked, tuning, trust, begun=True)
     for what, today in environment.identity(sim).items():
-        if what == "algorithm" and then["format"] < METHOD_DIGEST:  # its settings are compared above
-            continue
+        if what == "algorithm" and not method_digest_compares(experiment.algorithm.name, then["format"]):
+            continue  # its settings are compared above
         if identity.get(what) != today:
             raise RunError(f"the {what} of '{folder}' has changed since the run began: it cannot be continued")
     _check_preprocessing(folder / PREPROCESSING, sim.runtime.federation)

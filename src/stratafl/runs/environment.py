@@ -138,7 +138,7 @@ def _federation_digest(federation: Federation) -> str:
 def model_digest(sim: Simulation) -> str:
     """A checksum of the model's layers, initial weights and frozen tensors, of which a run keeps no copy."""
     frozen = {} if sim.template is None else frozen_tensors(sim.template)
-    words = [f"{s.name} {s.layer} {s.trainable}" for s in sim.setup.layout.specs.values()]
+    words = [f"{s.name} {s.layer} {s.trainable or s.own}" for s in sim.setup.layout.specs.values()]
     return _digest({**sim.setup.start, **frozen}, words)
 
 

@@ -154,7 +154,7 @@ class StackedEngine(Engine):
             x, y, weight, key = sample
             net = self.model.net(row, frozen, modes, weight, key)
             value, carry, metrics = objective(net, row, frozen, Batch(x, y, weight, key), constants, carry)
-            return value, (value, {n: x for n, x in row.items() if not specs[n].trainable}, carry, metrics)
+            return value, (value, {n: x for n, x in row.items() if specs[n].is_statistic}, carry, metrics)
 
         return loss
 
@@ -233,7 +233,7 @@ class LoopEngine(Engine):
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             pairs = zip(leaves.items(), gradients, strict=True)
             grads = {n: torch.zeros_like(x) if g is None else g for (n, x), g in pairs}
-            moving = {n: row[n].detach() for n in rows if not self.model.layout.specs[n].trainable}
+            moving = {n: row[n].detach() for n in rows if self.model.layout.specs[n].is_statistic}
             return Gradients(grads, loss.detach(), moving, _detached(carry), _detached(metrics))
 
         of_clients = self._each(client, range(len(stack.sizes)))

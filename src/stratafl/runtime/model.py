@@ -128,7 +128,7 @@ class Model:
     def moving(self, row: Rows) -> tuple[Rows, Rows]:
         """The row with copies of the buffers that modules write into, and these copies."""
         specs = self.layout.specs
-        written = {n: x.clone() for n, x in row.items() if not specs[n].trainable and n not in self._masked}
+        written = {n: x.clone() for n, x in row.items() if specs[n].is_statistic and n not in self._masked}
         return {**row, **written}, written
 
 

@@ -28,9 +28,9 @@ def filled(kind):
     """A composed head in which every number is drawn."""
     head = composed(kind).fc
     with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.randn_like(parameter))
-    return head, {name: p.detach() for name, p in head.named_parameters()}
+        for tensor in head.state_dict().values():
+            tensor.copy_(torch.randn_like(tensor))
+    return head, dict(head.state_dict())
 
 
 @pytest.mark.parametrize("kind", UNCHANGED)
