@@ -88,7 +88,7 @@ def _experiment_of(folder: Path) -> Experiment:
 def _refuse_client(folder: Path, client: str | None) -> None:
     refuse_runs(folder)
     if client is not None:
-        raise RunError(f"--client is for run directories, and '{folder}' is not one: a site has one model, leave it out")
+        raise RunError(f"--client is for run directories, and '{folder}' is not one: leave it out")
 
 
 def _client_of(folder: Path, client: str | None, trust: bool) -> FittedClient:

@@ -166,9 +166,9 @@ class DataTable:
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
     flip: Annotated[str, Named(FLIPS), "mirror training images at random, along these axes"] = "none"
-    crop: Annotated[
-        int | None, Range(least=1, most=10_000), "largest random shift of training images, in pixels"
-    ] = None
+    crop: Annotated[int | None, Range(least=1, most=10_000), "largest random shift of training images, in pixels"] = (
+        None
+    )
     tokens: Annotated[
         str,
         Named(("auto", *TOKENS)),

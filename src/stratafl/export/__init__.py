@@ -211,8 +211,8 @@ def to_adapter(module: nn.Module, folder: Path, preprocessing: Preprocessing, fa
     save: Any = getattr(module, "save_pretrained", None)
     if not callable(save) or not hasattr(module, "peft_config"):
         raise RunError(
+            f"cannot export to '{folder}': a folder is for the adapter of a PEFT model, and {type(module).__name__} is "
             "not one; choose a name that ends in .onnx or .safetensors"
-            "none; choose a name that ends in .onnx or .safetensors"
         )
     _check_adapter(module)
     try:
