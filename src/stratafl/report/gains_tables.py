@@ -108,8 +108,8 @@ def dependence_table(study: Study) -> ReportTable | None:
     ]
     caption = (
         "Differences by traits of clients. Correlation: Spearman's over clients with its 95 % bootstrap interval. "
-        "Thirds: the mean difference of the clients with the smallest, middle and largest values. Class skew: total variation "
-        "distance from the classes of all clients; distance from the others: its mean to the "
+        "Thirds: the mean difference of the clients with the smallest, middle and largest values. Class skew: total "
+        "variation distance from the classes of all clients; distance from the others: its mean to the "
         f"{NEAREST} nearest clients. Small clients have noisy differences, which weakens correlations."
     )
     return ReportTable("dependence", caption, head, tuple(rows), left=2) if rows else None
