@@ -131,7 +131,7 @@ def sent_tables() -> str:
     )
     parts = [
         "### Methods",
-        f"{setting} `strata list METHOD --model NAME --data NAME` prints the same for yours.",
+        f"{setting} `strata list METHOD --model NAME --data NAME` prints the same for your model and data.",
         _methods_table(methods),
         "### Compositions",
         _methods_table(dict(sorted(composed.items()))),

@@ -298,11 +298,113 @@ def test_a_line_is_flat_with_the_seeds_that_all_columns_have():
     assert peak.holds is False
 
 
+SAVED = {  # seconds: A takes 40 % and 20 % less than B, 50 % less and 100 % more than C
+    (A, "x"): {0: 60.0, 1: 60.0},
+    (A, "y"): {0: 80.0, 1: 80.0},
+    (B, "x"): {0: 100.0, 1: 100.0},
+    (B, "y"): {0: 100.0, 1: 100.0},
+    (C, "x"): {0: 120.0},
+    (C, "y"): {0: 40.0},
+}
+
+
+def average(numbers=SAVED, printed=PRINTED, where=("x", "y"), **keys):
+    claim = Claim("it is so", "average", row=A, columns=["x", "y"], **keys)
+    claim.check()
+    (found,) = verdicts(claim, numbers, printed, list(where))
+    return found
+
+
+def test_an_average_over_columns_by_hand():
+    """A is 40 and 20 seconds faster than B: 30 on average, 40 at most, and of B's seconds the same shares."""
+    printed = {(A, "x"): 50.0, (B, "x"): 100.0, (A, "y"): 90.0, (B, "y"): 100.0}
+    found = average(printed=printed, than=B, measure="time")
+    assert (found.holds, found.measured, found.paper_value) == (True, "-30.00, up to -40.00", "-30.00, up to -50.00")
+    assert found.reason.endswith(" -30.00 (with each of 2 seeds)")
+    assert found.column == "x; y"
+    assert average(than=B, measure="time", by=29.9).holds is True
+    assert average(than=B, measure="time", by=30.0).holds is False
+    assert average(than=B).holds is False  # more seconds would be better
+    assert average(than=B).measured == "-30.00, up to -20.00"
+
+
+def test_an_average_of_shares_over_columns_and_rivals():
+    """40, 20 and 50 % less and 100 % more: 2.5 % less on average, with the seed that all four have."""
+    found = average(rows=[B, C], measure="time", share=True)
+    assert (found.holds, found.measured) == (True, "-2.50 %, up to -50.00 %")
+    assert found.reason.endswith(": -2.5 % (one seed, no interval)")
+    found = average(numbers={place: SAVED[place] for place in SAVED if place != (C, "y")}, rows=[B, C], measure="time")
+    assert found.measured == "-40.00, up to -60.00"  # −40, −20 and −60
+    assert found.reason.endswith("; 3 of 4 cells")
+
+
+def test_an_average_over_fewer_columns_says_so():
+    found = average(where=("x",), than=B, measure="time")
+    assert (found.holds, found.measured, found.column) == (True, "-40.00", "x")
+    assert found.reason.endswith("; 1 of 2 columns")
+    assert average(where=(), than=B).holds is None
+    assert average(numbers={}, than=B).holds is None
+
+
+def test_an_average_within_noise():
+    """Means over the columns of 9, 10 and 11: 10 ± 2.48, as above."""
+    numbers = {(B, column): dict.fromkeys(range(3), 50.0) for column in ("x", "y")}
+    numbers |= {(A, "x"): {0: 55.0, 1: 57.0, 2: 53.0}, (A, "y"): {0: 63.0, 1: 63.0, 2: 69.0}}
+    for by, holds, noisy in ((7.0, True, False), (8.0, True, True), (12.0, False, True), (13.0, False, False)):
+        found = average(numbers, than=B, by=by)
+        assert (found.holds, found.noise) == (holds, noisy)
+
+
+def test_shares_are_of_the_rival_s_number():
+    """60 is 20 % above 50 and 6 of its 30 seconds are 20 %; one of the seeds has no number to divide by."""
+    numbers = {(A, "x"): {0: 60.0, 1: 1.0}, (B, "x"): {0: 50.0, 1: 0.0}}
+    claim = Claim("it is so", "above", row=A, than=B, by=19.9, share=True)
+    (found,) = verdicts(claim, numbers, {(A, "x"): 3.0, (B, "x"): 4.0}, ["x"])
+    assert (found.holds, found.paper_value) == (True, "-25.00")
+    assert found.reason == "A against B: +20.0 % (one seed, no interval)"
+    slower = Claim("it is so", "close", row=A, than=B, within=19.9, share=True, measure="time")
+    (found,) = verdicts(slower, numbers, {}, ["x"])
+    assert (found.holds, found.reason) == (False, "A against B: +20.0 % (one seed, no interval)")
+
+
+def test_a_lead_over_several_rivals_widens():
+    """A is 3 and 10 ahead in x (6.5), and −1.5 and 4 in y (1.25): with seed 0, which all have."""
+    numbers = {**NUMBERS, (C, "y"): {0: 66.0}}
+    printed = {(A, "x"): 10.0, (B, "x"): 7.0, (C, "x"): 5.0, (A, "y"): 10.0, (B, "y"): 9.0, (C, "y"): 9.5}
+    claim = Claim("it is so", "widens", row=A, rows=[B, C], columns=["y", "x"])
+    claim.check()
+    (found,) = verdicts(claim, numbers, printed, ["x", "y"])
+    assert (found.holds, found.measured, found.paper_value) == (True, "+1.25 → +6.50", "+0.75 → +4.00")
+    assert found.reason.endswith(" +5.2 (one seed, no interval)")
+    (found,) = verdicts(claim, NUMBERS, printed, ["x", "y"])  # C was not run in y
+    assert found.reason.endswith(" +4.5 (one seed, no interval)")
+
+
+@pytest.mark.parametrize("measure", ["score", "rounds"])
+def test_over_and_under_a_limit(measure):
+    """60 and 64: 62 ± 25.4, which decides at no limit near it."""
+    for kind, limit, holds in (
+        ("over", 61.9, True),
+        ("over", 62.0, False),
+        ("under", 62.1, True),
+        ("under", 62.0, False),
+    ):
+        (found,) = judged(kind, row=A, limit=limit, measure=measure)
+        assert (found.holds, found.noise, found.measured, found.paper_value) == (holds, True, "62.00", "61.00")
+    (found,) = judged("under", row=A, limit=87.5, measure=measure)
+    assert (found.holds, found.noise) == (True, False)
+    assert found.reason == "A against 87.5: -25.5 (± 25.4 over 2 seeds)"
+    assert judged("under", ("z",), row=A, limit=1.0)[0].holds is None
+
+
 @pytest.mark.parametrize(
     ("claim", "error", "says"),
     [
         (Claim("it is so", "order", rows=[A]), RecordError, "'rows'"),
         (Claim("it is so", "above", row=A), RecordError, "'it is so' .*above .*'than'"),
+        (Claim("it is so", "average", row=A, columns=["x", "y"]), RecordError, "'than or rows'"),
+        (Claim("it is so", "average", row=A, than=B, columns=["x"]), RecordError, "'columns'"),
+        (Claim("it is so", "under", row=A), RecordError, "'limit'"),
         (Claim("it is so", "abve", row=A), UnknownNameError, "above"),
         (Claim("it is so", "best", row=A, measure="second"), UnknownNameError, "seconds"),
     ],

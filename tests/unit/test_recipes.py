@@ -456,6 +456,34 @@ def test_relative_seconds_are_shown_where_a_claim_is_about_them(tmp_path, monkey
     )  # costs per round: any number of rounds
 
 
+def test_the_jump_is_where_the_warm_up_ends(tmp_path):
+    """Evaluated every other round; 3 rounds of warm-up: from 30 % in round 2 to 80 % in round 4, and no further."""
+    sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.25}
+    scores = {
+        2: {"test.deployed.accuracy": 0.3},
+        4: {"test.deployed.accuracy": 0.8},
+        6: {"test.deployed.accuracy": 0.9},
+    }
+    lines = [{"round": t, **sent, **scores.get(t, {})} for t in range(1, 7)]
+    config = to_tables(Experiment())
+    warm = config | {"algorithm": {"name": "fedalp", "warmup": 3}}
+    for tables, jump in ((warm, 50.0), (config, None), (config | {"algorithm": {"name": "fedalp", "warmup": 6}}, None)):
+        one = Outcome(tmp_path, tables, lines, clients=1)
+        assert paper_measure(one, "jump") == (jump and pytest.approx(jump))
+        assert paper_measure(one, "server") == 0.25
+
+
+def test_the_accuracy_of_new_clients(tmp_path):
+    sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0, "round": 1}
+    config = to_tables(with_settings(Experiment(), ["run.protocol=fedalp"]))
+    line = {**sent, "test.received.client_accuracy": 0.5, "new.test.received.client_accuracy": 0.4}
+    one = Outcome(tmp_path, config, [line], clients=1)
+    assert paper_measure(one, "new") == pytest.approx(40.0)
+    assert (
+        paper_measure(Outcome(tmp_path, config, [line | {"new.test.received.client_accuracy": None}], 1), "new") is None
+    )
+
+
 def test_convergence_and_spread_follow_the_protocol(tmp_path):
     """pFedLA's: as received, mean over clients, last round; that is best in round 1, deployed models in round 2."""
     sent = {"bytes.up": 0, "bytes.down": 0, "seconds.train": 1.0, "seconds.server": 0.0}

@@ -67,7 +67,7 @@ def check_new_name(name: object, existing: Collection[str]) -> None:
     if not (isinstance(name, str) and name.strip() == name and name.isprintable() and 0 < len(name) <= MAX_NAME):
         raise DataError(f"'{shown(name)}' is not a name of a client: give 1 to {MAX_NAME} printable letters")
     if name in existing:
-        raise DataError(f"there is a client '{shown(name)}' already: give the new client a name of its own")
+        raise DataError(f"client '{shown(name)}' already exists: give the new client another name")
 
 
 def personalised(sim: Simulation, progress: Progress, federation: Federation, name: str, number: int) -> AddedClient:

@@ -346,7 +346,7 @@ def load(
         which = (parts.sim, parts.progress, parts.history, parts.selected, place, parts.evaluate)
         return Fitted(*which, split=parts.split, saved=parts.models, added=parts.added)
     if model is not None or algorithm is not None:
-        raise RunError(f"model and algorithm are for saved folders, and '{place}' is none: leave them out")
+        raise RunError(f"model and algorithm are for saved folders, and '{place}' is not one: leave them out")
     refuse_runs(place)
     sim, progress, lines = read_run(place, round, device, trust)
     evaluate, counts = config_of(place).evaluate, selected_line(place, lines)

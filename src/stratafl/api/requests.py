@@ -74,7 +74,7 @@ def check_options(function: str, names: Iterable[str], allowed: Collection[str],
     """Refuse an option that a function has not; an option of local training has a `place` where it is given."""
     for name in names:
         if name not in allowed and name in keys_of(LocalTraining):
-            raise UnknownNameError(f"'{name}' is no option of {function}: give it in {place.format(name)}")
+            raise UnknownNameError(f"'{name}' is not an option of {function}: give it in {place.format(name)}")
     check_known(f"option of {function}", names, allowed)
 
 

@@ -84,7 +84,7 @@ def _usage(message: str, context: Any) -> str:
     if not message.startswith("No such ") or context is None:
         return message
     once = re.sub(r"( Did you mean .*\?)\1$", r"\1", message)  # typer and click both suggest a command
-    return f"{once} To see what there is, run: {context.command_path} --help"
+    return f"{once} For a list, run: {context.command_path} --help"
 
 
 def _reader_gone() -> int:

@@ -40,10 +40,10 @@ _DATA = "List, show and export data sets."
 FIRST, RUNS, MODELS = "Before you train", "Train and compare", "Use the models"
 DEPLOYED, METHODS = "Real federations", "Methods, papers and speed"
 FIRST_STEPS = """\
-stratafl {version}: personalised federated learning, layer by layer. What people do first:
+stratafl {version}: personalised federated learning, layer by layer. Frequent commands:
 
   strata compare --seeds 1                     see it work: eight methods on handwritten digits
-  strata data show my.csv                      who has what in your table, and what looks wrong
+  strata data show my.csv                      what each client holds, and what looks wrong
   strata advise my.csv                         whether to federate, with which method, who gains
   strata compare --data my.csv                 rank methods on your data, and see who gains
   strata run --data my.csv --out runs/first    train one method, then strata predict runs/first
@@ -397,7 +397,7 @@ def data_show(
     settings: Set = None,
     out: Annotated[Path | None, option("--out -o FILE.svg", "Draw a picture of it.", OUTPUT)] = None,
 ) -> None:
-    """Show who has what, how columns are read, and what looks wrong."""
+    """Show what each client holds, how columns are read, and what looks wrong."""
     from stratafl.cli.data_command import show_data
 
     show_data(config, settings_of(settings, data=place or data), out)

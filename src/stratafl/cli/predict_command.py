@@ -88,7 +88,7 @@ def _experiment_of(folder: Path) -> Experiment:
 def _refuse_client(folder: Path, client: str | None) -> None:
     refuse_runs(folder)
     if client is not None:
-        raise RunError(f"--client is for run directories, and '{folder}' is none: a site has one model, leave it out")
+        raise RunError(f"--client is for run directories, and '{folder}' is not one: leave it out")
 
 
 def _client_of(folder: Path, client: str | None, trust: bool) -> FittedClient:
@@ -97,5 +97,5 @@ def _client_of(folder: Path, client: str | None, trust: bool) -> FittedClient:
     names = fitted.client_names
     if client is None:
         few = ", ".join(map(shown, names[:MAX_NAMED_CLIENTS])) + (", …" if len(names) > MAX_NAMED_CLIENTS else "")
-        raise RunError(f"each client has its own model: say whose with --client, one of: {few}")
+        raise RunError(f"each client has its own model: choose one with --client, one of: {few}")
     return fitted.client(client if client in names or not client.isdecimal() else int(client))

@@ -166,9 +166,9 @@ class DataTable:
     ] = "auto"
     size: Annotated[int | None, Range(least=1, most=10_000), "resize images to squares with this side in pixels"] = None
     flip: Annotated[str, Named(FLIPS), "mirror training images at random, along these axes"] = "none"
-    crop: Annotated[
-        int | None, Range(least=1, most=10_000), "move training images at random, by up to so many pixels"
-    ] = None
+    crop: Annotated[int | None, Range(least=1, most=10_000), "largest random shift of training images, in pixels"] = (
+        None
+    )
     tokens: Annotated[
         str,
         Named(("auto", *TOKENS)),
@@ -270,7 +270,7 @@ class EvaluateTable:
     ] = "validation"
     ties: Annotated[
         Literal["loss", "first"],
-        "of rounds that are equally good: the one with the lowest loss, of these the last; `first`: the first of all,",
+        "among equally good rounds: the last one with the lowest loss; `first`: the first round,",
         "as runs of earlier versions have it",
     ] = "loss"
     stage: Annotated[

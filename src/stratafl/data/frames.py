@@ -60,7 +60,7 @@ def _of_clients(tables: Mapping[Any, Any], client: str | None) -> Columns:
 def _columns(table: Any) -> Columns:
     nameless = [label for label in getattr(table, "columns", ()) if isinstance(label, int | float | tuple)]
     if nameless:
-        raise DataError(f"a column is called {nameless[0]!r}, which is no text: table.columns = table.columns.map(str)")
+        raise DataError(f"a column is called {nameless[0]!r}, not a text: table.columns = table.columns.map(str)")
     return {name: _cells(table, name) for name in column_names(table)}
 
 

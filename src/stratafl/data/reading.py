@@ -183,7 +183,7 @@ class Reading:
         """What is done to training images; refused if samples are none, or too small."""
         option = "flip" if self.flip != "none" else "crop"
         if samples.x.ndim < 3:
-            raise DataError(f"data.{option} is for images, but the samples of '{samples.name}' are none: leave it out")
+            raise DataError(f"data.{option} is for images, but '{samples.name}' has none: leave it out")
         side = min(samples.x.shape[-2:])
         if (self.crop or 0) >= side:
             raise DataError(f"data.crop = {self.crop}, but images of '{samples.name}' have {side} pixels: set it lower")

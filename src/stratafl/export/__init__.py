@@ -212,7 +212,7 @@ def to_adapter(module: nn.Module, folder: Path, preprocessing: Preprocessing, fa
     if not callable(save) or not hasattr(module, "peft_config"):
         raise RunError(
             f"cannot export to '{folder}': a folder is for the adapter of a PEFT model, and {type(module).__name__} is "
-            "none; choose a name that ends in .onnx or .safetensors"
+            "not one; choose a name that ends in .onnx or .safetensors"
         )
     _check_adapter(module)
     try:
@@ -236,7 +236,7 @@ def _check_adapter(module: nn.Module) -> None:
     for name in columns(module):
         if ".".join(part for part in name.split(".") if part not in added) not in saved:
             raise ModelError(
-                f"'{name}' is trained and no part of the adapter: add its layer to modules_to_save of the PEFT "
+                f"'{name}' is trained but not part of the adapter: add its layer to modules_to_save of the PEFT "
                 "configuration, or export to NAME.safetensors"
             )
 

@@ -36,6 +36,7 @@ from stratafl.runs.comparison import MAX_SEEDS
 from stratafl.runs.directory import is_run
 from stratafl.runs.json_files import line_bodies
 from stratafl.runs.run import Run
+from stratafl.runs.summary import scored
 from stratafl.tuning.search import Search, TuningPlan, shown_settings
 from stratafl.tuning.space import LR
 
@@ -353,11 +354,12 @@ def relative(seconds: Numbers) -> Numbers:
 def paper_measure(outcome: Outcome, measure: str) -> float | None:
     """A number of a run as papers print it; see `MEASURES`."""
     numbers = outcome.numbers()
-    if measure in ("trained", "global"):
+    if measure in ("trained", "global", "new"):
         sent = measure == "global" and outcome.config["algorithm"]["name"] == "fedavg"  # FedAvg sends its global model
         name = "client_accuracy" if outcome.config["evaluate"]["average"] == "clients" else "accuracy"
         selected = next((line for line in outcome.lines if line["round"] == numbers["selected_round"]), {})
-        value = selected.get(f"test.{'received' if sent else measure}.{name}")
+        place = f"new.test.{outcome.evaluate.stage}" if measure == "new" else f"test.{'received' if sent else measure}"
+        value = selected.get(f"{place}.{name}")
         return None if value is None else 100 * value
     if measure in ("score", "spread"):
         return 100 * numbers[measure] if measure in numbers else None
@@ -366,5 +368,17 @@ def paper_measure(outcome: Outcome, measure: str) -> float | None:
         return numbers["converged_round" if measure == "rounds" else "converged_seconds"] if settled else None
     if measure == "bytes":
         return numbers["bytes"] / numbers["rounds"] / 2**20
+    if measure == "jump":
+        return _jump(outcome)
+    parts = ("seconds.server",) if measure == "server" else ("seconds.train", "seconds.server")
     # A mean would count the compilation in the first round.
-    return median(float(line["seconds.train"] + line["seconds.server"]) for line in outcome.lines)
+    return median(sum(float(line[part]) for part in parts) for line in outcome.lines)
+
+
+def _jump(outcome: Outcome) -> float | None:
+    """The test accuracy in points of the first evaluated round after the warm-up, above that of the last before."""
+    warmup = outcome.config["algorithm"].get("warmup")
+    scores = {int(line["round"]): scored(line, outcome.evaluate) for line in outcome.lines}
+    evaluated = {number: score for number, score in scores.items() if score is not None and warmup is not None}
+    before, after = ([t for t in evaluated if (t > warmup) is late] for late in (False, True))
+    return 100 * (evaluated[min(after)] - evaluated[max(before)]) if before and after else None

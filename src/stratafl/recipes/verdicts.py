@@ -48,8 +48,9 @@ class PairedDifference:
 
     def text(self, claim: Claim, noise: bool) -> str:
         """The difference of the numbers themselves, with its margin."""
-        digits = 2 if claim.measure in ("seconds", "relative", "time", "bytes") else 1
-        value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}"  # + 0.0: no minus before zero
+        digits = _digits(claim)
+        unit = " %" if claim.share else ""
+        value = f"{round(claim.sign * self.mean, digits) + 0.0:+.{digits}f}{unit}"  # + 0.0: no minus before zero
         if self.margin is None:
             return f"{value} (one seed, no interval)"
         noisy = ", within noise" if noise else ""
@@ -58,10 +59,26 @@ class PairedDifference:
         return f"{value} (± {self.margin:.{digits}f} over {self.seeds} seeds{noisy})"
 
 
+def _digits(claim: Claim) -> int:
+    return 2 if claim.measure in ("seconds", "relative", "server", "time", "bytes") and not claim.share else 1
+
+
+def excess(claim: Claim, ours: float, theirs: float) -> float:
+    """How far a number is above another; with `share`, in per cent of the other."""
+    return 100 * (ours / theirs - 1) if claim.share else ours - theirs
+
+
 def leads(claim: Claim, numbers: Numbers, a: Place, b: Place) -> dict[int, float]:
     """How much better `a` is than `b`, by seed."""
     ours, theirs = numbers.get(a, {}), numbers.get(b, {})
-    return {seed: claim.sign * (ours[seed] - theirs[seed]) for seed in sorted(set(ours) & set(theirs))}
+    seeds = (seed for seed in sorted(set(ours) & set(theirs)) if theirs[seed] or not claim.share)
+    return {seed: claim.sign * excess(claim, ours[seed], theirs[seed]) for seed in seeds}
+
+
+def averaged(several: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """The mean of several numbers, by the seeds that all of them have."""
+    common = set[int].intersection(*map(set, several)) if several else set[int]()
+    return {seed: fmean(values[seed] for values in several) for seed in sorted(common)}
 
 
 def verdicts(
@@ -73,15 +90,24 @@ def verdicts(
     """
     asked = list(claim.columns or columns)
     run = [column for column in asked if column in columns]
+    where = " → " if claim.kind in ("rises", "widens", "flat") else "; "
     if claim.kind not in OVER_COLUMNS:
         judged = [_after(_Judge(claim, numbers, printed, column).verdict(), claim, [column], shorter) for column in run]
-    elif len(run) > 1 and (claim.kind == "flat" or (run[0], run[-1]) == (asked[0], asked[-1])):
-        over = _Judge(replace(claim, columns=run), numbers, printed, " → ".join(run)).verdict()
+    elif _suffice(claim, run, asked):
+        over = _Judge(replace(claim, columns=run), numbers, printed, where.join(run)).verdict()
+        left_out = f"; {len(run)} of {len(asked)} columns" if claim.kind == "average" and len(run) < len(asked) else ""
+        over = replace(over, reason=over.reason + left_out)
         judged = [_after(over, claim, run, shorter)]
     else:
         judged = []
-    where = " → " if claim.kind in OVER_COLUMNS else "; "
     return judged or [_Judge(claim, numbers, printed, where.join(asked)).unknown("not part of this scale")]
+
+
+def _suffice(claim: Claim, run: Sequence[str], asked: Sequence[str]) -> bool:
+    """Whether a claim over columns can be judged in those that are run."""
+    if claim.kind == "average":
+        return bool(run)
+    return len(run) > 1 and (claim.kind == "flat" or (run[0], run[-1]) == (asked[0], asked[-1]))
 
 
 def _after(verdict: Verdict, claim: Claim, columns: Sequence[str], shorter: Mapping[str, str]) -> Verdict:
@@ -121,7 +147,8 @@ class _Judge:
         return PairedDifference.of(list(leads(self.claim, self.numbers, a, b).values()))
 
     def _paper_difference(self, a: Place, b: Place) -> str:
-        return f"{self.printed[a] - self.printed[b]:+.2f}" if a in self.printed and b in self.printed else ""
+        both = a in self.printed and b in self.printed
+        return f"{excess(self.claim, self.printed[a], self.printed[b]):+.2f}" if both else ""
 
     def _mean(self, row: str, column: str) -> str:
         values = self.numbers.get((row, column))
@@ -208,18 +235,66 @@ class _Judge:
         paper, one_seed = self._paper_difference(last, first), difference.margin is None
         return self._decided(holds, difference.text(claim, noise), paper, shown, noise, one_seed)
 
+    def _average(self) -> Verdict:
+        """Over all cells, a column and a rival each, in which both were run; the largest difference is shown too."""
+        claim, row = self.claim, str(self.claim.row)
+        cells = [((row, column), (rival, column)) for rival in claim.rivals for column in claim.columns or ()]
+        every = {cell: leads(claim, self.numbers, *cell) for cell in cells}
+        run = {cell: values for cell, values in every.items() if values}
+        average = PairedDifference.of(list(averaged(list(run.values())).values()))
+        if average is None:
+            return self._not_run(f"'{row}' or '{claim.than or 'its rivals'}'")
+        both = [cell for cell in run if all(place in self.printed for place in cell)]
+        paper = _mean_and_most(claim, [excess(claim, *(self.printed[place] for place in cell)) for cell in both])
+        shown = _mean_and_most(claim, [claim.sign * fmean(values.values()) for values in run.values()])
+        noise = average.undecided(claim.by)
+        reason = f"{row} against {', '.join(claim.rivals)}, on average: {average.text(claim, noise)}"
+        reason += f"; {len(run)} of {len(cells)} cells" if len(run) < len(cells) else ""
+        return self._decided(average.mean > claim.by, reason, paper, shown, noise, average.margin is None)
+
     def _widens(self) -> Verdict:
-        claim, row, than, columns = self.claim, str(self.claim.row), str(self.claim.than), self.claim.columns or [""]
+        claim, row, columns = self.claim, str(self.claim.row), self.claim.columns or [""]
         ends = (columns[0], columns[-1])
-        first, last = (leads(claim, self.numbers, (row, each), (than, each)) for each in ends)
-        difference = PairedDifference.of([last[seed] - first[seed] for seed in first if seed in last])
-        if difference is None:
-            return self._not_run(f"'{row}' or '{than}'", " in both columns")
+        rivals = [rival for rival in claim.rivals if all((rival, end) in self.numbers for end in ends)]
+        first, last = (
+            averaged([leads(claim, self.numbers, (row, end), (rival, end)) for rival in rivals]) for end in ends
+        )
+        change = PairedDifference.of([last[seed] - first[seed] for seed in first if seed in last])
+        if change is None:
+            return self._not_run(f"'{row}' or '{claim.than or 'its rivals'}'", " in both columns")
         shown = " → ".join(f"{fmean(lead.values()):+.2f}" for lead in (first, last))
-        paper = " → ".join(self._paper_difference((row, each), (than, each)) for each in ends).strip(" →")
-        noise = difference.undecided(claim.by)
-        reason = f"the lead of {row} over {than} changes by {difference.text(claim, noise)}"
-        return self._decided(difference.mean > claim.by, reason, paper, shown, noise, difference.margin is None)
+        noise, one_seed = change.undecided(claim.by), change.margin is None
+        reason = f"the lead of {row} over {', '.join(rivals)} changes by {change.text(claim, noise)}"
+        return self._decided(change.mean > claim.by, reason, self._paper_leads(rivals, ends), shown, noise, one_seed)
+
+    def _paper_leads(self, rivals: Sequence[str], ends: Sequence[str]) -> str:
+        """The differences in the paper at both ends, averaged over rivals."""
+        places = [((str(self.claim.row), end), (rival, end)) for end in ends for rival in rivals]
+        if any(place not in self.printed for pair in places for place in pair):
+            return ""
+        differences = [excess(self.claim, *(self.printed[place] for place in pair)) for pair in places]
+        halves = differences[: len(rivals)], differences[len(rivals) :]
+        return " → ".join(f"{fmean(half):+.2f}" for half in halves)
+
+    def _over(self) -> Verdict:
+        return self._against_limit(1)
+
+    def _under(self) -> Verdict:
+        return self._against_limit(-1)
+
+    def _against_limit(self, side: int) -> Verdict:
+        """Whether the number is above the limit, or, with side −1, below it."""
+        row, limit = str(self.claim.row), float(self.claim.limit or 0)
+        numbers = self.numbers.get((row, self.column), {}).values()
+        beyond = PairedDifference.of([self.claim.sign * (number - limit) for number in numbers])
+        if beyond is None:
+            return self._not_run(f"'{row}'")
+        noise = beyond.undecided(0)
+        in_paper = self.printed.get((row, self.column))
+        reason = f"{row} against {limit:g}: {beyond.text(self.claim, noise)}"
+        paper = "" if in_paper is None else f"{in_paper:.2f}"
+        holds = side * self.claim.sign * beyond.mean > 0
+        return self._decided(holds, reason, paper, self._mean(row, self.column), noise, beyond.margin is None)
 
     def _flat(self) -> Verdict:
         """The difference of the largest and the smallest number, over the seeds that all columns have."""
@@ -235,3 +310,12 @@ class _Judge:
         shown = " → ".join(f"{value:.2f}" for value in means.values())
         reason, one_seed = f"they differ by {difference.text(self.claim, noise)}", difference.margin is None
         return self._decided(holds, reason, "", shown, noise, one_seed)
+
+
+def _mean_and_most(claim: Claim, differences: Sequence[float]) -> str:
+    """Their mean and the one that is furthest on the better side; nothing without any."""
+    if not differences:
+        return ""
+    most, unit = max(differences, key=lambda each: claim.sign * each), " %" if claim.share else ""
+    alone = f"{fmean(differences):+.2f}{unit}"
+    return alone if len(differences) == 1 else f"{alone}, up to {most:+.2f}{unit}"

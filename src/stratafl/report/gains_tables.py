@@ -107,9 +107,9 @@ def dependence_table(study: Study) -> ReportTable | None:
         for dependence in gains.dependences
     ]
     caption = (
-        "What differences relate to. Correlation: Spearman's over clients with its 95 % bootstrap interval. Thirds: "
-        "the mean difference of the clients with the smallest, middle and largest values. Class skew: total variation "
-        "distance from the classes of all clients; distance from the others: its mean to the "
+        "Differences by traits of clients. Correlation: Spearman's over clients with its 95 % bootstrap interval. "
+        "Thirds: the mean difference of the clients with the smallest, middle and largest values. Class skew: total "
+        "variation distance from the classes of all clients; distance from the others: its mean to the "
         f"{NEAREST} nearest clients. Small clients have noisy differences, which weakens correlations."
     )
     return ReportTable("dependence", caption, head, tuple(rows), left=2) if rows else None

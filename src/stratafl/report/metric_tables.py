@@ -123,7 +123,7 @@ def cross_site_chart(study: Study) -> Chart | None:
         return None
     table = next(table for table in tables.values() if table is not None)
     caption = (
-        "Rows: whose model. Columns: whose test samples, prepared as their own client does it. "
+        "Rows: models of clients. Columns: test samples of clients, prepared as their own client does it. "
         f"Metric: {table.metric}, first seed. The diagonal is every client's own score."
     )
     height = min(900, 170 + 26 * max(len(table.names), 5))

@@ -110,7 +110,7 @@ class CrossSiteResult(CrossSite):
         head = ("model of", *(f"{at} {name}" for at, name in enumerate(self.names)))
         rows = tuple((text(name), *map(Cell, row)) for name, row in zip(self.names, texts, strict=True))
         table = ReportTable("cross-site", f"{metric.title} on {self.split} samples of", head, rows)
-        return fragment("Rows: whose model. Columns: whose samples.", heat_picture(self.names, better, texts), table)
+        return fragment("Rows: models. Columns: samples.", heat_picture(self.names, better, texts), table)
 
 
 def data_frames() -> Any:

@@ -229,7 +229,7 @@ def check_same_request(path: Path, begun: Mapping[str, Any], asked: Mapping[str,
         if then.get(key) != now.get(key) and not left_open:
             was, wanted = shown(then.get(key)), shown(now.get(key))
             raise RunError(
-                f"'{path}' was begun with {key} = {was}, not {wanted}: ask as before, or give another folder"
+                f"'{path}' was begun with {key} = {was}, not {wanted}: use the same settings, or give another folder"
             )
 
 

@@ -175,7 +175,7 @@ def doubt_about_dates(column: TableColumn, cells: Codes | Texts) -> str:
         return ""
     few = ", ".join(f"'{shown(text)}'" for text in sorted(odd))
     taken_for = "a category" if column.kind == CATEGORY else "an identifier and ignored"
-    no_date = f"{few} {'is no date' if len(odd) == 1 else 'are no dates'}"
+    no_date = f"{few} {'is not a date' if len(odd) == 1 else 'are not dates'}"
     return f"column '{shown(column.name)}' is {taken_for}, because {no_date}: correct or empty these cells"
 
 
