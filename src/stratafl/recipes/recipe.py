@@ -277,8 +277,10 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
     texts = tuple(map(str, file.notes)), tuple(map(str, file.readings))
     tables = (columns, rows, scales, claims, file.protocol, file.settings)
-    more = {"tuned": file.tuned, "paper_seeds": file.paper_seeds, "unjudged": records("unjudged", UnjudgedClaim)}
-    recipe = Recipe(name, file.title, *tables, *texts, **more)
+    unjudged = records("unjudged", UnjudgedClaim)
+    recipe = Recipe(
+        name, file.title, *tables, *texts, tuned=file.tuned, paper_seeds=file.paper_seeds, unjudged=unjudged
+    )
     _check(recipe)
     return recipe
 
