@@ -205,7 +205,10 @@ class DataTable:
         float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition chooses them"
     ] = 0.25
     split: Annotated[
-        str, Named(SPLIT), "how samples are split: `stratified` by class (numbers by quantile), or at `random`"
+        str,
+        Named(SPLIT),
+        "how samples are split: `stratified` by class (numbers by quantile), at `random`, or `ordered`: the last "
+        "samples of each client are for testing, those before them for validation",
     ] = "stratified"
     seed: Annotated[
         int | None,
