@@ -103,7 +103,10 @@ def test_the_answer_says_how_sure_it_is(advice: Advice) -> None:
     maybe = replace(sure, expected=Difference(0.016, 0.01))
     assert maybe.doubt == "chance"
     assert "--guard" in words.advice_answer(maybe)
-    assert words.commands(maybe, Path("a.toml"))[0] == "strata run --config a.toml --guard"
+    guarded = "strata run --config a.toml --guard"  # a guard decides for clients with few validation samples: local
+    for validation, settings in ((0.1, " --set data.validation=0.2"), (0.2, ""), (0.3, "")):
+        planned = with_values(maybe.experiment, {"data.validation": validation})
+        assert words.commands(replace(maybe, experiment=planned), Path("a.toml"))[0] == guarded + settings
     alone = replace(maybe, federate=False, candidate=local)
     assert words.advice_answer(alone).startswith(words.NOT_CLEARLY_BETTER.partition("{method}")[0] + best.label)
     assert words.SENDS_NOTHING in words.cost_text(alone)

@@ -52,8 +52,14 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(refused, argu
         (["fit"], ("'fit'", "run: strata --help")),
         (["data", "showw"], ("'showw'", "'show'", "run: strata data --help")),
         (["advise", "--data", "my.csv"], ("--data", "run: strata advise --help")),
+        (["check", "mine.py"], ("'mine.py'", "mine:")),
+        (["run", "fedper"], ("(fedper)", "run: strata run --help")),
+        (["run", "--lr", "0.1"], ("'--lr'", "--set train.lr=")),
+        (["advise", "--label", "died"], ("'--label'", "--set data.label=")),
+        (["run", "--set", "lr=0.1"], ("'lr=0.1'", "'train.lr=0.1'")),
+        (["predict", "none", "--client", "a", "--data", "x.csv"], ("no folder 'none'", "run directory")),
     ],
-    ids=["command", "subcommand", "option"],
+    ids=["command", "subcommand", "option", "file", "argument", "setting", "table setting", "key", "folder"],
 )
 def test_an_unknown_command_or_option_names_the_help_and_suggests_once(refused, arguments, says):
     assert refused(*arguments, says=says).count("Did you mean") <= 1

@@ -109,6 +109,16 @@ def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, caps
     assert ("strata advise" in printed) == (data == "digits")
 
 
+def test_a_comparison_of_one_kind_of_method_ends_with_its_paired_difference(tmp_path, capsys):
+    """As one's own method and its rival: there is no other kind that a sentence could name."""
+    for name, score in (("fedper", 0.8), ("fedrep", 0.7)):
+        for seed in range(3):
+            write_run(tmp_path / f"{name}{seed}", [score + seed / 100], name=name, seed=seed)
+    lines = pair_lines(study := print_ranking([tmp_path], details=False))
+    assert in_short(study) == []
+    assert " ".join(str(lines[0]).split()) in " ".join(capsys.readouterr().out.split())
+
+
 def test_local_training_is_not_guarded_from_itself(tmp_path, capsys):
     for name, score in (("fedavg", 0.7), ("local", 0.85)):
         write_run(tmp_path / name, [score], name=name, data={"name": "digits"})

@@ -81,10 +81,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage(message: str, context: Any) -> str:
     """What is wrong with the command line; names that do not exist also get the command that lists those that do."""
     message = " ".join(message.split())
+    path = getattr(context, "command_path", "strata")
+    if message.startswith("Got unexpected extra argument"):
+        return f"{message}. Values need the name of their option. For an example, run: {path} --help"
+    if setting := _meant_setting(message):
+        option = f"there is no option '--{setting.partition('.')[2]}', but a setting: type --set {setting}=VALUE"
+        return f"{option}. For a list of options, run: {path} --help"
     if not message.startswith("No such ") or context is None:
         return message
     once = re.sub(r"( Did you mean .*\?)\1$", r"\1", message)  # typer and click both suggest a command
     return f"{once} For a list, run: {context.command_path} --help"
+
+
+def _meant_setting(message: str) -> str:
+    """The setting with the name of an option that does not exist, such as train.lr for --lr; or nothing."""
+    option = re.match(r"No such option '?--([\w-]+)", message)
+    if option is None:
+        return ""
+    from stratafl.config.setting_tables import settings_called
+
+    return next(iter(settings_called(option[1].replace("-", "_"))), "")
 
 
 def _reader_gone() -> int:

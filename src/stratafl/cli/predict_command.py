@@ -87,6 +87,8 @@ def _experiment_of(folder: Path) -> Experiment:
 
 def _refuse_client(folder: Path, client: str | None) -> None:
     refuse_runs(folder)
+    if not folder.is_dir():
+        raise RunError(f"there is no folder '{folder}': give a run directory, or the folder of a site")
     if client is not None:
         raise RunError(f"--client is for run directories, and '{folder}' is not one: leave it out")
 

@@ -76,6 +76,9 @@ def print_ranking(
     short = " ".join(map(str, in_short(study))) if unranked is None else ""
     if short:
         console.print(Text(f"\n{short}", style="bold"))
+    elif unranked is None and not details:  # one kind of method, such as one's own and its rival
+        for part in pair_lines(study):
+            console.print(part)
     if target is not None:
         console.print(target_table(outcomes, target))
     files: list[tuple[str, Path | None, Callable[[], str]]] = [

@@ -9,6 +9,7 @@ import dataclasses
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from stratafl.algorithms import ALGORITHMS
@@ -58,6 +59,11 @@ class MethodName(Named):
     def check(self, key: str, value: str) -> None:
         if is_composition(value):
             parse_composition(value)
+        elif value.endswith(".py"):
+            path = ".".join(Path(value).with_suffix("").parts)
+            raise RecordError(
+                f"{key} '{shown(value)}' is a file: give the method in it, such as {shown(path)}:my_method"
+            )
         else:
             super().check(key, value)
 
@@ -412,9 +418,16 @@ def parse_settings(typed: Iterable[str]) -> dict[str, Any]:
         path, equals, text = setting.partition("=")
         table, _, key = path.strip().partition(".")
         if not (equals and key):
-            raise RecordError(f"a setting is written table.key=value, such as train.lr=0.1, not '{shown(setting)}'")
+            near = "".join(f"; did you mean '{shown(f'{each}={text}')}'?" for each in settings_called(path.strip())[:1])
+            example = "a setting is written table.key=value, such as train.lr=0.1"
+            raise RecordError(f"{example}, not '{shown(setting)}'{near}")
         settings[f"{table}.{key}"] = _value(text.strip(), _is_text(table, key))
     return settings
+
+
+def settings_called(key: str) -> list[str]:
+    """The settings with this key: `lr` is `train.lr`."""
+    return [f"{table}.{key}" for table, record in TABLES.items() if key in keys_of(record)]
 
 
 def _is_text(table: str, key: str) -> bool:
