@@ -8,7 +8,8 @@ paper_seeds = 5                            over how many runs the paper averages
 [settings]                                 of all cells, as "table.key" = value
 [[columns]] name, settings                 and `smoke`, additional settings at scale smoke
 [[rows]]    name, settings, printed = {column = number}; or `missing = "method"` if the catalogue lacks it
-[scales.smoke] seeds, settings, columns    what is run, also at short and headline; `trials` learning rates, if tuned
+[scales.smoke] seeds, settings, columns    what is run, also at short and headline; `trials` learning rates, if tuned;
+                                           `minutes` that it takes on an H200, estimated
 [[claims]]  says, kind, …                  written before the run, see `claims`
 
 Settings apply in the order recipe, column, row, scale, command; a later one replaces an earlier one. `flayer.s` is an
@@ -32,6 +33,7 @@ from stratafl.core.annotations import Range, checked
 from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, REFERENCE, Claim
+from stratafl.recipes.recorded import recipe_names
 
 SCALES = ("smoke", "short", "headline")
 FULL = "scale 'full' is now 'headline': the paper's own rounds on one column; name other columns with --columns"
@@ -77,6 +79,7 @@ class Scale:
     columns: list[str] | None = None  # None: all
     stand_in: str | None = None  # what replaces the paper's data and model; its numbers do not compare
     trials: Annotated[int, Range(least=1, most=1000)] = 6  # learning rates that are tried for each row, if it is tuned
+    minutes: Annotated[float, Range(least=0)] | None = None  # estimated, of all its runs on an H200
 
 
 @dataclass(frozen=True)
@@ -199,12 +202,6 @@ def _for(method: str | None, settings: Settings) -> Settings:
         elif table not in ALGORITHMS and table not in EXTENSIONS:
             applicable[path] = value
     return applicable
-
-
-def recipe_names() -> list[str]:
-    papers = [entry for entry in files("stratafl.recipes").iterdir() if entry.is_dir()]
-    tables = [f"{paper.name}/{entry.name}" for paper in papers for entry in paper.iterdir()]
-    return sorted(table.removesuffix(".toml") for table in tables if table.endswith(".toml"))
 
 
 def recipes(name: str) -> list[Recipe]:
