@@ -19,6 +19,8 @@ from typing import Any
 
 from pictures import label, picture
 
+from stratafl.recipes.recorded import every_recipe, recorded_results
+
 DOCS = Path(__file__).parents[1]
 RESULTS, PICTURES = DOCS / "results", DOCS / "pictures/results"
 BLOCK = re.compile(r"(<!-- made: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -219,26 +221,28 @@ def verdicts_table(table: Mapping[str, Any]) -> str:
 
 
 def recipes_table() -> str:
-    """A line for each result file of a recipe: how much of it was run, and its verdicts."""
+    """A line for each recipe that was run, at each scale: how much of it, and its verdicts."""
     rows = []
-    for path in sorted([*RESULTS.glob("headline/*.md"), *RESULTS.glob("short/*.md")]):
-        name = path.relative_to(RESULTS).as_posix()
-        found = result(name)
-        if found.recipe.startswith("own/"):
-            continue
-        heads = dict.fromkeys(
-            head.rpartition(": ")[0] for (_, head), value in found.numbers[ACCURACY].items() if head.endswith(": here")
-        )
-        counts = []
-        for holds in (True, False):
-            alike = [each for each in found.judged if each.holds is holds]
-            noise, single = sum(each.noise for each in alike), sum(each.one_seed for each in alike)
-            noted = [f"{noise} noise"] if noise else []
-            noted += [f"{single} one seed"] if single else []
-            counts.append(f"{len(alike)}" + (f" ({', '.join(noted)})" if noted else ""))
-        counts.append(str(sum(each.holds is None for each in found.judged)))
-        rows.append([f"[`{found.recipe}`]({name})", "; ".join(heads), found.settings["run.rounds"], *counts])
-    return _table(["recipe", "columns", "rounds", "hold", "do not", "not judged"], rows)
+    for each in recorded_results():
+        name = each.page.removeprefix("docs/results/")
+        numbers = (result(name).settings["run.rounds"], each.seeds, each.hold, each.fail, each.noise, each.unjudged)
+        rows.append([f"[`{each.recipe}`]({name})", "; ".join(each.rows), *map(str, numbers)])
+    head = ("rounds", "seeds, at most", "hold", "do not", "within noise", "not judged")
+    return _table(["recipe", "columns", *head], rows, len(head))
+
+
+def left_table() -> str:
+    """What is left of each recipe, in estimated minutes of an H200."""
+    recorded = recorded_results()
+    rows, sums = [], [0.0, 0.0]
+    for recipe in every_recipe():
+        left = [recipe.left(scale, recorded) for scale in ("short", "headline")]
+        begun = any(each.recipe == recipe.name for each in recorded)
+        sums = [total + each for total, each in zip(sums, left, strict=True)]
+        minutes = [f"{each:.0f}" if each >= 0.5 else "–" for each in left]
+        rows.append([f"`{recipe.name}`", recipe.title, "in part" if begun else "no", *minutes])
+    rows.append(["all", "", "", *(f"{total:,.0f}" for total in sums)])
+    return _table(["recipe", "what it is", "run", "short", "headline"], rows, 2)
 
 
 # Pictures
@@ -318,7 +322,8 @@ def made(text: str, spec: Mapping[str, Any]) -> str:
             "numbers": lambda: numbers_table(spec["numbers"][name]),
             "pairs": lambda: pairs_table(spec["pairs"][name]),
             "verdicts": lambda: verdicts_table(spec["verdicts"][name]),
-            "recipes": lambda: recipes_table(),
+            "recipes": recipes_table,
+            "left": left_table,
         }
         return f"{match[1]}\n{parts[kind]()}\n{match[3]}"
 
