@@ -47,8 +47,8 @@ _HEAD = """# Methods
 
 Compare with [Local](local.md) and [FedAvg](fedavg.md) in any case. [Choosing a method](../understand/choosing.md) \
 gives the reasons, and `strata advise` measures on your data. You can add FLAYER's parts and LAG to other methods, \
-as in `fedper+flayer` ([compositions](composition.md)). FedAF, which FedLAG's tables list, is not included: its \
-clients share condensed data and no layers.
+as in `fedper+flayer` ([compositions](composition.md)). FedAF, which FedLAG's tables list, is not included: \
+[the paper leaves open what it is](fedlag.md#readings).
 
 In the tables, *0.1* and *0.5* are accuracies in % on MNIST with Dirichlet shares: at 0.1 clients hold few classes, \
 at 0.5 most. *Time* is that of a round, relative to FedAvg's ([setting](../results/methods.md)). *Layers* shows \

@@ -118,7 +118,7 @@ def fit(
             or that of commands for a `model` by its name.
         validation: The share of each client's samples that selects the round, and that tuning uses.
         test: The share of each client's samples that is only scored.
-        split: `"stratified"` by class, or `"random"`.
+        split: `"stratified"` by class, `"random"`, or `"ordered"`: the last samples of each client are for testing.
         normalise: By default rows of numbers with fractions are standardised, each client's columns by its own training
             samples, images of 8 bits are scaled to −1 … 1, and `predict` does the same to raw samples. `"none"`: leave
             them as they are. `"columns"`: standardise every table. A `Federation` is taken as it is.

@@ -49,7 +49,7 @@ class SharedOptions(TypedDict, total=False):
     seed: int
     validation: float
     test: float
-    split: Literal["stratified", "random"]
+    split: Literal["stratified", "random", "ordered"]
     normalise: Literal["auto", "columns", "none"]
     metric: str
     evaluate_every: int

@@ -71,7 +71,7 @@ def federate(
     """A federation from arrays and, for each client, the indices of its samples.
 
     Each client's samples are split into test, validation and train, independently of the other clients; both held-out
-    parts are rounded up. The split is stratified by class (`split="random"`: not), and samples with the same value in
+    parts are rounded up. The split is stratified by class, or as `SplitPlan` says, and samples with the same value in
     `group` stay in one part. With `overlap=True` one client may train on a sample that another one tests on. If the
     assignment says who tests on what, only the validation part is split off from the training samples.
     """
