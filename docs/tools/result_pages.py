@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pictures import label, picture
+from pictures import caption, picture
 
 from stratafl.recipes.recorded import every_recipe, recorded_results
 
@@ -254,15 +254,15 @@ def bars(shown: Mapping[str, Any]) -> str:
     left, top, width, step = 190, 44, 420, 34
     rows = [name for name in shown["rows"] if _value(numbers[name, f"{shown['column']}: here"]) >= 0]
     highest = float(shown["highest"])
-    parts = [label(0, 20, shown["title"])]
+    parts = [caption(0, 20, shown["title"])]
     for place, name in enumerate(rows):
         y, here = top + place * step, numbers[name, f"{shown['column']}: here"]
         printed = numbers.get((name, f"{shown['column']}: paper"), "")
         length = max(2.0, width * _value(here) / highest)
-        parts += [label(left - 10, y + 18, name, anchor="end")]
+        parts += [caption(left - 10, y + 18, name, anchor="end")]
         parts += [f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="24" rx="3"/>']
         words = here + (f" (paper {printed})" if printed else "")
-        parts += [label(left + length + 8, y + 18, words)]
+        parts += [caption(left + length + 8, y + 18, words)]
     return picture(760, top + step * len(rows) + 8, shown["title"], parts)
 
 
@@ -271,7 +271,7 @@ def lines(shown: Mapping[str, Any]) -> str:
     series = _csv_series(shown) if "csv" in shown else _table_series(shown)
     left, top, width, height = 60, 62, 640, 230
     low, high = min(x for points in series.values() for x, _ in points), max(x for p in series.values() for x, _ in p)
-    parts = [label(left, 24, shown["title"])]
+    parts = [caption(left, 24, shown["title"])]
 
     def at(x: float, y: float) -> tuple[float, float]:
         return left + width * (x - low) / (high - low), top + height * (1 - y / shown["highest"])
@@ -279,17 +279,17 @@ def lines(shown: Mapping[str, Any]) -> str:
     for score in range(0, shown["highest"] + 1, shown["step"]):
         _, y = at(low, score)
         parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>']
-        parts += [label(left - 8, y + 5, str(score), "quiet", "end")]
+        parts += [caption(left - 8, y + 5, str(score), "quiet", "end")]
     for x in dict.fromkeys(x for points in series.values() for x, _ in points):
-        parts += [label(at(x, 0)[0], top + height + 20, f"{x:g}", "quiet", "middle")]
+        parts += [caption(at(x, 0)[0], top + height + 20, f"{x:g}", "quiet", "middle")]
     begin = left
     for kind, (name, points) in zip(("shared", "own", "alone"), series.items(), strict=False):
         places = [at(*point) for point in points]
         parts.append(f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>')
         parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in places]
-        parts += [f'<circle class="{kind}" cx="{begin + 6}" cy="44" r="5"/>', label(begin + 18, 49, name, kind)]
+        parts += [f'<circle class="{kind}" cx="{begin + 6}" cy="44" r="5"/>', caption(begin + 18, 49, name, kind)]
         begin += 40 + 8 * len(name)
-    parts.append(label(left + width / 2, top + height + 42, shown["below"], "quiet", "middle"))
+    parts.append(caption(left + width / 2, top + height + 42, shown["below"], "quiet", "middle"))
     return picture(730, top + height + 54, shown["title"], parts)
 
 

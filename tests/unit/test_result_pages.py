@@ -68,12 +68,8 @@ def test_a_result_file_is_read_as_it_is_written(tool):
     assert found.numbers["test accuracy, %"]["FedALA", "CIFAR-100, CNN: here"] == "59.75 ± 0.61"
     assert found.numbers["test accuracy, %"]["FedALA", "CIFAR-100, CNN: paper"] == "56.98"
     best = found.judged[0]
-    assert (best.claim, best.holds, best.noise, best.short) == (
-        "FLAYER is the best of all methods",
-        False,
-        False,
-        "✗ −2.9 ± 0.5",
-    )
+    assert "best" in best.claim
+    assert (best.holds, best.noise, best.short) == (False, False, "✗ −2.9 ± 0.5")
 
 
 def judged(tool, words, why="A against B: +1.0 (± 0.5 over 3 seeds)"):
@@ -101,4 +97,4 @@ def test_only_a_sure_verdict_decides_a_claim(tool, monkeypatch, verdicts, status
 
 def test_a_claim_that_no_result_file_has_is_refused(tool):
     with pytest.raises(AssertionError):
-        tool.evidence({"evidence": [["headline/flayer-table2.md", "FLAYER is cheap"]]})
+        tool.evidence({"evidence": [["headline/flayer-table2.md", "cheap"]]})
