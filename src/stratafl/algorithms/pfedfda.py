@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot, pad
 from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.prototypes import NeedsClasses
-from stratafl.core.annotations import Range, Tune
+from stratafl.core.annotations import Fixed, Range, Tune
 from stratafl.core.fields import FieldSpec, Side, Start
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import select
@@ -39,7 +39,7 @@ SEARCHES, SWEEPS = (
     2,
 )  # evaluations of a search for one β, which is then exact to 0.618¹⁵ = 0.0007; searches for each
 GOLDEN = (5**0.5 - 1) / 2
-Share = Annotated[float, Range(least=0, most=1)]
+Share = Annotated[float, Range(least=0, most=1), Fixed("cross-validation finds it")]
 
 
 @method(
@@ -52,7 +52,7 @@ Share = Annotated[float, Range(least=0, most=1)]
 def pfedfda(
     *,
     epsilon: Annotated[float, Range(above=0), Tune(1e-4, 0.1, log=True)] = 1e-4,
-    ridge: Annotated[float, Range(above=0), Tune(1e-3, 1.0, log=True)] = 1.0,
+    ridge: Annotated[float, Range(above=0), Tune(1e-3, 1.0, log=True)] = 0.1,
     beta: Share | None = None,
     train: LocalTraining = LocalTraining(),
 ) -> Layerwise:
