@@ -19,7 +19,7 @@ from stratafl.algorithms.simplex import minimise_on_simplex
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range, Tune
-from stratafl.core.fields import Start
+from stratafl.core.fields import Start, Together
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Rows
 from stratafl.core.parcel import Parcel
@@ -64,7 +64,7 @@ def _conflict_free(host: Layerwise, radius: float) -> Layerwise:
         if type(step) is not Mean or step.unsent != "held" or step.clip is not None:
             return step
         model = host.server_fields[step.field]
-        averages = isinstance(model, Start) and model.columns != "statistics"
+        averages = isinstance(model, Together) or (isinstance(model, Start) and model.columns != "statistics")
         return ConflictFree(step.field, step.weights, radius) if averages else step
 
     return replace(host, merge=tuple(map(exchanged, host.merge)))
