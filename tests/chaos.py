@@ -42,9 +42,14 @@ class Chaos:
     """Host and sites, each a process with its own; `kill` and `start` are for tests, `orders` for the processes."""
 
     def __init__(
-        self, folder: Path, command: str = "chaos", sites: tuple[str, ...] = SITES, **tables: dict[str, Any]
+        self,
+        folder: Path,
+        command: str = "chaos",
+        sites: tuple[str, ...] = SITES,
+        current: Path | None = None,
+        **tables: dict[str, Any],
     ) -> None:
-        self.folder, self._command = folder, COMMANDS[command]
+        self.folder, self._command, self._current = folder, COMMANDS[command], current
         self.file = with_tables(**{"run": {"participation": 1.0}, **tables, "deploy": _deploy(sites, tables)})
         self.host, self.sites = folder / HOST, {site: folder / site for site in sites}
         self.places = folder / "places"
@@ -79,7 +84,9 @@ class Chaos:
                 given = [HOST, self.path, "--out", self.host, "--address", self.place]
             with (self.folder / f"{name}.log").open("ab") as log:
                 command = [sys.executable, *self._command, *map(str, given)]
-                self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment())
+                self.processes[name] = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=self._environment(), cwd=self._current
+                )
 
     def kill(self, name: str, part: str | None = None) -> int:
         """SIGKILL to the process of a host or a site, or to a part of it; its pid."""
@@ -94,6 +101,10 @@ class Chaos:
         process = self.processes.pop(name)
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE)
+
+    def pids(self, name: str) -> list[int]:
+        """What a host or a site has started, and what that has, but for guardians."""
+        return [pid for pid, _ in _below(self.processes[name].pid)]
 
     def pid(self, name: str, part: str) -> int | None:
         return next((pid for pid, line in _below(self.processes[name].pid) if PARTS[part] in line), None)

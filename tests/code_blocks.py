@@ -167,8 +167,8 @@ def check_imports(block: Block) -> None:
 
 SMALL = {
     "run": ["--rounds", "2"],
-    "compare": ["--rounds", "2", "--seeds", "1"],
-    "tune": ["--rounds", "2", "--seeds", "1", "--trials", "2"],
+    "compare": ["--rounds", "2", "--seeds", "1", "--jobs", "1"],
+    "tune": ["--rounds", "2", "--seeds", "1", "--jobs", "1", "--trials", "2"],
     "check": ["--quick"],
 }
 READING = ("list", "report", "predict", "export", "data show", "audit", "add-client", "resume")
@@ -188,7 +188,7 @@ def runnable(words: list[str]) -> list[str] | None:
     if not all(name == "digits" or Path(name).exists() for name in data):
         return None
     if name in ("run", "compare", "tune"):
-        small = SMALL[name][: 4 if "--grid" in arguments else None]
+        small = SMALL[name][: 6 if "--grid" in arguments else None]
         return None if any(":" in word for word in arguments) else [*arguments, *small]
     if name in READING:
         folders = [word for word in arguments if word.startswith(("runs/", "sites/", "federations/"))]

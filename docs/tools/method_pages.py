@@ -476,28 +476,46 @@ NOT_RUN = "It is not in the [table of methods on MNIST](../results/methods.md)."
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
     (
         "flayer",
-        "| method | paper |",
+        "| CIFAR-100, CNN | paper |",
         1,
-        3,
+        2,
         "FLAYER, Table 2: CIFAR-100, CNN",
         "flayer/table2 --scale headline",
     ),
-    ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, 10 clients", "pfedla/table1 --scale short"),
-    ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, 10 clients", "pfedla/table2 --scale short"),
+    (
+        "flayer",
+        "| CIFAR-100, ResNet-18 | paper |",
+        1,
+        2,
+        "FLAYER, Table 1: CIFAR-100, ResNet-18",
+        "flayer/table1 --scale short --seeds 1",
+    ),
+    (
+        "pfedla",
+        "| CIFAR-100 | non-IID_1",
+        1,
+        2,
+        "pFedLA, Table 1: CIFAR-100, 10 clients",
+        "pfedla/table1 --scale short",
+    ),
+    (
+        "pfedla",
+        "| CIFAR-100 | non-IID_1",
+        3,
+        4,
+        "pFedLA, Table 2: CIFAR-100, 10 clients",
+        "pfedla/table2 --scale short",
+    ),
     (
         "fedlag",
-        "| 20 % take part |",
+        "| CIFAR-100, α = 0.1, 20 % take part |",
         1,
         2,
         "FedLAG, Table 1: CIFAR-100, 20 % of clients",
         "fedlag/table1 --scale short --seeds 1",
     ),
 )
-OTHER_NAMES = {"Local training": "Local", "Per-FedAvg, after its step": "Per-FedAvg", "HeurpFedLA, k = 1": "HeurpFedLA"}
-OTHER_NAMES |= {
-    "FLAYER, the paper's equations": "FLAYER",
-    "FedAvg for 30 rounds, then local training": "FedAvg30+Local",
-}
+OTHER_NAMES = {"Local Training": "Local", "FedAvg, then alone": "FedAvg30+Local"}
 OWN_TABLES = ("fedalp",)  # its page shows the numbers of its paper itself
 
 

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.slow
 DIGITS = ["data.name=digits", "data.clients=6", "run.rounds=2", "run.device=cpu"]
 
 
+@pytest.mark.nightly  # slow: the same by counts, test_operation_counts.py
 def test_stacked_clients_are_faster_than_a_plain_loop():
     model, load = bench_model("mlp"), Workload(clients=20, cohort=20, batch=10, samples=200)
     federation = load.federation(model)
@@ -48,6 +49,7 @@ def test_stacked_clients_are_faster_than_a_plain_loop():
     assert min(theirs) >= LEAST * min(ours), f"{min(theirs) / min(ours):.2f} times the loop"
 
 
+@pytest.mark.nightly  # slow: the same by counts, test_operation_counts.py
 def test_joined_runs_are_faster_than_one_after_the_other(tmp_path):
     """By the processor's time, of which they take about 0.55; under way one at a time, they take 1.3."""
     best: dict[object, float] = {}

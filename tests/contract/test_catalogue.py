@@ -132,7 +132,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=NIGHTLY if place % 3 else SLOW) for place, n in enumerate(VARIANTS)]
+    "name", [pytest.param(n, marks=NIGHTLY if place % 6 else SLOW) for place, n in enumerate(VARIANTS)]
 )
 def test_contract_of_fedper_variants(name):
     check_algorithm(VARIANTS[name], settings=[("follow", 0.5)])

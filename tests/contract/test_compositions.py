@@ -26,9 +26,8 @@ def acting(name):
     return algorithm(name, **PARTS[parse_composition(name)[1][-1]].soon)
 
 
-IN_TURN = [  # every fourth one
-    pytest.param(name, marks=pytest.mark.nightly if place % 4 else pytest.mark.slow)
-    for place, name in enumerate(COMPOSITIONS)
+ONE_OF_EACH_PART = [
+    pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.nightly) for name in COMPOSITIONS
 ]
 
 
@@ -39,7 +38,7 @@ def test_contract_with_priors(name):
     check_algorithm(acting(name), rounds=2, settings=[SETTINGS[PRIOR.index(name) % 2]])
 
 
-@pytest.mark.parametrize("name", IN_TURN)
+@pytest.mark.parametrize("name", ONE_OF_EACH_PART)
 def test_contract(name):
     check_algorithm(acting(name), rounds=2, settings=[SETTINGS[COMPOSITIONS.index(name) % 2]])
 

@@ -83,15 +83,18 @@ def test_a_delegate_opens_uploads_as_its_method_does():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "build",
+    ("build", "caught_by"),
     [
-        mutants.honest_reader,
-        lambda: mutants.noise(by_position=False),
-        lambda: mutants.keeps_rows(welcome=(mutants.FirstRow(),)),
+        (mutants.honest_reader, (laws.poison, laws.messages)),
+        (lambda: mutants.noise(by_position=False), (laws.order, laws.chunks)),
+        (lambda: mutants.keeps_rows(welcome=(mutants.FirstRow(),)), (laws.new_clients,)),
     ],
 )
-def test_healthy_twins_pass(build):
-    testing.check_algorithm(build(), settings=[("follow", 1.0)])
+def test_healthy_twins_pass(build, caught_by):
+    """The laws that catch their mutants."""
+    case = testing.Case(build(), "follow", 1.0, 2)
+    for law in caught_by:
+        law(case)
 
 
 def test_a_broken_law_says_where_and_what_is_usually_wrong():

@@ -1,7 +1,8 @@
 """Every method of the catalogue runs with no option set, on the digits and on a table.
 
-On the table for the default rounds; on the digits for one of them, or for all if the mechanism waits: of one method of
-each kind and of those that wait slowly, of all others nightly.
+On the table for the default rounds, where methods that are not the one of their kind slowly take a few and nightly
+all; on the digits for one of them, or for all if the mechanism waits: of one method of each kind and of those that wait
+slowly, of all others nightly.
 """
 
 import numpy as np
@@ -18,6 +19,8 @@ from stratafl.execute import Matrix
 from tiers import slow_except
 
 WAITING = ("fedalp", "fedavg30local", "fedlag")  # methods that begin with another one
+WHOLE = {*WAITING, *KINDS.values()}
+FEW_ROUNDS = 4
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +59,15 @@ def check_run(name, data, rounds=None):
 @pytest.mark.budget(1.5, "twenty rounds")
 @pytest.mark.parametrize("name", slow_except(["fedlag", "pfedla"], ALGORITHMS))
 def test_a_method_runs_on_a_table_with_no_option_set(name, table):
+    check_run(name, table, None if name in WHOLE else FEW_ROUNDS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - WHOLE))
+def test_a_method_runs_on_a_table_for_the_default_rounds(name, table):
     check_run(name, table)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=SLOW if n in {*WAITING, *KINDS.values()} else NIGHTLY) for n in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW if n in WHOLE else NIGHTLY) for n in ALGORITHMS])
 def test_a_method_runs_on_the_digits_with_no_option_set(name):
     check_run(name, "digits", None if name in WAITING else 1)

@@ -1,18 +1,18 @@
 """SIGKILL, full disks, damaged files, sites that go away: real federations end as the simulation does, or say why.
 
 Places such as `a.kept.2` are explained in tests/chaos_apps.py. Rounds count from 0, and the commit is the round after
-the last. In sites: `test_sites_that_are_killed`, and so on. With two sites, slow tests go to the places without a star;
-with three, nightly ones go to all:
+the last. In sites: `test_sites_that_are_killed`, and so on. These are nightly, with three sites; places with a star are
+in the slow test, with two. The same kills of the protocol alone, without Flower, are in tests/exchange.
 
     SIGKILL a site in training                      sites   a.training.0
-    between fsync and reply                         sites   b.kept.0 (by itself), b.answered.1 (from outside)
-    between reply and commit, idle                  sites   server.saved.1: ClientApp of a *, all of b
-    while it learns that it was absorbed            sites   a.promoted.2, c.promoting.1 *; the last time c.delivered.3 *
-    its SuperNode alone                             sites   a.trained.2
-    SIGKILL the server in a round                   hosts   server.accepted.1, server.asked.0 *; all of it a.training.1
-    between absorbing and saving, between rounds    hosts   server.absorbed.0, server.saved.2 *
-    SIGKILL the SuperLink; gate and server_tasks    hosts   server.saved.0; b.training.2
-    a damaged state file                            sites   not yet absorbed; hosts   absorbed: it stops
+    between fsync and reply                         sites   b.kept.0 * (by itself), b.answered.1 * (from outside)
+    between reply and commit, idle                  sites   server.saved.1: ClientApp of a, all of b *
+    while it learns that it was absorbed            sites   a.promoted.2, c.promoting.1; the last time c.delivered.3
+    its SuperNode alone                             sites   a.trained.2 *
+    SIGKILL the server in a round                   hosts   server.accepted.1, server.asked.0; all of it a.training.1 *
+    between absorbing and saving, between rounds    hosts   server.absorbed.0 *, server.saved.2
+    SIGKILL the SuperLink; gate and server_tasks    hosts   server.saved.0 *; b.training.2 (the gate alone *)
+    a damaged state file                            sites   not yet absorbed *; hosts   absorbed: it stops
     gone for two rounds, another address            away    rounds 1 and 2, then from 127.0.0.2 and from another folder
     a full disk at a site                           away    round 4
 
@@ -31,6 +31,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
+from test_guardian import is_gone, soon
+from test_hostile_folder import hostile, plant_apps, traces
+
 from chaos import HOST, SITES, Chaos
 from chaos_apps import LATE
 from stratafl.deploy.member import STATE
@@ -39,7 +42,6 @@ from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DAMAGED, PENDING
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.long,
     pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
 ]
@@ -63,26 +65,59 @@ def check_finished(chaos: Chaos) -> None:
     assert chaos.difference() == 0
 
 
-EXTENT = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["some", "every"])
+@pytest.mark.slow
+def test_a_federation_whose_processes_are_killed(tmp_path: Path) -> None:
+    """Each kind of process of host and site once, a site and the host as a whole, and a damaged file.
 
-
-@EXTENT
-def test_sites_that_are_killed(tmp_path: Path, every: bool) -> None:
-    """Six kills or nine: at arrows of the protocol, idle, the SuperNode alone, the command; and a damaged file."""
-    sites = SITES if every else SITES[:2]
-    chaos = Chaos(tmp_path, sites=sites, run={"rounds": 3, "participation": 1.0})
-    chaos.order("die", "a.training.0", "b.kept.0", "a.promoted.2")
-    if every:
-        chaos.order("die", "c.promoting.1", "c.delivered.3")
-    chaos.order("hold", "b.answered.1", "server.saved.1", "a.trained.2")
+    All of them are started in a hostile folder, and run nothing of it.
+    """
+    sites, folder = SITES[:2], hostile(tmp_path / "sent")
+    chaos = Chaos(tmp_path, sites=sites, current=folder, run={"rounds": 3, "participation": 1.0})
+    plant_apps(folder, chaos.host / "flower")
+    chaos.order("die", "b.kept.0", "server.absorbed.0")
+    chaos.order("hold", "server.saved.0", "a.training.1", "b.answered.1", "server.saved.1", "a.trained.2")
     with chaos:
+        chaos.reached("server.saved.0")
+        chaos.kill(HOST, "superlink")  # while nobody sends: a reply on its way would take Flower 180 s to give up
+        chaos.lift("server.saved.0")
         chaos.reached("b.answered.1")  # it has kept what it has not sent
         damage(state_of(chaos, "b") / PENDING)
         chaos.kill("b", "clientapp")
         chaos.lift("b.answered.1")
+        chaos.reached("a.training.1")
+        killed = chaos.pids(HOST)
+        chaos.kill(HOST)
+        chaos.start(HOST)
+        chaos.lift("a.training.1")
         chaos.reached("server.saved.1")  # between two rounds: all sites are idle
-        if every:
-            chaos.kill("a", "clientapp")
+        chaos.kill("b")
+        chaos.start("b")
+        chaos.lift("server.saved.1")
+        chaos.reached("a.trained.2")
+        chaos.kill("a", "supernode")
+        chaos.kill(HOST, "gate")
+        chaos.lift("a.trained.2")
+        check_finished(chaos)
+    assert len(killed) >= 4  # SuperLink, gate, server_tasks, ServerApp: nothing is left of them
+    assert all(soon(lambda pid=pid: is_gone(pid)) for pid in killed)
+    assert not traces(folder)
+    assert chaos.absorbed() == [list(sites)] * 3
+    assert (state_of(chaos, "b") / DAMAGED).exists()
+
+
+@pytest.mark.nightly
+def test_sites_that_are_killed(tmp_path: Path) -> None:
+    """Nine kills: at arrows of the protocol, idle, the SuperNode alone, the command; and a damaged file."""
+    chaos = Chaos(tmp_path, run={"rounds": 3, "participation": 1.0})
+    chaos.order("die", "a.training.0", "b.kept.0", "a.promoted.2", "c.promoting.1", "c.delivered.3")
+    chaos.order("hold", "b.answered.1", "server.saved.1", "a.trained.2")
+    with chaos:
+        chaos.reached("b.answered.1")
+        damage(state_of(chaos, "b") / PENDING)
+        chaos.kill("b", "clientapp")
+        chaos.lift("b.answered.1")
+        chaos.reached("server.saved.1")
+        chaos.kill("a", "clientapp")
         chaos.kill("b")
         chaos.start("b")
         chaos.lift("server.saved.1")
@@ -90,22 +125,19 @@ def test_sites_that_are_killed(tmp_path: Path, every: bool) -> None:
         chaos.kill("a", "supernode")
         chaos.lift("a.trained.2")
         check_finished(chaos)
-    assert chaos.absorbed() == [list(sites)] * 3
+    assert chaos.absorbed() == [list(SITES)] * 3
     assert (state_of(chaos, "b") / DAMAGED).exists()
 
 
-@EXTENT
-def test_hosts_that_are_killed(tmp_path: Path, every: bool) -> None:
-    """Six kills or eight: ServerApp in a round, between absorbing and saving; SuperLink, gate, all of it."""
-    sites = SITES if every else SITES[:2]
-    chaos = Chaos(tmp_path, sites=sites, run={"rounds": 3, "participation": 1.0})
-    chaos.order("die", "server.absorbed.0", "server.accepted.1")
-    if every:
-        chaos.order("die", "server.asked.0", "server.saved.2")
+@pytest.mark.nightly
+def test_hosts_that_are_killed(tmp_path: Path) -> None:
+    """Eight kills: ServerApp in a round, between absorbing and saving; SuperLink, gate, all of it."""
+    chaos = Chaos(tmp_path, run={"rounds": 3, "participation": 1.0})
+    chaos.order("die", "server.asked.0", "server.absorbed.0", "server.accepted.1", "server.saved.2")
     chaos.order("hold", "server.saved.0", "a.training.1", "server.saved.1", "b.training.2")
     with chaos:
         chaos.reached("server.saved.0")
-        chaos.kill(HOST, "superlink")  # while nobody sends: a reply on its way would take Flower 180 s to give up
+        chaos.kill(HOST, "superlink")
         chaos.lift("server.saved.0")
         chaos.reached("a.training.1")
         chaos.kill(HOST)
@@ -118,7 +150,7 @@ def test_hosts_that_are_killed(tmp_path: Path, every: bool) -> None:
         chaos.lift("server.saved.1")
         status = chaos.finish()
         assert status["state"] == "failed"
-        assert f"round 3 has {len(sites) - 1} of {len(sites)} uploads: 'b' " in status["reason"]
+        assert f"round 3 has {len(SITES) - 1} of {len(SITES)} uploads: 'b' " in status["reason"]
         assert status["reason"].endswith("--forget b")
         shutil.copy(kept, state_of(chaos, "b") / PENDING)
         chaos.start(HOST)
@@ -127,7 +159,7 @@ def test_hosts_that_are_killed(tmp_path: Path, every: bool) -> None:
         chaos.kill(HOST, "server_tasks")
         chaos.lift("b.training.2")
         check_finished(chaos)
-    assert chaos.absorbed() == [list(sites)] * 3
+    assert chaos.absorbed() == [list(SITES)] * 3
 
 
 @pytest.mark.nightly

@@ -256,7 +256,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: test_chaos.py kills a host and hosts its folder again; test_guardian.py
 def test_nothing_is_left_of_an_owner_that_is_killed_and_its_folder_can_be_hosted_again(tmp_path: Path) -> None:
     source = str(Path(sys.modules["stratafl"].__file__ or "").parents[1])
     paths = os.pathsep.join([str(Path(__file__).parents[1]), source])

@@ -48,6 +48,13 @@ def hostile(folder: Path) -> Path:
     return folder
 
 
+def plant_apps(folder: Path, flower: Path) -> None:
+    """The app that an earlier host would have left in its folder, with hostile code."""
+    for place in ("app", "flower/apps/stratafl.stratafl.0.0.0"):
+        (flower / place).mkdir(parents=True)
+        shutil.copy(folder / "stratafl.py", flower / place)
+
+
 def traces(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("ran")]
 
@@ -82,18 +89,14 @@ def test_what_a_user_put_on_the_path_stays_and_an_empty_entry_does_not(tmp_path:
     assert safe_environment({"A": "1"}, B="2") == {"A": "1", "B": "2", "PYTHONSAFEPATH": "1"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # slow: test_chaos.py, in a folder like this
 def test_a_rehearsal_in_a_hostile_folder_runs_nothing_of_it(tmp_path: Path) -> None:
-    """Every process of a host and of its sites; the app that an earlier host would have left is not taken either."""
+    """Every process of a host and of a site; the app that an earlier host would have left is not taken either."""
     pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
     folder = hostile(tmp_path / "sent")
-    (folder / "exp.toml").write_text('[run]\nrounds = 1\n[model]\nname = "mlp"\nhidden = [4]\n[data]\nclients = 2\n')
-    for place in ("flower/app", "flower/flower/apps/stratafl.stratafl.0.0.0"):
-        planted = folder / "federations" / "federation" / place
-        hostile_app = planted / "stratafl.py"
-        planted.mkdir(parents=True)
-        hostile_app.write_text((folder / "stratafl.py").read_text())
-    printed = ran(folder, Path(sys.executable).with_name("strata"), "host", "exp.toml", "--local", "2")
+    (folder / "exp.toml").write_text('[run]\nrounds = 1\n[model]\nname = "mlp"\nhidden = [4]\n')
+    plant_apps(folder, folder / "federations" / "federation" / "flower")
+    printed = ran(folder, Path(sys.executable).with_name("strata"), "host", "exp.toml", "--local", "1")
     assert (printed.returncode, traces(folder)) == (0, []), printed.stderr
 
 

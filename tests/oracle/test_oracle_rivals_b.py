@@ -36,6 +36,7 @@ from plain_parts import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
+from methods import NIGHTLY, SLOW
 from stratafl.algorithms import ALGORITHMS, algorithm
 from stratafl.core import keys
 from stratafl.core.layout import Rows
@@ -45,7 +46,6 @@ from stratafl.execute import Matrix, Progress, Simulation, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
 from stratafl.testing import CLASSES, SHAPE, tiny_federation
-from tiers import slow_except
 
 pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(1.2, "some rounds beside a plain loop")]
 
@@ -164,14 +164,18 @@ def both(name: str, federation: str, model: str, participation: float) -> tuple[
 
 
 VARIANTS = ("fedrod, not balanced", "feddbe, no momentum", "fedbias")
-FAST = [(name, "skewed", "convnorm", 0.5) for name in CASES if name not in VARIANTS]
 SETTINGS = (("skewed", "convnorm", 0.5), ("tiny", "convnorm", 1.0), ("skewed", "mlp", 1.0))
 
 
-@pytest.mark.parametrize(
-    ("name", "federation", "model", "participation"),
-    slow_except(FAST, ((name, *setting) for name in CASES for setting in SETTINGS)),
-)
+def _runs():
+    """Each method in the first setting, slowly in one of the other two, in turn, and nightly in the third."""
+    for place, name in enumerate(CASES):
+        yield pytest.param(name, *SETTINGS[0], marks=SLOW if name in VARIANTS else ())
+        for number, setting in enumerate(SETTINGS[1:]):
+            yield pytest.param(name, *setting, marks=SLOW if number == place % 2 else NIGHTLY)
+
+
+@pytest.mark.parametrize(("name", "federation", "model", "participation"), list(_runs()))
 def test_method_is_its_plain_loop(name: str, federation: str, model: str, participation: float) -> None:
     """And the global model, where there is one that is not what clients receive, has no personal part."""
     sim, plain = both(name, federation, model, participation)

@@ -8,7 +8,7 @@ from plain_robust import RobustFederated, krum, middle, trimmed
 from stratafl.algorithms import algorithm
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.policies import LocalTraining
-from tiers import slow_except
+from tiers import slow_and_nightly, slow_except
 
 pytestmark = [pytest.mark.usefixtures("untraced"), pytest.mark.budget(0.9, "some rounds beside a plain loop")]
 
@@ -32,7 +32,8 @@ KRUM = {
     "fedper+krum": ({"f": 0, "keep": 2}, {"choose": krum(0, 2)}, ("fc",)),
 }
 FAST = [("fedper+trimmed", 0.84), ("fedopt+clipped", 0.84), ("fedper+krum", 0.84)]
-RUNS = slow_except(FAST, [*((name, 0.84) for name in {**CASES, **KRUM}), *((name, 0.67) for name in CASES)])
+RUNS = slow_except(FAST, ((name, 0.84) for name in {**CASES, **KRUM}))
+RUNS += slow_and_nightly((name, 0.67) for name in CASES)
 
 
 @pytest.mark.parametrize(("name", "participation"), RUNS)

@@ -18,6 +18,8 @@ class ScikitLearn:
     """The metrics of scikit-learn, which takes two seconds to import."""
 
     def __getattr__(self, name):
+        if name.startswith("_"):  # pytest asks every name of a module whether it is a fixture
+            raise AttributeError(name)
         from sklearn import metrics
 
         return getattr(metrics, name)

@@ -212,10 +212,16 @@ def report(
 @with_options
 def reproduce(
     *,
-    name: Annotated[str, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all of a paper, or a TOML file.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="PAPER[/TABLE]", help="A recipe, all of a paper, or a TOML file.")
+    ] = None,
     options: ReproduceOptions,
 ) -> int:
     """Run a table of a paper, and judge its claims."""
+    if options.only_list:
+        from stratafl.cli.recipe_list import print_recipes
+
+        return print_recipes(name, options.folder)
     from stratafl.cli.reproduce_command import reproduce_tables
 
     return reproduce_tables(name, options)

@@ -168,7 +168,15 @@ class ReproduceOptions:
     rows: Annotated[str, option("--rows NAMES", "Only these, separated by commas.", show_default=False)] = ""
     columns: Annotated[str, option("--columns NAMES", "Only these.", show_default=False)] = ""
     tuned: Annotated[bool, option("--tuned", "Tune the learning rate of every row.")] = False
+    every: Annotated[bool, option("--all", "All recipes, those with the most claims per minute first.")] = False
+    only_list: Annotated[bool, option("--list", "List what was run, the verdicts, and the minutes left.", OUTPUT)] = (
+        False
+    )
     trust: Trust = False
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs/reproduce")
 
 
 @dataclass(frozen=True)

@@ -23,37 +23,45 @@ from stratafl.errors import BusyError, DataError, RecordError, RunError, StrataE
 from stratafl.evaluation.measure import Line
 from stratafl.recipes import RecipeCell, recipes
 from stratafl.recipes.claims import MEASURES
+from stratafl.recipes.recorded import by_claims_per_minute
 from stratafl.recipes.reproduction import RESULT, Reproduction
 from stratafl.recipes.result import HERE, column_heads, legend, table_rows, write_result
 from stratafl.report.page import REPORT
 from stratafl.report.verdict import Verdict, tally
 from stratafl.runs.advancing import DisplayedRun, Watch, advance_run
 from stratafl.runs.comparison import MAX_SEEDS
-from stratafl.runs.directory import RUNS
 from stratafl.runs.joined import JoinedRuns
 from stratafl.tuning import advance as advance_search
 
 _STYLES = {True: "green", False: "red", None: "dim"}
 
 
-def reproduce_tables(name: str, options: ReproduceOptions) -> int:
+def reproduce_tables(name: str | None, options: ReproduceOptions) -> int:
     """Run all recipes of this name; what a time limit leaves out is listed, and the next call continues with it."""
+    if (name is None) != options.every:
+        raise RecordError("name one recipe or paper, or give --all for all recipes; see strata reproduce --list")
+    if options.every and (options.rows or options.columns):
+        raise RecordError("--all runs all rows and columns; name one recipe with --rows or --columns")
     minutes, seeds, settings = options.minutes, options.seeds, settings_of(options.settings)
     if minutes is not None and not 0 < minutes < float("inf"):
         raise RecordError(f"--minutes must be above 0 and finite, not {minutes:g}")
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise RecordError(f"--seeds must be from 1 to {MAX_SEEDS:,}, not {shown(seeds)}")
-    root = options.out or RUNS / "reproduce"
-    trusted = typed(paths_in(settings), options.trust).asked_by(name)
+    names = by_claims_per_minute(options.scale) if name is None else [name]
+    trusted = typed(paths_in(settings), options.trust).asked_by(name or "--all")
     with show_warnings(note_console()) as release_warnings:
-        asked = [each.narrowed(options.rows, options.columns) for each in recipes(name)]
-        asked = [replace(each, tuned=True) if options.tuned else each for each in asked]
-        reproductions = [Reproduction(root, recipe, options.scale, settings, seeds, trusted) for recipe in asked]
-        return _reproduce(reproductions, minutes, release_warnings)
+        asked = [recipe.narrowed(options.rows, options.columns) for each in names for recipe in recipes(each)]
+        asked = [replace(recipe, tuned=True) if options.tuned else recipe for recipe in asked]
+        root, scale = options.folder, options.scale
+        reproductions = [Reproduction(root, recipe, scale, settings, seeds, trusted) for recipe in asked]
+        return _reproduce(reproductions, minutes, release_warnings, tables=not options.every)
 
 
 def _reproduce(
-    reproductions: Sequence[Reproduction], minutes: float | None, release_warnings: Callable[[], None]
+    reproductions: Sequence[Reproduction],
+    minutes: float | None,
+    release_warnings: Callable[[], None],
+    tables: bool = True,
 ) -> int:
     lacking = [why for each in reproductions if (why := each.lacks())]  # also raises if a setting is wrong
     outcomes = (outcome for reproduction in reproductions for _, outcome in reproduction.outcomes())
@@ -63,15 +71,22 @@ def _reproduce(
         reproduction.begin()
     limit = None if minutes is None else time.monotonic() + 60 * minutes
     release_warnings()
+    lines, stopped = list[Text](), False
     for reproduction in reproductions:
         stopped = _run(reproduction, limit)
         judged = write_result(reproduction, shlex.join(["strata", *sys.argv[1:]]))
-        _show(reproduction, judged)
+        lines.append(_in_one_line(reproduction, judged))
+        if tables:
+            _show(reproduction, judged)
         if reproduction.begun:
             write_report_if_possible([reproduction.folder, *reproduction.begun], reproduction.folder / REPORT)
         if stopped:
-            note_console().print("stopped. Run the same command to continue.")
-            return INTERRUPTED
+            break
+    if len(reproductions) > 1:
+        result_console().print(Text("\n").join(lines), soft_wrap=True)
+    if stopped:
+        note_console().print("stopped. Run the same command to continue.")
+        return INTERRUPTED
     refused = [why for reproduction in reproductions for why in reproduction.refused.values()]
     if refused and not any(reproduction.begun for reproduction in reproductions):
         raise DataError(refused[0])
@@ -182,6 +197,12 @@ def _show(reproduction: Reproduction, judged: Sequence[Verdict]) -> None:
     for left in reproduction.not_run():
         console.print(Text(f"not run: {left}", style="dim"))
     console.print(Text(f"{tally(judged)}; written to {reproduction.folder / RESULT}", style="bold"))
+
+
+def _in_one_line(reproduction: Reproduction, judged: Sequence[Verdict]) -> Text:
+    ended = sum(outcome is not None for _, outcome in reproduction.outcomes())
+    runs = f"{ended:,} of {counted(max(ended, len(reproduction.cells)), 'run')}"
+    return Text(f"{reproduction.recipe.name}: {runs}; {tally(judged)}; {reproduction.folder / RESULT}")
 
 
 def _table(reproduction: Reproduction, measure: str) -> Table:

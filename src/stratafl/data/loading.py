@@ -133,9 +133,12 @@ def _published(name: str, dataset: Dataset, reading: Reading) -> Samples:
         samples = _shards(place, reading)
         if samples.name != name:
             raise DataError(f"'{place}' has samples of {samples.name}, not of {name}")
-        return samples
-    key = _key(reading, files=cache.fingerprint(place))
-    return cache.cached(name, key, lambda: published_samples(name, dataset, place, reading), reading.limit)
+    else:
+        key = _key(reading, files=cache.fingerprint(place))
+        samples = cache.cached(name, key, lambda: published_samples(name, dataset, place, reading), reading.limit)
+    if len(samples.x) != dataset.samples and dataset.owner is None:  # owners may have been chosen
+        log.warning("'%s' has %s of the %s samples of %s", place, f"{len(samples.x):,}", f"{dataset.samples:,}", name)
+    return samples
 
 
 def _dataset_folder(name: str, dataset: Dataset, path: Path) -> Path:

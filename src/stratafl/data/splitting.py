@@ -3,7 +3,8 @@
 `Splitter` splits the samples of every client, each with random numbers of its own. A stratified split takes the same
 share of every class, by largest remainders, so that the parts have the sizes that were asked for; the targets of a
 regression are split by quantiles. A class keeps at least one sample for training, unless there are too few others to
-hold out. Samples of one group stay in one part (`_parts_of_groups`).
+hold out. Samples of one group stay in one part (`_parts_of_groups`). An ordered split draws nothing: a client's last
+samples are for testing, and those before them for validation.
 """
 
 from collections.abc import Sequence, Sized
@@ -18,7 +19,7 @@ from stratafl.core.reprs import holder
 from stratafl.data.partitions.base import Assignment, Indices
 from stratafl.errors import DataError, counted, unknown
 
-SPLIT = ("stratified", "random")
+SPLIT = ("stratified", "random", "ordered")
 TEST, VALIDATION, TRAIN = 0, 1, 2  # the parts, as a sample's part is numbered
 BINS = 10  # quantiles at most
 ORDERS = 10  # in which groups are tried; the best counts
@@ -39,7 +40,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """The shares of each client's samples that are held out, and how: `stratified` by class, or at `random`."""
+    """The shares of each client's samples that are held out, and how: by class, at random, or the last ones."""
 
     validation: float = 0.0
     test: float = 0.25
@@ -70,6 +71,10 @@ class Splitter:
     group: NDArray[Any] | None = None
     names: tuple[str, ...] = ()
     first: int = 0  # the number of the first client: each client's random numbers follow from its own
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.plan.split == "ordered":
+            raise DataError("split = 'ordered' can tear a group of samples apart: leave out data.group or data.split")
 
     def split_assignment(self, assignment: Assignment) -> dict[str, list[Indices]]:
         """The three splits of the samples that an assignment gives to the clients.
@@ -117,7 +122,10 @@ class Splitter:
         return np.isin(indices, mixed[parts == VALIDATION])
 
     def _parts(self, indices: Indices, client: int, sizes: Sizes) -> tuple[Indices, Parts]:
-        """A client's samples in random order, and the part of each."""
+        """A client's samples, in random order unless the split is ordered, and the part of each."""
+        if self.plan.split == "ordered":  # indices are in the order of the data
+            last = [sizes.validation, sizes.test]
+            return indices, np.repeat([TRAIN, VALIDATION, TEST], [len(indices) - sizes.both, *last])
         # a stream of the client's own, so that its split does not change with the other clients
         rng = np.random.default_rng(np.random.SeedSequence(self.plan.seed, spawn_key=(self.first + client,)))
         mixed = rng.permutation(indices)

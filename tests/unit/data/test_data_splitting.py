@@ -124,6 +124,25 @@ def test_numbers_are_split_by_quantiles():
             assert found.bincount(minlength=4).tolist() == [each] * 4
 
 
+def test_an_ordered_split_holds_out_the_last_samples_of_each_client():
+    y, given = np.arange(30) % 3, {"validation": 0.2, "test": 0.25, "split": "ordered"}
+    rows = [[9, 4, 2, 0, 7, 11, 5, 1, 3, 10], np.arange(12, 30)]  # a client's samples in the order of the data
+    for seed in range(3):  # of 10: 5 + 2 + 3; of 18: 9 + 4 + 5
+        federation = federate(np.zeros((30, 1)), y, rows, **given, seed=seed)
+        parts = [[federation.split(split).of(client).tolist() for split in SPLITS] for client in range(2)]
+        assert parts[0] == [[0, 1, 2, 3, 4], [5, 7], [9, 10, 11]]
+        assert parts[1] == [list(range(12, 21)), list(range(21, 25)), list(range(25, 30))]
+    own_tests = Assignment([np.arange(20)[::-1]], [np.arange(20, 30)])
+    validation = federate(np.zeros((30, 1)), y, own_tests, **given).split("validation")
+    assert sorted(validation.indices.tolist()) == [16, 17, 18, 19]
+
+
+def test_an_ordered_split_refuses_groups():
+    with pytest.raises(DataError) as error:
+        federate(np.zeros((6, 1)), np.zeros(6, int), [range(6)], split="ordered", group=[0, 0, 0, 1, 1, 1])
+    assert mentions(str(error.value), "'ordered'", "data.group")
+
+
 def test_targets_of_several_numbers_are_split_at_random():
     y = np.random.default_rng(0).standard_normal((20, 2))
     given = {"validation": 0.1, "seed": 4}

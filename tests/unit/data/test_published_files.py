@@ -69,6 +69,17 @@ def test_parquet_as_the_hub_has_it(tmp_path, name):
     check(load(name, tmp_path), name, images, labels, train)
 
 
+def test_a_part_of_a_data_set_is_called_a_part(tmp_path, caplog, monkeypatch):
+    _, images, _, train, piece = published("mnist")
+    folder = parquet(tmp_path, {"train": piece(0, train), "test": piece(train, len(images))})
+    load("mnist", folder)
+    assert mentions(caplog.text, "10", "70,000", "mnist")
+    caplog.clear()
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], train=6, test=4))
+    load("mnist", folder)
+    assert caplog.text == ""
+
+
 def test_other_encodings_and_other_splits(tmp_path):
     _, images, labels, train, piece = published("cifar100", "WEBP")
     given = {"train-0": piece(0, train), "test-0": piece(train, 10), "validation-0": piece(0, 2)}

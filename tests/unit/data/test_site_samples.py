@@ -40,13 +40,13 @@ def _write(path, rows, columns):
         writer.writerows(rows)
 
 
-def pooled(files, **reading):
+def pooled(files, plan=SPLIT, **reading):
     samples = load_samples(str(files / "all.csv"), Reading(**reading))
-    return from_samples(samples, SPLIT, clients=3, partition=None, fallback=IID())
+    return from_samples(samples, plan, clients=3, partition=None, fallback=IID())
 
 
-def of_site(files, agreed, client, name, **more):
-    return site_federation(load_samples(str(files / f"{name}.csv")), agreed, SPLIT, client=client, **more)
+def of_site(files, agreed, client, name, plan=SPLIT, **more):
+    return site_federation(load_samples(str(files / f"{name}.csv")), agreed, plan, client=client, **more)
 
 
 def held(federation, client, split):
@@ -54,16 +54,20 @@ def held(federation, client, split):
     return federation.x[mine], federation.y[mine]
 
 
-@pytest.mark.parametrize("normalise", ["auto", "columns", "none"])
-def test_a_site_has_the_samples_and_splits_that_a_simulation_gives_it(files, normalise):
-    whole = pooled(files, normalise=normalise)
+@pytest.mark.parametrize(
+    ("normalise", "split"),
+    [("auto", "stratified"), ("columns", "stratified"), ("none", "stratified"), ("none", "ordered")],
+)
+def test_a_site_has_the_samples_and_splits_that_a_simulation_gives_it(files, normalise, split):
+    plan = replace(SPLIT, split=split)
+    whole = pooled(files, plan, normalise=normalise)
     agreed = SampleFormat.of(whole)
     assert agreed.preprocessing.classes == ("ant", "cat", "dog")
     for client, name in enumerate(sorted(NAMES)):
-        mine = of_site(files, agreed, client, name)
-        for split in ("train", "validation", "test"):
-            assert len(held(mine, 0, split)[0]) > 1
-            for own, simulated in zip(held(mine, 0, split), held(whole, client, split), strict=True):
+        mine = of_site(files, agreed, client, name, plan)
+        for part in ("train", "validation", "test"):
+            assert len(held(mine, 0, part)[0]) > 1
+            for own, simulated in zip(held(mine, 0, part), held(whole, client, part), strict=True):
                 assert torch.equal(own, simulated)
         assert mine.preprocessing.of(0) == whole.preprocessing.of(client)
         assert SampleFormat.of(mine) == agreed

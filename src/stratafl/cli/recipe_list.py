@@ -1,0 +1,54 @@
+"""`strata reproduce --list`: every recipe with what was run of it, the verdicts, and the minutes that are left."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.text import Text
+
+from stratafl.cli.console import result_console, titled_table
+from stratafl.errors import unknown
+from stratafl.recipes.recorded import ListedRecipe, RecipeResult, every_recipe, own_results, recorded_results
+
+MEASURED = ("short", "headline")  # scales with the papers' data
+NAMES = ("recipe", "scale", "last run")
+COUNTS = ("hold", "do\nnot", "within\nnoise", "cannot\nbe told", "not\njudged")
+HEAD = (*NAMES, "columns\n× seeds", *COUNTS, "left:\nshort", "left:\nheadline")
+FOOT = (
+    "Verdicts: those of docs/results, or of your runs in {out}; a claim counts once in every column. Scale smoke is no "
+    "evidence. Within noise: so many of those that hold or do not. Left: estimated minutes on an H200 of "
+    "rows, columns and seeds without a result; runs that recipes share are counted in each. In all {short:.0f} minutes "
+    "are left at scale short, {headline:.0f} at headline."
+)
+
+
+def print_recipes(name: str | None, out: Path) -> int:
+    """List all recipes, those of a paper, or one."""
+    recipes = [recipe for recipe in every_recipe() if name in (None, recipe.name, recipe.name.partition("/")[0])]
+    if not recipes:
+        names = [recipe.name for recipe in every_recipe()]
+        raise unknown("recipe", str(name), [*sorted({each.partition("/")[0] for each in names}), *names])
+    recorded = recorded_results()
+    table = titled_table("Recipes", HEAD, names=NAMES)
+    for recipe in recipes:
+        for cells in _lines(recipe, recorded, out):
+            table.add_row(*cells)
+    left = {scale: sum(recipe.left(scale, recorded) for recipe in recipes) for scale in MEASURED}
+    console = result_console()
+    console.print(table)
+    console.print(Text(FOOT.format(out=out, **left), style="dim"))
+    return 0
+
+
+def _lines(recipe: ListedRecipe, recorded: list[RecipeResult], out: Path) -> Iterator[tuple[str, ...]]:
+    """A line for each result of a recipe; the first has its name and the minutes that are left."""
+    left = [f"{recipe.left(scale, recorded):.1f}" for scale in MEASURED]
+    several = [*(each for each in recorded if each.recipe == recipe.name), *own_results(out, recipe.name)]
+    if not several:
+        yield recipe.name, "not run", *[""] * 6, str(recipe.claims), *left
+    for number, result in enumerate(several):
+        name, minutes = (recipe.name, left) if number == 0 else ("", ["", ""])
+        columns = f"{sum(bool(rows) for rows in result.rows.values())}/{len(recipe.table['columns'])}"
+        about = f"{columns} × {result.seeds}" if result.rows else "yours"
+        counts = (result.hold, result.fail, result.noise, result.untold, result.unjudged)
+        scale = f"{result.scale}, tuned" if result.tuned else result.scale
+        yield name, scale, result.when, about, *map(str, counts), *minutes
