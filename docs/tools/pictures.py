@@ -131,9 +131,9 @@ def sending_svg(rows: Sequence[Mapping[str, str]], shown: Sequence[str], low: fl
     left, width, step = 250, 480, 22
     gains = {(row["federation"], row["variant"]): float(row["difference"]) for row in rows}
     parts = [caption(0, 18, "Validation accuracy of other uploads minus that of whole ones (fedprior), in points")]
-    parts += [
-        caption(left + 190 * i, 42, words, kind) for i, (words, kind) in enumerate(zip(shown, KINDS, strict=True))
-    ]
+    colours = dict(zip(shown, KINDS, strict=True))
+    for i, (name, kind) in enumerate(colours.items()):
+        parts.append(caption(left + 190 * i, 42, name.replace("-", ", α = "), kind))
 
     def x(gain: float) -> float:
         return left + width * (max(low, min(high, gain)) - low) / (high - low)
@@ -145,15 +145,16 @@ def sending_svg(rows: Sequence[Mapping[str, str]], shown: Sequence[str], low: fl
             y += step
             parts += [caption(left - 14, y, label, anchor="end")]
             parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y - 5}" y2="{y - 5}"/>']
-            for name, kind in zip(shown, KINDS, strict=True):
+            for i, (name, kind) in enumerate(colours.items()):
                 gain = gains[name, variant]
                 parts += [f'<circle class="{kind}" cx="{x(gain):.1f}" cy="{y - 5}" r="5"/>']
                 if gain < low:
-                    parts += [caption(left + 10, y, f"◂ {gain:.0f}".replace("-", "−"), "quiet")]
+                    parts += [caption(left + 10 + 50 * i, y, f"◂ {gain:.0f}".replace("-", "−"), kind)]
         y += step + 8
     parts += [f'<line class="axis" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="52" y2="{y - 14}"/>']
     parts += [
-        caption(x(gain), y + 4, f"{gain:+g}".replace("-", "−"), "quiet", "middle") for gain in (-6, -4, -2, 0, 2, 4)
+        caption(x(gain), y + 4, f"{gain:+g}".replace("-", "−") if gain else "0", "quiet", "middle")
+        for gain in (-6, -4, -2, 0, 2, 4)
     ]
     return picture(760, y + 14, "What FedStrata's uploads gain, and what controls of them do", parts)
 
