@@ -353,6 +353,7 @@ MEANINGS = {
     "gamma": "sum of the weights to 1 in each group, or over all clients",
     "features": "what groups are formed by: cosines between updates, or angles",
     "fedamp.alpha": "step towards the models of others; `none`: σ",
+    "radius": "α, the radius of the ball in which the client that gains least is helped, as a share of ‖g‖",
     "perfedavg.alpha": "learning rate of the adaptation step; `none`: that of `train`",
     "sigma": "σ, the squared distance at which others count for little; `none`: the median distance",
     "align_lr": "learning rate of the alignment",
@@ -375,6 +376,7 @@ MEANINGS = {
     "beta1": "β₁, the weight of the past in the mean of updates",
     "beta2": "β₂, the weight of the past in the mean of their squares",
     "tau": "τ, added to the root of the mean square",
+    "fedlc.tau": "τ, the size of the margins; 0 gives FedAvg",
     "personal": "the layers that stay with the client",
     "initial": "start of the hypernetworks: equal weights, or drawn ones",
     "fedper.initial": "start of the personal layers: common to all clients, or drawn for each",
@@ -383,6 +385,9 @@ MEANINGS = {
     "finetune": "epochs in which the personal layers train alone, before the joint ones",
     "linear_base": "replace everything that is not personal by one linear layer",
     "smoothing": "s, added to the count of every class",
+    "pfedfda.epsilon": "added to the share of every class before they are made to sum to 1",
+    "ridge": "added to the diagonal of each client's own covariance",
+    "pfedfda.beta": "β of both means and covariance; `none`: by cross-validation, one for each",
     "balanced": "train the generic head with balanced softmax, or with plain cross-entropy",
     "s": "number of layers of the head",
     "guide": "mix the received head with the client's own (Eq. 2)",
@@ -473,6 +478,7 @@ SCORES = (("α = 0.1", 1), ("new clients", 3), ("α = 0.5", 4), ("new clients", 
 TIME = 8
 MADE = "MNIST, % correct (difference from FedAvg); time relative to FedAvg's ([setting](../results/methods.md))."
 NOT_RUN = "It is not in the [table of methods on MNIST](../results/methods.md)."
+UNSCORED = "It is not in the [MNIST table](../results/methods.md), and its own paper's experiments were not run."
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
     (
         "flayer",
@@ -523,7 +529,7 @@ def scores_table(names: Sequence[str]) -> str:
     """The scores on MNIST with their differences from FedAvg's, then published numbers beside ours."""
     rows = _score_rows()
     if not set(names) <= set(rows):
-        return NOT_RUN
+        return UNSCORED if METHODS[names[0]].paper else NOT_RUN
     lines = [(METHODS[name].label, *_scores(rows[name], rows["fedavg"]), rows[name][TIME]) for name in names]
     table = _without_names(names, [("method", *(title for title, _ in SCORES), "time"), *lines])
     published = [line for name in names for line in _published(METHODS[name].label)]
