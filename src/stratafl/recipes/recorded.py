@@ -16,13 +16,7 @@ from typing import Any
 
 FILE = "results.toml"
 COUNTED = ("hold", "fail", "untold", "unjudged")  # a verdict is one of these
-FOLDER_ENDINGS = (
-    "smoke",
-    "short",
-    "short-tuned",
-    "headline",
-    "headline-tuned",
-)  # endings of the folders of your own runs
+FOLDER_ENDINGS = ("short", "short-tuned", "headline", "headline-tuned")  # of your own runs that are evidence
 
 
 @dataclass(frozen=True)
