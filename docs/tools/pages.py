@@ -3,7 +3,7 @@
     docs/methods/README.md           the index of methods, from what each declares of itself
     docs/methods/*.md, docs/pictures/methods/*.svg      by method_pages.py
     docs/reference/settings.md                    its tables of settings, from their records
-    docs/understand/what-the-server-learns.md      its tables of fields, from the forms of uploads and downloads
+    docs/reference/sent-fields.md                 its tables, from the forms of uploads and downloads
 
 A test fails if a page is not what this would write.
 """
@@ -28,7 +28,7 @@ from stratafl.core.annotations import Named, Range, parts
 from stratafl.core.records import keys_of
 
 DOCS = Path(__file__).parents[1]
-TABLES_BEGIN, TABLES_END = "### Methods\n", "\n## References"
+TABLES_BEGIN = "## Methods\n"
 MODEL = "convnorm"  # it has normalisation layers, so that their running statistics show
 COMPOSED = ("fedper+q8", "fedper+q4", "fedper+topk", "fedper+lag", "fedper+flayer", "fedper", "scaffold+q8", "scaffold")
 MAX_NAMED_METHODS = 4
@@ -130,12 +130,12 @@ def sent_tables() -> str:
         f"What arrives is the same for all sites, except where it says *{FOR_THIS_SITE}*."
     )
     parts = [
-        "### Methods",
+        "## Methods",
         f"{setting} `strata list METHOD --model NAME --data NAME` prints the same for your model and data.",
         _methods_table(methods),
-        "### Compositions",
+        "## Compositions",
         _methods_table(dict(sorted(composed.items()))),
-        "### Fields",
+        "## Fields",
         _fields_table("up", "leaves a site", methods),
         _fields_table("down", "arrives at a site", methods),
     ]
@@ -250,13 +250,13 @@ def main() -> None:
     from method_pages import write  # only a script finds its neighbours
 
     write()
-    folder, learns = DOCS / "methods", DOCS / "understand/what-the-server-learns.md"
+    folder, fields = DOCS / "methods", DOCS / "reference/sent-fields.md"
     (folder / "README.md").write_text(index_page(folder), encoding="utf-8")
-    before, _, rest = learns.read_text(encoding="utf-8").partition(TABLES_BEGIN)
+    before, _, _ = fields.read_text(encoding="utf-8").partition(TABLES_BEGIN)
     settings = DOCS / "reference/settings.md"
     head, _, _ = settings.read_text(encoding="utf-8").partition("## ")
     settings.write_text(head + settings_tables({**TABLES, DEPLOY: DeployTable}), encoding="utf-8")
-    learns.write_text(before + sent_tables() + rest[rest.index(TABLES_END) :], encoding="utf-8")
+    fields.write_text(before + sent_tables(), encoding="utf-8")
 
 
 if __name__ == "__main__":

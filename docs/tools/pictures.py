@@ -56,11 +56,11 @@ def clients_svg(scores: Mapping[str, Sequence[float]], low: float = 50) -> str:
     def point(place: int, score: float) -> tuple[float, float]:
         return left + width * (place + 0.5) / count, top + height * (100 - score) / (100 - low)
 
-    parts = [_text(left, 24, "Accuracy of every client's model on its own test samples, in %")]
+    parts = [caption(left, 24, "Accuracy of every client's model on its own test samples, in %")]
     for score in range(int(low), 101, 10):
         _, y = point(0, score)
         parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>']
-        parts += [_text(left - 8, y + 5, str(score), "quiet", "end")]
+        parts += [caption(left - 8, y + 5, str(score), "quiet", "end")]
     for name, values in scores.items():
         points = [point(place, value) for place, value in enumerate(values)]
         parts.append(f'<polyline class="{name}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
@@ -68,24 +68,24 @@ def clients_svg(scores: Mapping[str, Sequence[float]], low: float = 50) -> str:
     for place, (name, label) in enumerate(LINES.items()):
         x = left + (0, 150, 400)[place]
         parts += [f'<circle class="{name}" cx="{x + 6}" cy="44" r="5"/>']
-        parts += [_text(x + 18, 49, label, name)]
+        parts += [caption(x + 18, 49, label, name)]
     below = f"{count} clients, from the worst alone to the best; means over five divisions of the data"
-    parts.append(_text(left + width / 2, top + height + 28, below, "quiet", "middle"))
-    return _svg(720, 360, "Accuracy of every client alone, with one model for all, and personalised", parts)
+    parts.append(caption(left + width / 2, top + height + 28, below, "quiet", "middle"))
+    return picture(720, 360, "Accuracy of every client alone, with one model for all, and personalised", parts)
 
 
 def speed_svg() -> str:
     """A bar for each ratio, on a linear scale."""
     left, top, width, step = 210, 40, 400, 34
     most = max(ratio for ratio, _ in SPEEDS.values())
-    parts = [_text(0, 20, "Rounds of FedAvg in the time of one round of the other program")]
+    parts = [caption(0, 20, "Rounds of FedAvg in the time of one round of the other program")]
     for place, (label, (ratio, rival)) in enumerate(SPEEDS.items()):
         y = top + place * step
         length = max(2.0, width * ratio / most)
-        parts += [_text(left - 10, y + 18, label, anchor="end")]
+        parts += [caption(left - 10, y + 18, label, anchor="end")]
         parts += [f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="24" rx="3"/>']
-        parts += [_text(left + length + 8, y + 18, f"{ratio:g}× {rival}")]
-    return _svg(760, top + step * len(SPEEDS) + 8, "Speed against PFLlib and plain PyTorch loops", parts)
+        parts += [caption(left + length + 8, y + 18, f"{ratio:g}× {rival}")]
+    return picture(760, top + step * len(SPEEDS) + 8, "Speed against PFLlib and plain PyTorch loops", parts)
 
 
 def matrix_svg() -> str:
@@ -95,24 +95,26 @@ def matrix_svg() -> str:
     parts = []
     for panel, (title, personal) in enumerate(panels.items()):
         left = 70 + panel * 225
-        parts.append(_text(left, 20, title))
+        parts.append(caption(left, 20, title))
         for column, layer in enumerate(layers):
             x = left + column * side
-            parts.append(_text(x + side / 2 - 2, 46, layer, "quiet", "middle"))
+            parts.append(caption(x + side / 2 - 2, 46, layer, "quiet", "middle"))
             for row in range(len(clients)):
                 kind = "together" if column < len(layers) - personal else f"client{row}"
                 parts.append(
                     f'<rect class="{kind}" x="{x}" y="{56 + row * 34}" width="{side - 4}" height="30" rx="4"/>'
                 )
-    parts += [_text(60, 76 + row * 34, name, "quiet", "end") for row, name in enumerate(clients)]
-    return _svg(740, 170, "Clients as rows, layers as columns: alone, one model, a personal head", parts)
+    parts += [caption(60, 76 + row * 34, name, "quiet", "end") for row, name in enumerate(clients)]
+    return picture(740, 170, "Clients as rows, layers as columns: alone, one model, a personal head", parts)
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+def caption(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """A line of text in a picture."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{words}</text>'
 
 
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+def picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    """An SVG in the colours of this site, light and dark."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">'
     return "\n".join([head, f"<title>{title}</title>", STYLE, *parts, "</svg>", ""])
 

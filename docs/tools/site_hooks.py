@@ -31,6 +31,8 @@ ROOT_PAGES = {  # pages of the site that lie outside docs/
     "CHANGELOG.md": "design/changelog.md",
 }
 USED_FIRST = ("fit", "load", "compare", "tune", "advise")
+NOT_SEARCHED = ("notebook/", "results/short/", "results/headline/")  # evidence, which other pages link to
+FOUND_FIRST = ("start/", "guide/")
 SECTIONS = ("start", "tutorials", "understand", "guide", "methods", "results", "reference", "design")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sh": "bash"}
 MAX_SOURCE_BYTES = 300_000
@@ -167,6 +169,8 @@ def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
     if uri.startswith("source/"):
         return markdown
+    if uri.startswith((*NOT_SEARCHED, *FOUND_FIRST)):
+        page.meta["search"] = {"exclude": True} if uri.startswith(NOT_SEARCHED) else {"boost": 2}
     markdown = MARKER.sub(_generated, markdown)
     parts, end = [], 0
     for fence in FENCE.finditer(markdown):

@@ -119,11 +119,15 @@ def unknown(kind: str, wanted: str, existing: Iterable[str]) -> UnknownNameError
 
 
 def _nearest(wanted: str, names: Iterable[str]) -> str | None:
-    """The name that is most like this one, whatever its case, or that ends with it, as macro_f1 does with f1."""
+    """The name that is most like this one, whatever its case.
+
+    Also one that ends with it, as macro_f1 does with f1, or that is its initials, as lr is those of learning_rate.
+    """
     plain, wanted = {name.lower(): name for name in names}, wanted.lower()
     close = get_close_matches(wanted, plain, n=1, cutoff=0.5)
     longer = [name for name in plain if len(wanted) > 1 and name.endswith(wanted)]
-    return next((plain[name] for name in (*close, *longer)), None)
+    initials = "".join(word[:1] for word in wanted.split("_"))
+    return next((plain[name] for name in (initials, *close, *longer) if name in plain), None)
 
 
 MOST_LISTED = 60  # names in a message

@@ -15,6 +15,7 @@ from stratafl.advice import advice_text as words
 from stratafl.advice.advice import _decided, _expectations, _means
 from stratafl.advice.advice_files import plain, write_advice
 from stratafl.advice.candidate_methods import Candidate
+from stratafl.advice.cuts import Cut
 from stratafl.advice.look import LayerConflict
 from stratafl.advice.problem import Result
 from stratafl.config.experiment import Experiment, load_experiment, with_values
@@ -24,6 +25,7 @@ from stratafl.evaluation.guard import shrink
 from stratafl.evaluation.metrics import METRICS
 from stratafl.models import MLP
 from stratafl.report.jackknife import Difference
+from wording import mentions
 
 EXPERIMENT = with_values(Experiment(), {"train.lr": 0.3, "train.batch": 20, "run.rounds": 12})
 
@@ -180,8 +182,15 @@ def test_the_command_that_checks_it_has_the_options_of_the_method(advice: Advice
 
 
 def test_layers_that_never_conflict_are_not_named(advice: Advice) -> None:
-    facts = replace(advice.facts, layers=(LayerConflict("fc1", 0.0, 0.9), LayerConflict("fc", 0.0, 0.8)))
+    facts = replace(advice.facts, layers=(LayerConflict("fc1", 0.0, 0.9), LayerConflict("fc", 0.0, 0.8)), cuts=())
     assert words.layers_text(replace(advice, facts=facts)).endswith(words.NO_CONFLICTS)
+
+
+def test_both_cuts_are_named_with_the_setting_that_makes_them(advice: Advice) -> None:
+    cuts = (Cut("one", ("fc1", "fc2", "fc"), 1), Cut("other", ("fc1", "fc2", "fc"), 0))
+    text = words.layers_text(replace(advice, facts=replace(advice.facts, cuts=cuts)))
+    assert mentions(text, "one", "'fc1'", "fedper.personal=last:2", "other")
+    assert [cut.rule for cut in advice.facts.cuts] == ["PLayer-FL", "conflicts"]
 
 
 def test_clients_of_one_size_have_no_range(advice: Advice) -> None:

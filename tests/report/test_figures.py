@@ -51,9 +51,9 @@ def test_a_curve_is_the_mean_over_seeds_at_mean_bytes_and_seconds(tmp_path):
     (rank,) = gather([tmp_path]).ranks
     first, second = curve(rank, "test.deployed.accuracy")  # the third round has one seed only
     assert (first.mean, first.std) == (0.5, pytest.approx(0.125**0.5))
-    assert first.at == {"rounds": 1, "bytes": 110, "seconds": 2.5}
+    assert first.at == {"rounds": 1, "bytes": 110, "seconds": 2.5, "simulated": 0.0}
     assert (second.mean, second.std) == (0.5, 0)
-    assert second.at == {"rounds": 2, "bytes": 220, "seconds": 5.0}
+    assert second.at == {"rounds": 2, "bytes": 220, "seconds": 5.0, "simulated": 0.0}
 
 
 def test_curves_can_be_seen_over_rounds_bytes_and_seconds(tmp_path):
@@ -67,6 +67,14 @@ def test_curves_can_be_seen_over_rounds_bytes_and_seconds(tmp_path):
     }
     assert series(chart, "test loss, deployed", "rounds")["fedper"] == [(1, 1.75), (2, 1.5)]
     assert details(chart, "test accuracy, deployed", "rounds") == [None, None]  # one seed has no deviation
+    assert options(chart, "test accuracy, deployed") == ["rounds", "bytes", "seconds"]
+
+
+def test_curves_over_simulated_seconds_add_the_rounds_up(tmp_path):
+    write_run(tmp_path / "0", [0.25, 0.5])
+    rewrite(tmp_path / "0/rounds.jsonl", lambda line: {**line, "simulated.seconds": 1.5})
+    chart = curves_chart(gather([tmp_path]))
+    assert series(chart, "test accuracy, deployed", "simulated")["fedper"] == [(1.5, 0.25), (3.0, 0.5)]
 
 
 def test_long_runs_are_thinned_out(tmp_path):

@@ -85,7 +85,7 @@ def test_differences_of_two_clients_by_hand(tmp_path):
         half = 2.5706 * ((square + 2 + 2 * 4 * each.difference**2 / 6) / 36) ** 0.5
         centre = each.difference * 4 / 6
         assert (each.low, each.high) == pytest.approx((max(-1, centre - half), min(1, centre + half)), rel=1e-4)
-    assert {each.verdict for each in found.clients} == {"cannot be told"}
+    assert {each.verdict for each in found.clients} == {"unclear"}
     assert found.surely_worse == found.surely_better == 0
     assert found.worst is first
     assert (first.training_samples, first.test_samples) == (11, 4)
@@ -94,7 +94,7 @@ def test_differences_of_two_clients_by_hand(tmp_path):
 
 def test_a_verdict_needs_an_interval_without_0():
     ends = [(0.01, 0.2), (-0.2, -0.01), (0.0, 0.2), (-0.2, 0.0), (None, None)]
-    assert [verdict(*each) for each in ends] == ["gains", "loses", *["cannot be told"] * 3]
+    assert [verdict(*each) for each in ends] == ["gains", "loses", *["unclear"] * 3]
 
 
 def many(rng, clients, samples, right):
@@ -195,7 +195,7 @@ def test_a_client_without_samples_with_one_seed_is_compared_with_the_others(tmp_
     ]
     first, second = found.clients
     assert first.low is not None
-    assert (second.low, second.verdict) == (None, "cannot be told")
+    assert (second.low, second.verdict) == (None, "unclear")
     assert second.seeds[0].low is not None
 
 
@@ -206,7 +206,7 @@ def test_a_client_that_is_the_same_with_every_seed_has_one_interval(tmp_path, ca
     else:
         found = gains_in(three_seeds(tmp_path, same=True, data={"seed": 0}))
     assert found.partitions == 1
-    assert [each.verdict for each in found.clients] == ["gains"] * 3 + ["cannot be told"]
+    assert [each.verdict for each in found.clients] == ["gains"] * 3 + ["unclear"]
     one = found.clients[0]
     assert [each.seeds.run for each in one.seeds] == [0, 1, 2]
     assert one.difference == pytest.approx(np.mean([each.difference for each in one.seeds]))
@@ -243,7 +243,7 @@ def test_auroc_is_undefined_for_one_class_and_uncertain_with_one_positive(tmp_pa
     large, small = found.clients
     assert large.verdict == "gains"
     assert 0.03 < large.high - large.low < 0.25
-    assert small.verdict == "cannot be told"  # one positive sample
+    assert small.verdict == "unclear"  # one positive sample
     assert small.high - small.low > 0.6
     assert gains_in(tmp_path).clients == found.clients
 

@@ -118,8 +118,14 @@ def test_fit_takes_a_federation_a_function_and_options_of_a_simulation():
 
 
 def test_an_option_that_fit_has_not_is_one_sentence():
-    for option, nearest in (("participaton", "participation"), ("validaton", "validation"), ("device_", "device")):
-        with pytest.raises(UnknownNameError, match=f"'{option}'.*{nearest}"):
+    misspelled = {
+        "participaton": "participation",
+        "validaton": "validation",
+        "device_": "device",
+        "learning_rate": "lr",
+    }
+    for option, nearest in misspelled.items():
+        with pytest.raises(UnknownNameError, match=f"'{option}'.*mean '{nearest}'"):
             stratafl.fit(fedavg(), arrays(), Own, rounds=1, **{option: 0.5})
 
 

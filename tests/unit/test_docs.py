@@ -175,9 +175,9 @@ LEARNS = "docs/understand/what-the-server-learns.md"
 
 
 @pytest.mark.slow
-def test_the_page_of_what_the_server_learns_lists_what_methods_send():
+def test_the_reference_lists_what_methods_send():
     pages = runpy.run_path(str(ROOT / "docs/tools/pages.py"))
-    assert pages["sent_tables"]() in text(LEARNS), "run docs/tools/pages.py"
+    assert pages["sent_tables"]() in text("docs/reference/sent-fields.md"), "run docs/tools/pages.py"
 
 
 def test_the_page_of_what_the_server_learns_says_what_each_kind_and_each_method_gives_away():
@@ -219,7 +219,7 @@ def test_models_and_partitions_are_documented_with_their_options(document, name,
 
 
 def test_the_digits_of_the_document_are_those_of_the_command():
-    fitted, default = run(blocks("docs/guide/data.md")[0])["fitted"], from_tables({})
+    fitted, default = run(blocks("docs/reference/data-sets.md")[0])["fitted"], from_tables({})
     federation, of_command = fitted.sim.runtime.federation, federation_of(default)
     for name, split in of_command.splits.items():
         rows = federation.splits[name]

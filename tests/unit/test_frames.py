@@ -64,6 +64,18 @@ def test_a_data_frame_is_read_as_a_file_of_its_columns(tmp_path):
     assert {*numbered.client(0).predict(frame).tolist()} <= {3, 4}
 
 
+@pytest.mark.budget(2, "imports pandas")
+def test_a_few_impossible_dates_are_reported(caplog):
+    pandas = pytest.importorskip("pandas")
+    dates = [f"2024-0{1 + i % 9}-1{i % 4}" for i in range(60)]
+    dates[3] = dates[40] = "2024-02-31"
+    columns = {"admitted": np.array(dates, object), "age": np.arange(60.0) / 7, "died": np.arange(60) % 2}
+    frame = pandas.DataFrame({**columns, "hospital": np.array(SITES)[np.arange(60) % 3]})
+    fitted_on(frame, label="died", client="hospital")
+    assert "'admitted'" in caplog.text
+    assert "'2024-02-31'" in caplog.text
+
+
 @pytest.mark.slow
 def test_a_dataset_of_hugging_face_has_names_of_classes():
     pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")

@@ -237,6 +237,8 @@ def test_images_of_bytes_are_scaled_as_files_are_and_by_predict_too():
     answers = of_bytes.client(0).outputs(pixels)
     torch.testing.assert_close(answers, of_numbers.client(0).outputs(scaled), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(answers, as_bytes.client(0).outputs(pixels))
+    with pytest.raises(DataError, match="uint8"):
+        of_numbers.client(0).predict(pixels)  # how the floats were scaled is not known
 
 
 def test_masks_of_zeros_and_ones_stay_what_they_are():

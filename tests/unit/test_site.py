@@ -28,8 +28,15 @@ def line_of(name):
 
 
 def rendered(text, uri="methods/flayer.md", config=INSIDE):
-    page = SimpleNamespace(file=SimpleNamespace(src_uri=uri))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=uri), meta={})
     return site_hooks.on_page_markdown(text, page, config, None)
+
+
+@pytest.mark.parametrize(("uri", "found"), [("notebook/a.md", False), ("results/short/a.md", False), ("a.md", True)])
+def test_evidence_is_not_searched(uri, found):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=uri), meta={})
+    site_hooks.on_page_markdown("# A", page, INSIDE, None)
+    assert page.meta.get("search", {}).get("exclude", False) is not found
 
 
 def test_a_link_to_a_definition_leads_to_its_line():

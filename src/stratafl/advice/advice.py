@@ -48,7 +48,7 @@ class Expectation:
     """What one client may expect of the advised method instead of training alone, on validation samples.
 
     `gain` is in the metric that was judged by, as expected after all rounds, and larger is better; it is shrunk towards
-    the federation's mean, the more the fewer samples the client has. None if it cannot be told.
+    the federation's mean, the more the fewer samples the client has. None without enough samples.
     """
 
     client: int
@@ -61,7 +61,7 @@ class Expectation:
     @property
     def verdict(self) -> str:
         if self.gain is None or self.error is None:
-            return "cannot be told"
+            return "unclear"
         return "gains" if self.gain > self.error else "better alone" if self.gain < -self.error else "unclear"
 
 

@@ -57,6 +57,9 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
             "feature_shift": _effect(facts.shift),
             "groups": list(facts.groups),
             "conflicts": {layer.layer: layer.conflicts for layer in facts.layers},
+            "cuts": {
+                cut.rule: {"shared": list(cut.layers[: cut.shared]), "personal": cut.personal} for cut in facts.cuts
+            },
         },
         "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
         "comparable": [candidate.name for candidate in advice.comparable],

@@ -10,6 +10,7 @@ from statistics import median
 
 from stratafl.advice.advice import Advice, Expectation
 from stratafl.advice.candidate_methods import TRAINS_ALONE
+from stratafl.advice.cuts import Cut
 from stratafl.advice.forecast import BY_ANSWERS, best_value, constant, is_perfect
 from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.declaration import METHODS
@@ -50,6 +51,7 @@ MORE_EPOCHS = "Its models trained for {epochs}, the local models for {alone}."
 ASK_AGAIN = "Try again with {option}."
 CONFLICTS = "After one round, client updates conflict most often in '{layer}' (share of conflicting pairs: {shares})."
 NO_CONFLICTS = "After one round, client updates conflict in no layer."
+CUTS = "Two rules of thumb for where to cut the model, by the first epoch: {where}."
 MAY_GAIN = "With {method}, {count} of {clients} can expect a gain larger than its standard error."
 TOO_FEW_SAMPLES = "With {method}, no client has enough validation samples to be sure of a gain."
 BETTER_ALONE = "Better alone: {names}."
@@ -155,7 +157,21 @@ def layers_text(advice: Advice) -> str:
     most = max(conflicts, key=lambda layer: layer.conflicts)
     shares = ", ".join(f"{each.layer} {each.conflicts:.0%}" for each in conflicts[-SHOWN_LAYERS:])
     where = finding(CONFLICTS, layer=most.layer, shares=shares) if most.conflicts else finding(NO_CONFLICTS)
-    return f"{personal} {where}"
+    return f"{personal} {where}{_cuts(advice)}"
+
+
+def _cuts(advice: Advice) -> str:
+    """Where each rule would cut the model."""
+    if not advice.facts.cuts:
+        return ""
+    where = "; ".join(f"{cut.rule} {_shared_layers(cut)}" for cut in advice.facts.cuts)
+    return f" {finding(CUTS, where=where)}"
+
+
+def _shared_layers(cut: Cut) -> str:
+    if cut.personal in ("all", "none"):
+        return "shares no layer" if cut.shared == 0 else "shares all layers"
+    return f"shares the layers up to '{cut.layers[cut.shared - 1]}' (fedper.personal={cut.personal})"
 
 
 def _clients(advice: Advice) -> list[Finding]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stratafl.advice.cuts import Cut, cut_layers, cuts_of, first_gradients, sensitivities
 from stratafl.core import keys
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import short_repr
@@ -76,6 +77,7 @@ class Facts:
     groups: tuple[int, ...]
     layers: tuple[LayerConflict, ...]
     batchnorm: bool
+    cuts: tuple[Cut, ...] = ()  # between shared and personal layers, as each rule has it
 
     @property
     def group_count(self) -> int:
@@ -88,16 +90,23 @@ def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[F
     The round costs client-steps; FedAvg can go on from it.
     """
     seen: list[Rows] = []
+    layout, rnd = sim.setup.layout, sim.at(progress.t)
+    sensitivity = torch.zeros(len(cut_layers(layout)), dtype=torch.float64)
 
     def examine(ids: Tensor, received: Rows, trained: Rows) -> None:
-        seen.append({name: trained[name] - received[name] for name in sim.setup.layout.trainable()})
+        nonlocal sensitivity
+        gradients = first_gradients(sim.task(ids, rnd), trained)
+        sensitivity = sensitivity + len(ids) * sensitivities(layout, trained, gradients)
+        seen.append({name: trained[name] - received[name] for name in layout.trainable()})
 
     after, report = sim.round(progress, Matrix(), examine=examine)
     z, label, client = head_features(federation, sim, after)
     shift = feature_shift(z, label, client, seed=sim.setup.seed)
     differ = shift is not None and shift.there and shift.value >= STRONG
     groups = client_groups(z, label, client, federation.clients) if differ else ()
-    kinds = {layer.kind for layer in sim.setup.layout.layers}
+    kinds = {layer.kind for layer in layout.layers}
+    conflicts = layer_conflicts(sim, seen)
+    cuts = cuts_of(layout, sensitivity.tolist(), {each.layer: each.conflicts for each in conflicts})
     facts = Facts(
         federation.clients,
         tuple(federation.counts("train").tolist()),
@@ -105,8 +114,9 @@ def look(federation: Federation, sim: Simulation, progress: Progress) -> tuple[F
         label_skew(federation, sim.setup.seed),
         shift,
         groups,
-        layer_conflicts(sim, seen),
+        conflicts,
         "batchnorm" in kinds,
+        cuts,
     )
     return facts, after, report
 

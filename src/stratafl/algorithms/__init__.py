@@ -10,6 +10,7 @@ from typing import Any
 
 from stratafl.algorithms.apple import apple as apple
 from stratafl.algorithms.composition import composed, is_composition
+from stratafl.algorithms.confree import confree as confree
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.ditto import ditto as ditto
 from stratafl.algorithms.fedala import fedala as fedala
@@ -28,6 +29,7 @@ from stratafl.algorithms.feddbe import feddbe as feddbe
 from stratafl.algorithms.fedexp import fedexp as fedexp
 from stratafl.algorithms.fedfomo import fedfomo as fedfomo
 from stratafl.algorithms.fedlag import fedlag as fedlag
+from stratafl.algorithms.fedlc import fedlc as fedlc
 from stratafl.algorithms.fedopt import fedopt as fedopt
 from stratafl.algorithms.fedpac import fedpac as fedpac
 from stratafl.algorithms.fedper import fedper as fedper
@@ -44,6 +46,7 @@ from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
 from stratafl.algorithms.moon import moon as moon
 from stratafl.algorithms.perfedavg import perfedavg as perfedavg
+from stratafl.algorithms.pfedfda import pfedfda as pfedfda
 from stratafl.algorithms.pfedhn import pfedhn as pfedhn
 from stratafl.algorithms.pfedhn import pfedhnpc as pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla

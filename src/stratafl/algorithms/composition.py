@@ -1,6 +1,6 @@
 """Compositions: parts on a method, by a name such as `fedper+flayer` or `fedala+prior+flayer`.
 
-A part is FLAYER's, LAG, a class prior, compression or a robust merge; several act in the order of the name. A
+A part is FLAYER's, LAG, ConFREE, a class prior, compression or a robust merge; several act in the order of the name. A
 composition takes the options of the method and those of its parts. The parts are functions from record to record, of
 use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from stratafl.algorithms.compress_on import describe_compression, with_q4, with_q8, with_topk
+from stratafl.algorithms.confree import with_confree
 from stratafl.algorithms.declaration import GIVEN, METHODS, Method
 from stratafl.algorithms.fedprior import with_prior
 from stratafl.algorithms.field_meanings import meaning_of
@@ -180,6 +181,13 @@ PARTS = {
     ),
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
+    ),
+    "confree": Addition(
+        "ConFREE",
+        with_confree,
+        "confree",
+        lambda host: f"{host.label} whose server removes what conflicts between updates, layer by layer.",
+        off=None,
     ),
     "prior": Addition(
         "class prior",

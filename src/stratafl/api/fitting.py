@@ -12,6 +12,7 @@ from torch import nn
 
 from stratafl.algorithms import algorithm as named_algorithm
 from stratafl.api.added import read_added
+from stratafl.api.client_samples import federation_in_memory
 from stratafl.api.fitted import Fitted, trained
 from stratafl.api.numbers import check_least
 from stratafl.api.requests import known_options
@@ -27,11 +28,8 @@ from stratafl.core.annotations import Size, checked
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.objectives import balanced_weights
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_frame, from_objects, with_scaled_pixels, with_standardised
-from stratafl.data.frames import is_frame
-from stratafl.data.reading import is_table
+from stratafl.data.builders import Clients
 from stratafl.data.splitting import SplitPlan
-from stratafl.data.text_clients import from_texts, hold_texts
 from stratafl.errors import DataError, ModelError, RecordError, RunError, choices, unknown
 from stratafl.evaluation.metrics import Metric, own_metric
 from stratafl.evaluation.trial import Trial
@@ -44,7 +42,6 @@ from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Choice, Convolutions, Precision, Speed
 
-NORMALISED = ("auto", "columns", "none")
 log = logging.getLogger("stratafl")
 
 
@@ -167,7 +164,7 @@ def fit(
     if not isinstance(model, nn.Module | str) and not callable(model):
         raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
     plan = SplitPlan(validation, test, seed=seed, split=split)
-    federation = _federation(clients, label, client, plan, normalise, int(new_clients))
+    federation = federation_in_memory(clients, label, client, plan, normalise, int(new_clients))
     method = _method(algorithm, lr, _usual_training(model, federation))
     if not (isinstance(class_weight, str) and class_weight == "none"):
         method = _weighted(method, class_weight, federation, int(new_clients))
@@ -243,24 +240,6 @@ def _weighted(
     return changed
 
 
-def _federation(
-    clients: Any, label: str | None, client: str | None, plan: SplitPlan, normalise: str, new_clients: int
-) -> Federation:
-    if normalise not in NORMALISED:
-        raise unknown("normalise", normalise, NORMALISED)
-    if is_frame(clients) or label is not None or client is not None:
-        federation = from_frame(clients, label, client, plan, normalise, new_clients)
-        if note := federation.standardisation_note("normalise='none'"):
-            log.warning("%s", note)
-        return federation
-    if isinstance(clients, Federation):
-        return clients
-    if hold_texts(clients):
-        return from_texts(clients, plan, new_clients)
-    federation = from_objects(clients, validation=plan.validation, test=plan.test, seed=plan.seed, split=plan.split)
-    return _standardised(federation, normalise)
-
-
 def _fitting(model: ModelSource | str, federation: Federation) -> ModelSource:
     """A module, or a function without arguments that makes one: `shape` and `classes` are given to one that asks."""
     if isinstance(model, str):
@@ -269,21 +248,6 @@ def _fitting(model: ModelSource | str, federation: Federation) -> ModelSource:
     asked = set() if isinstance(model, nn.Module) else {"shape", "classes"} & {*(accepted(model) or ())}
     facts = {"shape": tuple(federation.x.shape[1:]), "classes": federation.classes or 1}
     return partial(model, **{name: facts[name] for name in sorted(asked)}) if asked else model
-
-
-def _standardised(federation: Federation, normalise: str) -> Federation:
-    """A table with standardised columns, which is said; any other federation as it is."""
-    if normalise == "columns" and federation.x.ndim != 2:
-        raise DataError(f"normalise='columns' is for tables, but a sample is {tuple(federation.x.shape[1:])}")
-    if federation.codes:
-        ways = {"auto": ("x",), "columns": ("client",), "none": ()}
-        federation = with_standardised(federation, ways[normalise])
-    elif normalise == "none" or not (normalise == "columns" or is_table(federation.x)):
-        return federation if normalise == "none" else with_scaled_pixels(federation)
-    else:
-        federation = with_standardised(federation, ("client",))
-    log.warning("%s", federation.standardisation_note("normalise='none'"))
-    return federation
 
 
 def _evaluation(metric: str | Callable[..., object], federation: Federation) -> tuple[EvaluateTable, Metric]:

@@ -7,7 +7,7 @@ another name. A model that is an object stays in this process; runs know it by i
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -16,18 +16,17 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from torch import nn
 
+from stratafl.api.client_samples import samples_in_memory
 from stratafl.config.experiment import Experiment, from_tables, paths_in
 from stratafl.config.setting_tables import Settings
 from stratafl.config.trust import PYTHON, Trust, named_object, typed
 from stratafl.core.records import keys_of
 from stratafl.data import Federation
-from stratafl.data.builders import Clients, from_objects, samples_of_clients, with_scaled_pixels
-from stratafl.data.frames import frame_samples, is_frame
+from stratafl.data.builders import Clients
 from stratafl.data.loading import is_place
 from stratafl.data.samples import Samples
 from stratafl.data.shards import digest_name, store_samples
-from stratafl.data.text_clients import hold_texts, text_samples
-from stratafl.errors import DataError, ModelError, RecordError, UnknownNameError, check_known
+from stratafl.errors import ModelError, RecordError, UnknownNameError, check_known
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.policies import LocalTraining
 from stratafl.runs.directory import unused_run_folder
@@ -200,17 +199,4 @@ def _samples(clients: Source, options: Mapping[str, Any]) -> Samples | str:
     if isinstance(clients, str | Path):
         name = str(clients)
         return f"{name}/" if isinstance(clients, Path) and clients.is_dir() and not is_place(name) else name
-    label, client = options.get("label"), options.get("client")
-    if is_frame(clients) or label is not None or client is not None:
-        return frame_samples(clients, label, client, options.get("normalise", "auto"))
-    if isinstance(clients, Federation):
-        return samples_of_clients(clients, splits=True)
-    if not isinstance(clients, Mapping | Sequence) or not len(clients):
-        wrong = f"clients are {type(clients).__name__}" if isinstance(clients, Sized) else "there are no clients"
-        raise DataError(f"{wrong}: give the samples of each client as fit takes them, or a data set or file by name")
-    if hold_texts(clients):
-        return text_samples(clients)
-    values = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
-    splits = any(isinstance(samples, Mapping) for samples in values)
-    whole = from_objects(clients, validation=0.0, test=0.0, seed=0, split="random")
-    return samples_of_clients(with_scaled_pixels(whole), splits=splits)
+    return samples_in_memory(clients, options.get("label"), options.get("client"), options.get("normalise", "auto"))

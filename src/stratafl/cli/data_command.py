@@ -103,18 +103,20 @@ def client_table(federation: Federation) -> Table:
     """A row per client: samples, how they are split, and classes."""
     counts, sizes = total_class_counts(federation), {split: federation.counts(split) for split in SPLITS}
     clients, names = federation.clients, ["name"] if federation.client_names else []
-    columns = ("client", *names, "samples", *SPLITS, "classes (samples)")
-    table = titled_table(_title(federation), columns, text=("name", "classes (samples)"))
+    shifts = ["shift"] if federation.shifts else []
+    columns = ("client", *names, "samples", *SPLITS, *shifts, "classes (samples)")
+    table = titled_table(_title(federation), columns, text=("name", "shift", "classes (samples)"))
     listed = clients if clients <= ROWS else ROWS - 1
     for i in range(listed):
         name = [Text(federation.client_name(i))] if names else []
         numbers = (int(counts[i].sum()), *(int(sizes[split][i]) for split in SPLITS))
-        classes = Text(_classes(federation, counts[i].tolist()))
-        table.add_row(str(i), *name, *(f"{number:,}" for number in numbers), classes)
+        words = [*([federation.shifts[i]] if shifts else []), _classes(federation, counts[i].tolist())]
+        table.add_row(str(i), *name, *(f"{number:,}" for number in numbers), *map(Text, words))
     if listed < clients:
         numbers = (int(counts[listed:].sum()), *(int(sizes[split][listed:].sum()) for split in SPLITS))
         head = (f"{listed}–{clients - 1}", *("…" for _ in names))
-        table.add_row(*head, *(f"{number:,}" for number in numbers), counted(clients - listed, "more client"))
+        last = (*("…" for _ in shifts), counted(clients - listed, "more client"))
+        table.add_row(*head, *(f"{number:,}" for number in numbers), *last)
     return table
 
 

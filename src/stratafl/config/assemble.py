@@ -20,6 +20,8 @@ from stratafl.config.setting_tables import (
     ServerTable,
     partition_of,
     reading_of,
+    shift_of,
+    time_of,
     without_effect,
 )
 from stratafl.config.trust import NO_TRUST, Trust, called, imported, parameters
@@ -133,7 +135,9 @@ def federation_of(experiment: Experiment, *, raw: bool = False) -> Federation:
     samples = samples_of(data, plan.seed, reading_limit(experiment.run))
     partition, fallback = None if data.partition == "auto" else partition_of(data), _fallback(data, samples)
     shares = {"clients": data.clients, "new_clients": data.new_clients}
-    return from_samples(samples, plan, partition=partition, fallback=fallback, raw=raw, **shares)
+    shift = shift_of(data, plan.seed)
+    federation = from_samples(samples, plan, partition=partition, fallback=fallback, raw=raw, **shares)
+    return federation if shift is None else shift.applied(federation)
 
 
 def split_plan(experiment: Experiment, minimum_test: int = 1) -> SplitPlan:
@@ -278,6 +282,8 @@ def simulation_with(
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
         norm_limit=experiment.server.norm_limit or None,
+        drop=run.drop,
+        time=time_of(run),
         **more,
     )
 

@@ -93,6 +93,7 @@ class DeployTable:
         return self.all_sites.index(site)
 
 
+SIMULATED = ("data.shift", "run.drop", "run.slow")  # differences between clients that a federation really has
 OF_THE_HOST = ("wait", "deadline", "least", "failures", "megabytes")
 
 
@@ -108,6 +109,10 @@ class FederationFile:
         for key in CHOOSING:
             if getattr(self.experiment.data, key) is not None:
                 raise RecordError(f"data.{key} is for simulations: leave it out, because sites use all their samples")
+        for path in SIMULATED:
+            table, _, key = path.partition(".")
+            if getattr(getattr(self.experiment, table), key) != getattr(getattr(Experiment(), table), key):
+                raise RecordError(f"{path} is for simulations: leave it out of a federation")
         if self.experiment.train.class_weight == POOLED:
             with_class_weights(self.experiment.train, (), None)  # which says why not
         if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first

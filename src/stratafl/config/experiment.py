@@ -36,6 +36,8 @@ from stratafl.config.setting_tables import (
     parse_settings,
     partition_of,
     reading_of,
+    shift_of,
+    time_of,
 )
 from stratafl.core.annotations import FilePath, parts, said
 from stratafl.core.records import from_settings, keys_of, record, to_settings
@@ -78,6 +80,8 @@ class Experiment:
             raise RecordError(f"train may only set {', '.join(keys_of(LocalTraining))} in a configuration")
         check_name(data.name)
         partition_of(data)
+        shift_of(data, 0)
+        time_of(self.run)
         if (stop.target is not None or stop.patience is not None) and data.validation == 0:
             raise RecordError("stop needs validation data: set data.validation, such as 0.1")
         if self.evaluate.guard and data.validation == 0:

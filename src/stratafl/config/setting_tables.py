@@ -24,11 +24,13 @@ from stratafl.data.catalogue import DATASETS
 from stratafl.data.labels import TARGETS
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.reading import NORMALISED, Reading
+from stratafl.data.shift import KINDS, STRENGTH, Shift, shift_kinds
 from stratafl.data.splitting import SPLIT
 from stratafl.data.texts import LENGTH, MAX_LENGTH, MAX_VOCABULARY, TOKENS, VOCABULARY
 from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
+from stratafl.execute.simulated_time import BANDWIDTH, STEP_SECONDS, SimulatedTime
 from stratafl.execute.uploads import DEPLOYED
 from stratafl.models import MODELS
 from stratafl.policies import LocalTraining
@@ -69,6 +71,14 @@ class MetricName(Named):
             named_metric(value)
         elif value not in self.names and ":" not in value:
             raise unknown(key, value, [*sorted(self.names), "sensitivity@0.95", "module:function"])
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftName(Named):
+    """A kind of shift, or several with + between them."""
+
+    def check(self, key: str, value: str) -> None:
+        shift_kinds(value)
 
 
 @record
@@ -200,6 +210,16 @@ class DataTable:
     alpha: Annotated[float, Range(above=0, most=1e9), "concentration of Dirichlet shares; smaller is less even"] = 0.1
     minimum: Annotated[int | None, Some, "minimum number of samples per client; none: as the partition says"] = None
     per_client: Annotated[int | None, Some, "classes per client; none: as the partition says"] = None
+    shift: Annotated[
+        str | None,
+        ShiftName(KINDS),
+        "how clients' samples differ, whichever they have: `rotation`, `blur`, `colour`, `noise`, `domains` of images,",
+        "permuted `labels`, or several, as in `rotation+noise`, see [shifts](partitions.md#shifts); none: not at all",
+    ] = None
+    strength: Annotated[float | None, Range(least=0, most=1), f"how large shifts are; none: {STRENGTH:g}"] = None
+    shift_groups: Annotated[
+        int | None, Some, "number of groups of clients that share a shift; none: each has its own, see `data.shift`"
+    ] = None
     validation: Annotated[float, Range(least=0, most=0.9), "share of each client's samples for validation"] = 0.1
     test: Annotated[
         float, Range(above=0, most=0.9), "share of each client's samples for testing, unless the partition chooses them"
@@ -225,6 +245,21 @@ class RunTable:
     protocol: Annotated[str, Named(PROTOCOLS), "defaults of other settings, as in a code base or a paper"] = "clean"
     rounds: Annotated[int, Some, "number of rounds"] = 20
     participation: Annotated[float, Range(above=0, most=1), "share of the clients that take part in a round"] = 1.0
+    drop: Annotated[
+        float, Range(least=0, below=1), "probability that a client drops out of a round and sends nothing"
+    ] = 0.0
+    slow: Annotated[
+        float | None,
+        Range(least=0, most=5),
+        "how unequally fast clients are, to write simulated seconds: 0: equally; 1: the slowest of 20 take about seven",
+        "times as long as a typical one; none: nothing is written, see [slow clients](partitions.md#slow-clients)",
+    ] = None
+    bandwidth: Annotated[
+        float | None, Range(above=0, most=1e9), f"Mbit per second of a typical client, each way; none: {BANDWIDTH:g}"
+    ] = None
+    step_seconds: Annotated[
+        float | None, Range(least=0, most=1e6), f"seconds of a typical client's local step; none: {STEP_SECONDS:g}"
+    ] = None
     seed: Annotated[int, Seed, "seed of everything random that has no seed of its own"] = 0
     batch_seed: Annotated[
         int | None, Seed, "seed of batches, cohorts and all other draws in training; none: `run.seed`"
@@ -333,6 +368,27 @@ def partition_of(data: DataTable) -> Partition:
         **data.options
     }
     return partition(**{key: checked(f"data.{key}", hints[key], value) for key, value in options.items()})
+
+
+def shift_of(data: DataTable, seed: int) -> Shift | None:
+    """How the table shifts the samples of clients, if it does."""
+    if data.shift is None:
+        for key in ("strength", "shift_groups"):
+            if getattr(data, key) is not None:
+                raise RecordError(f"data.{key} has no effect without data.shift: leave it out, or choose a shift")
+        return None
+    strength = STRENGTH if data.strength is None else data.strength
+    return Shift(shift_kinds(data.shift), strength, data.shift_groups, seed)
+
+
+def time_of(run: RunTable) -> SimulatedTime | None:
+    """How long the table says that rounds take, if it does."""
+    costs = {key: value for key in ("bandwidth", "step_seconds") if (value := getattr(run, key)) is not None}
+    if run.slow is None:
+        for key in costs:
+            raise RecordError(f"run.{key} has no effect without run.slow: leave it out, or set run.slow, such as 0")
+        return None
+    return SimulatedTime(run.slow, **costs)
 
 
 READING_KEYS = tuple(f.name for f in dataclasses.fields(Reading) if f.name not in ("seed", "limit"))

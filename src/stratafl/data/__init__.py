@@ -9,8 +9,8 @@
 
 To add a data format: see `formats/__init__.py`. A partition: `partitions/__init__.py`. A data set with a name:
 `catalogue.py`. `preprocessing` turns samples into a model's input, `outliers` finds clients that record in
-another unit, `plot` draws the data distribution. This package imports `core` and `stratafl.errors`; every package above
-it may import it.
+another unit, `shift` makes clients' samples differ, `plot` draws the data distribution. This package imports `core` and
+`stratafl.errors`; every package above it may import it.
 """
 
 from stratafl.data.builders import federate, from_clients, from_samples, from_splits

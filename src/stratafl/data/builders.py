@@ -29,10 +29,9 @@ from stratafl.data.arrays import (
 from stratafl.data.cache import draw_partition
 from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS, Federation, Ragged
-from stratafl.data.frames import frame_samples
 from stratafl.data.labels import name_of, without_names
 from stratafl.data.outliers import outliers
-from stratafl.data.partitions import IID, Assignment, Owners, Partition
+from stratafl.data.partitions import Assignment, Owners, Partition
 from stratafl.data.partitions.base import Indices, by_owner
 from stratafl.data.preprocessing import Scaling
 from stratafl.data.reading import half
@@ -92,14 +91,6 @@ def from_objects(clients: Clients, *, validation: float, test: float, seed: int,
     if any(isinstance(samples, Mapping) for samples in values):
         return from_splits(clients)
     return from_clients(clients, validation=validation, test=test, seed=seed, split=split)
-
-
-def from_frame(
-    table: Any, label: str | None, client: str | None, plan: SplitPlan, normalise: str = "auto", new_clients: int = 0
-) -> Federation:
-    """A federation from a table with columns of labels and clients, or from such a table for each client."""
-    samples = frame_samples(table, label, client, normalise)
-    return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)
 
 
 def from_clients(

@@ -32,7 +32,8 @@ def digits_federation(
 ) -> Federation:
     """The digits, partitioned among clients; each has at least two test samples if there is a test part.
 
-    By default these are Dirichlet shares with α = 0.1. Commands use α = 0.3 and a validation part (docs/guide/data.md).
+    By default these are Dirichlet shares with α = 0.1. Commands use α = 0.3 and a validation part
+    (docs/reference/data-sets.md).
     """
     x, y = digits_arrays()
     return federate(

@@ -93,6 +93,7 @@ class Federation:
     groups: int = 0
     text: TextEncoding | None = None  # how texts became the tokens in `x`
     augmentation: Augmentation | None = None  # of images, when they are trained on
+    shifts: tuple[str, ...] = ()  # how each client's samples were shifted, in words
 
     def __post_init__(self) -> None:
         if set(self.splits) != set(SPLITS):

@@ -79,9 +79,13 @@ def _bars(federation: Federation, counts: Tensor, cell: int) -> list[str]:
     return [largest] + [
         f'<rect class="all" x="{cell * i + 1}" y="{floor - size * unit:.1f}" width="{cell - 2}" '
         f'height="{size * unit:.1f}"><title>client {escape(federation.client_name(i))}: '
-        f"{counted(size, 'sample')}</title></rect>"
+        f"{counted(size, 'sample')}{_shift(federation, i)}</title></rect>"
         for i, size in enumerate(sizes)
     ]
+
+
+def _shift(federation: Federation, client: int) -> str:
+    return f" ({escape(federation.shifts[client])})" if federation.shifts else ""
 
 
 def _bubbles(federation: Federation, counts: Tensor, cell: int) -> list[str]:

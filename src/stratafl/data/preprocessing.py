@@ -172,6 +172,9 @@ class Preprocessing:
             wrong = int((~finite).flatten(1).any(1).nonzero()[0])
             raise DataError(f"sample {wrong} holds NaN or infinity: leave it out, or replace the value with a number")
         if self.kind.is_floating_point:
+            if x.dtype in PIXELS and len(self.shape) > 1 and not self.inputs:  # the scaling of floats is unknown
+                advice = f"give {self.dtype}, scaled as the clients' samples were"
+                raise DataError(f"x is {dtype_name(x)}, but the clients' images are {self.dtype}: {advice}")
             return x.to(self.kind)
         if self.scaling is not None:
             self._check_bytes(x)

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from stratafl.data.arrays import client_pair
-from stratafl.data.builders import ARRAYS, Clients, from_samples, names_and_samples, pairs_of_splits, titles_of
-from stratafl.data.federation import Federation
+from stratafl.data.builders import ARRAYS, Clients, names_and_samples, pairs_of_splits, titles_of
 from stratafl.data.frames import OWNER
 from stratafl.data.labels import name_of
-from stratafl.data.partitions import IID
 from stratafl.data.reading import Reading
 from stratafl.data.samples import Samples
-from stratafl.data.splitting import SplitPlan, check_some_samples
+from stratafl.data.splitting import check_some_samples
 from stratafl.data.tables.kinds import TEXT
 from stratafl.data.texts import are_texts, text_in_cell
 from stratafl.data.user_files import LABELS, column_samples
@@ -65,9 +63,3 @@ def _in_order(values: Any, where: str, what: str) -> list[Any]:
     if isinstance(cells, str | bytes | Set | Mapping) or not isinstance(cells, Iterable):
         raise DataError(f"{where} is a {type(cells).__name__}: give a list of {what}")
     return list(cells)
-
-
-def from_texts(clients: Clients, plan: SplitPlan, new_clients: int = 0) -> Federation:
-    """A federation from clients that hold texts, with the preprocessing of a table with one column of texts."""
-    samples = text_samples(clients)
-    return from_samples(samples, plan, clients=0, partition=None, fallback=IID(), new_clients=new_clients)

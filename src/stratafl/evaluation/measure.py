@@ -11,15 +11,18 @@ from torch import Tensor
 
 from stratafl.core.layout import Layout
 from stratafl.core.reprs import short_repr
+from stratafl.core.round import Round
 from stratafl.core.state import tensor_of
 from stratafl.core.task import Scores
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.execute.round_run import Report
+from stratafl.execute.simulation import Simulation
 from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
+SIMULATED = "simulated.seconds"  # key of a line
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
 TOTAL = "clients"  # key of a line that has flagged clients or models: how many clients take part in the run
 EVALUATED = "evaluated.clients"  # … and how many of them are evaluated, if not all
@@ -112,6 +115,17 @@ def round_line(report: Report) -> Line:
     line |= {"dropped_samples": sum(dropped)} if dropped else {}
     line |= {"bytes.down": report.down.total, "bytes.up": report.up.total}
     return line | {"seconds.train": report.train_seconds, "seconds.server": report.server_seconds}
+
+
+def pace_line(sim: Simulation, rnd: Round, report: Report) -> Line:
+    """How many clients dropped out, and what the round would take, where the run says that they do."""
+    line: Line = {"dropped_out": len(sim.invited(rnd)) - len(sim.cohort(rnd))} if sim.drop else {}
+    if sim.time is None:
+        return line
+    sent, steps = (report.down.clients + report.up.clients).cpu(), torch.zeros(len(report.cohort), dtype=torch.int64)
+    for name in report.notes:
+        steps = steps + (tensor_of(report.notes, name).cpu() if name.endswith("/steps") else 0)
+    return {**line, SIMULATED: sim.time.seconds(sim.setup.seeds.partition, report.cohort, sent, steps)}
 
 
 def _loss_line(report: Report, purpose: str, counted: Tensor) -> Line:

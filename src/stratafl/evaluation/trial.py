@@ -93,6 +93,7 @@ class Trial:
         progress = replace(progress, trained=trained.tensors())
         between_servers = self.sim.algorithm.communication(self.sim.at(progress.t), progress.server)
         line: Line = {"round": progress.t, "phase": rnd.plan.phase, **measure.round_line(report), **between_servers}
+        line |= measure.pace_line(self.sim, rnd, report)
         line |= self.sim.algorithm.spent(self.sim.at(progress.t))
         line |= measure.upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds

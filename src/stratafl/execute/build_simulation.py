@@ -20,6 +20,7 @@ from stratafl.execute.context import client_state_format
 from stratafl.execute.drawing import ModelSource
 from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import Store, choose_store, device_of, limit_left, memory_taken
+from stratafl.execute.simulated_time import SimulatedTime
 from stratafl.execute.simulation import Simulation
 from stratafl.execute.tokens import check_tokens
 from stratafl.runtime.build import EngineName, build_runtime
@@ -53,6 +54,8 @@ def simulation(
     diagnosed_clients: int = 0,
     begun: bool = False,
     norm_limit: float | None = None,
+    drop: float = 0.0,
+    time: SimulatedTime | None = None,
 ) -> Simulation:
     """Build a simulation, or raise an error that says what does not fit.
 
@@ -63,7 +66,8 @@ def simulation(
     kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether checkpoints are `saved`);
     the last `new_clients` clients of the federation never take part in training; a run that has `begun` may go on
     although its rounds never reach a phase of the algorithm; updates more than `norm_limit` times
-    as long as the cohort's median are left out, as in a deployment.
+    as long as the cohort's median are left out, as in a deployment; a client drops out of a round with the probability
+    `drop`; `time` is written down if it is given.
     """
     device = device_of(device)
     if not 0 <= new_clients < federation.clients:
@@ -109,7 +113,16 @@ def simulation(
     rest = left - needed if left is not None and on_device else left
     parts = (algorithm, setup, federation.counts("train"), runtime)
     sim = Simulation(
-        *parts, rest, memory_limit, chosen_store, module.cpu(), diagnosed_clients, blueprint, norm_limit=norm_limit
+        *parts,
+        rest,
+        memory_limit,
+        chosen_store,
+        module.cpu(),
+        diagnosed_clients,
+        blueprint,
+        time,
+        norm_limit=norm_limit,
+        drop=drop,
     )
     return _within_memory(sim, left if store == "auto" else None, begun)
 

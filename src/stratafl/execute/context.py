@@ -18,6 +18,7 @@ from stratafl.core.state import State, moved, pick, stacked
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
+from stratafl.execute.simulated_time import SimulatedTime
 from stratafl.execute.state_format import StateFormat
 from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.runtime import Runtime
@@ -37,6 +38,7 @@ class SimulationContext(Rounds):
     template: nn.Module | None = None  # the model as drawn, with stock modules; rows fit into a copy of it
     diagnosed_clients: int = 0  # clients whose models the layer diagnostics keep for a round
     blueprint: Blueprint | None = None  # what it was built from
+    time: SimulatedTime | None = None  # how long its rounds would take
 
     # Memory
 

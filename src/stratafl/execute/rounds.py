@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm, Requirements, Total
 from stratafl.core.form import Form
 from stratafl.core.reprs import holder
@@ -30,6 +31,7 @@ class Rounds:
     samples: Tensor  # int64 `[N]`, by client; of new clients too, which come after the others
     # An update more than this many times as long as the cohort's median is left out.
     norm_limit: float | None = field(default=None, kw_only=True)
+    drop: float = field(default=0.0, kw_only=True)  # the probability that a client drops out of a round
 
     def __post_init__(self) -> None:
         if self.norm_limit is not None and self.requires.noise:
@@ -55,8 +57,19 @@ class Rounds:
 
     def cohort(self, rnd: Round) -> Tensor:
         """The clients of a round, the same for every algorithm, in the order in which rows are summed up."""
-        everybody = torch.arange(self.setup.clients)
-        return self.ordered(everybody if rnd.plan.participation == "all" else self.setup.sampled(rnd.t))
+        return self.ordered(self._staying(rnd, self.invited(rnd)))
+
+    def invited(self, rnd: Round) -> Tensor:
+        """The clients of a round before some of them drop out."""
+        return torch.arange(self.setup.clients) if rnd.plan.participation == "all" else self.setup.sampled(rnd.t)
+
+    def _staying(self, rnd: Round, ids: Tensor) -> Tensor:
+        """Those that do not drop out; if all would, one of them stays."""
+        if not self.drop:
+            return ids
+        draws = rnd.keys(ids, "drop")
+        stays = draws >= keys.threshold(self.drop)
+        return ids[stays if bool(stays.any()) else draws == draws.max()]
 
     def checked(self, ids: Tensor) -> Tensor:
         """The ids, if each is a client and none comes twice."""

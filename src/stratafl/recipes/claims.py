@@ -56,6 +56,14 @@ KINDS = {  # with the keys that they need; "a or b": one of them
 
 
 @dataclass(frozen=True)
+class UnjudgedClaim:
+    """A sentence of a paper that no number of a run can judge, and why."""
+
+    says: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Claim:
     """A sentence of a paper and its predicate; without `columns`, for every column that was run."""
 

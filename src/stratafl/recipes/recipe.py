@@ -11,10 +11,12 @@ paper_seeds = 5                            over how many runs the paper averages
 [scales.smoke] seeds, settings, columns    what is run, also at short and headline; `trials` learning rates, if tuned;
                                            `minutes` that it takes on an H200, estimated
 [[claims]]  says, kind, …                  written before the run, see `claims`
+[[unjudged]] says, why                     claims that no number of a run can judge
 
 Settings apply in the order recipe, column, row, scale, command; a later one replaces an earlier one. `flayer.s` is an
 option of that method only, and of combinations with it such as `fedper+flayer`. Another model or partition drops the
-options of the one before.
+options of the one before. A row that sets `evaluate.stage = "deployed"` is fine-tuned for every score: a scale scores
+it at the end and half-way only, or at the end if the last round counts, unless the command says `evaluate.every`.
 """
 
 import tomllib
@@ -32,11 +34,12 @@ from stratafl.config.setting_tables import Settings
 from stratafl.core.annotations import Range, checked
 from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
-from stratafl.recipes.claims import MEASURES, REFERENCE, Claim
+from stratafl.recipes.claims import MEASURES, REFERENCE, Claim, UnjudgedClaim
 from stratafl.recipes.recorded import recipe_names
 
 SCALES = ("smoke", "short", "headline")
 FULL = "scale 'full' is now 'headline': the paper's own rounds on one column; name other columns with --columns"
+SCORES = {"last": 1, "best": 2}  # of a row that is fine-tuned before it is scored: at the end, and also half-way
 EXTENSIONS = ("flayer", "lag")  # what follows "+" in the name of a combination
 T = TypeVar("T")
 
@@ -109,6 +112,7 @@ class Recipe:
     source: str | None = None  # the file of a recipe of your own
     tuned: bool = False  # whether the learning rate of each row is chosen on validation data
     paper_seeds: int | None = None  # number of runs over which the paper averages, if it says so
+    unjudged: tuple[UnjudgedClaim, ...] = ()
     left_out: tuple[str, ...] = ()  # rows and columns that you did not ask for
     rows_left_out: tuple[Row, ...] = ()
 
@@ -189,7 +193,16 @@ class Recipe:
         for layer in layers:
             settings = {k: v for k, v in _for(method, layer).items() if k not in ("algorithm.name", "data.name")}
             experiment = with_values(experiment, settings) if settings else experiment
-        return with_values(experiment, _for(method, more))
+        experiment = with_values(experiment, _for(method, more))
+        is_fine_tuned = row.settings.get("evaluate.stage") == "deployed"
+        return _scored_seldom(experiment) if scale and is_fine_tuned and "evaluate.every" not in more else experiment
+
+
+def _scored_seldom(experiment: Experiment) -> Experiment:
+    """The experiment, with every client fine-tuned only for the scores that count, of which there are `SCORES`."""
+    scores = SCORES.get(experiment.evaluate.select)
+    every = experiment.evaluate.every if scores is None else -(-experiment.run.rounds // scores)
+    return with_values(experiment, {"evaluate.every": every})
 
 
 def _for(method: str | None, settings: Settings) -> Settings:
@@ -244,6 +257,7 @@ class _File:
     protocol: str = "clean"
     settings: Mapping[str, Any] = field(default_factory=dict)
     claims: list[Any] = field(default_factory=list)
+    unjudged: list[Any] = field(default_factory=list)
     notes: list[Any] = field(default_factory=list)
     readings: list[Any] = field(default_factory=list)
     tuned: bool = False
@@ -263,7 +277,10 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
     columns, rows, claims = records("columns", Column), records("rows", Row), records("claims", Claim)
     texts = tuple(map(str, file.notes)), tuple(map(str, file.readings))
     tables = (columns, rows, scales, claims, file.protocol, file.settings)
-    recipe = Recipe(name, file.title, *tables, *texts, tuned=file.tuned, paper_seeds=file.paper_seeds)
+    unjudged = records("unjudged", UnjudgedClaim)
+    recipe = Recipe(
+        name, file.title, *tables, *texts, tuned=file.tuned, paper_seeds=file.paper_seeds, unjudged=unjudged
+    )
     _check(recipe)
     return recipe
 

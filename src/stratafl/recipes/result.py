@@ -36,6 +36,7 @@ def result_markdown(reproduction: Reproduction, judged: Sequence[Verdict], comma
     for measure in recipe.measures:
         lines += ["", f"**{MEASURES[measure]}**", "", *measure_table(reproduction, measure)]
     lines += ["", "; ".join(legend(reproduction)) + ".", "", *_verdict_table(judged)]
+    lines += _listed("Claims that no run can judge:", [f"{claim.says}: {claim.why}" for claim in recipe.unjudged])
     lines += _listed("Tuned on validation data, with a separate seed:", reproduction.tuning_lines())
     lines += _listed("Diverged, so these numbers mean little:", reproduction.diverged())
     lines += _listed("Not run:", reproduction.not_run()) or ["", "Everything was run.", ""]

@@ -1,12 +1,12 @@
 """Learning curves over rounds, bytes and seconds, with a band over seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from stratafl.evaluation.measure import Line
+from stratafl.evaluation.measure import SIMULATED, Line
 from stratafl.report import charts
 from stratafl.report.charts import Branches, Chart, Control, Figure, plain_text, rounded, scatter, thinned
 from stratafl.report.intervals import Spread
@@ -19,6 +19,7 @@ MARKED = 40  # a curve with more points has no markers
 UNBOUNDED = ("R²",)  # below 0, too
 CLOSER = 0.75  # the second half of the rounds can be shown alone if it needs less than this part of the axis
 AXES = {"rounds": "round", "bytes": "bytes up and down, all clients", "seconds": "seconds of training and server"}
+AXES |= {"simulated": "simulated seconds, as the slowest client of each round takes"}
 
 
 class Quantity(NamedTuple):
@@ -71,13 +72,14 @@ def curve(rank: Rank, key: str) -> list[Point]:
 
 
 def _measured(lines: Sequence[Line], key: str) -> dict[int, tuple[float, dict[str, float]]]:
-    by_round, spent, seconds = {}, 0.0, 0.0
+    by_round, spent, seconds, simulated = {}, 0.0, 0.0, 0.0
     for line in lines:
         spent += line["bytes.down"] + line["bytes.up"]
         seconds += line["seconds.train"] + line["seconds.server"]
+        simulated += line.get(SIMULATED, 0.0)
         if line.get(key) is not None:
-            number = int(line["round"])
-            by_round[number] = (float(line[key]), {"rounds": number, "bytes": spent, "seconds": seconds})
+            at = {"rounds": int(line["round"]), "bytes": spent, "seconds": seconds, "simulated": simulated}
+            by_round[int(line["round"])] = (float(line[key]), at)
     return by_round
 
 
@@ -87,7 +89,8 @@ def curves_chart(study: Study) -> Chart | None:
         curves = [(place, curve(rank, quantity.key)) for place, rank in enumerate(study.ranks)]
         drawn = [(place, [points[i] for i in thinned(len(points), POINTS)]) for place, points in curves if points]
         if drawn and quantity.title not in measures:
-            measures[quantity.title] = Branches({axis: _figure(drawn, study.labels, quantity, axis) for axis in AXES})
+            axes = [axis for axis in AXES if axis != "simulated" or _is_simulated(points for _, points in drawn)]
+            measures[quantity.title] = Branches({axis: _figure(drawn, study.labels, quantity, axis) for axis in axes})
     if not measures:
         return None
     several = any(len(rank.members) > 1 for rank in study.ranks)
@@ -95,6 +98,10 @@ def curves_chart(study: Study) -> Chart | None:
     caption = f"{band}The axis starts where the values start, not at 0."
     controls = (Control("show"), Control("over", "switch"))
     return Chart("curves", "Learning curves", caption, measures, controls, height=460)
+
+
+def _is_simulated(curves: Iterable[list[Point]]) -> bool:
+    return any(point.at["simulated"] > 0 for points in curves for point in points)
 
 
 def _figure(curves: Sequence[tuple[int, list[Point]]], labels: Sequence[str], quantity: Quantity, axis: str) -> Figure:

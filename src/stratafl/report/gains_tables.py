@@ -9,7 +9,7 @@ from stratafl.report import charts
 from stratafl.report.formats import NO_VALUE, minus, score_text
 from stratafl.report.gains import ClientGain, Gains, SeedGain, verdict
 from stratafl.report.gains.gain_records import Outlook
-from stratafl.report.gains.gain_text import VERDICT_TEXTS, gain_unit, reading, share_text, signed, with_ends
+from stratafl.report.gains.gain_text import gain_unit, reading, share_text, signed, with_ends
 from stratafl.report.gains.traits import NEAREST, ClientFacts, Dependence
 from stratafl.report.ranking import Rank
 from stratafl.report.report_tables import Cell, ReportTable, as_csv, text, without_empty_columns
@@ -26,7 +26,7 @@ MAX_CLIENTS_DRAWN = 200  # clients at most
 LOOKS: dict[Outlook, tuple[str, str]] = {
     "gains": ("#009E73", "triangle-up"),
     "loses": ("#D55E00", "triangle-down"),
-    "cannot be told": ("#808080", "circle"),
+    "unclear": ("#808080", "circle"),
 }
 
 
@@ -86,7 +86,7 @@ def _loser(gains: Gains, client: ClientGain) -> tuple[Cell, ...]:
     look = {"gains": "holds", "loses": "fails"}.get(client.verdict, "unrun")
     cells = [text(gains.label), text(gains.client_label(client))]
     cells += [Cell(with_ends(client, metric), client.difference, "strong")]
-    cells += [Cell(VERDICT_TEXTS[client.verdict], client.verdict, look)]
+    cells += [Cell(client.verdict, client.verdict, look)]
     cells += [Cell(score_text(value, metric), value) for value in (client.score, client.alone)]
     cells += [Cell(str(client.test_samples) if client.test_samples else NO_VALUE, client.test_samples)]
     return (*cells, *(Cell(trait_value(name, value), value) for name, value in client.traits.items()))
@@ -201,7 +201,7 @@ def _figure(gains: Gains, ordered: Sequence[ClientGain]) -> charts.Figure:
             bars = _bars([client for _, client in some], factor, colour)
             hover = [_hover(client, gains) for _, client in some]
             trace = charts.scatter(
-                "markers", [name for name, _ in some], y, name=VERDICT_TEXTS[outlook], marker=marker, text=hover, **bars
+                "markers", [name for name, _ in some], y, name=outlook, marker=marker, text=hover, **bars
             )
             traces.append(trace | {"hovertemplate": "%{x}: %{text}<extra></extra>"})
     x = charts.category_axis("client") | {"categoryorder": "array", "categoryarray": names}

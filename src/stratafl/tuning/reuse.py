@@ -19,7 +19,9 @@ from stratafl.tuning.space import own_settings
 from stratafl.tuning.tuning import Tuning, read_tuned
 
 # What a choice depends on, apart from seeds and speed.
-MATTERING = re.compile(r"(data|model|train|server)\.(?!seed$).+|run\.(rounds|participation|buffers)|evaluate\.metric")
+MATTERING = re.compile(
+    r"(data|model|train|server)\.(?!seed$).+|run\.(rounds|participation|drop|buffers)|evaluate\.metric"
+)
 SET = re.compile(rf"\b((?:{'|'.join(TABLES)})\.\w+) = ")  # as errors write what a setting is
 MAX_NAMED_DIFFERENCES = 4  # differences that are named
 log = logging.getLogger("stratafl")

@@ -7,11 +7,12 @@ import pytest
 
 from stratafl.core.records import from_toml, to_toml
 from stratafl.data import IID, PARTITIONS, Classes, Dirichlet, PFLlibDirichlet
+from stratafl.data.partitions import UnevenSizes
 from stratafl.data.partitions.dirichlet import _capped_counts, _counts, _shares_among
 from stratafl.errors import PartitionError
 
 LABELS = np.random.default_rng(3).integers(0, 6, 603)
-EVERY = [IID(), Dirichlet(alpha=0.5), PFLlibDirichlet(alpha=0.5), Classes(per_client=2)]
+EVERY = [IID(), Dirichlet(alpha=0.5), PFLlibDirichlet(alpha=0.5), Classes(per_client=2), UnevenSizes()]
 by_name = pytest.mark.parametrize("partition", EVERY, ids=lambda partition: type(partition).__name__)
 
 
@@ -242,3 +243,29 @@ def test_a_negative_seed_is_refused(partition):
 def test_labels_without_classes_are_refused(partition):
     with pytest.raises(PartitionError, match=r"dtype float64 and shape \(50,\) have no classes"):
         partition(np.linspace(0, 1, 50), 2, seed=0)
+
+
+def test_uneven_sizes_follow_their_weights():
+    labels = np.zeros(1000, dtype=np.int64)
+    draw = np.random.default_rng(np.random.SeedSequence(4)).integers(0, 1 << 20, (5, 12))
+    z = draw.sum(axis=1) / 2**20 - 6
+    sizes = [len(mine) for mine in UnevenSizes(spread=1.5, minimum=0)(labels, 5, seed=4)]
+    expected = 1000 * np.exp(1.5 * z) / np.exp(1.5 * z).sum()
+    assert np.abs(np.array(sizes) - expected).max() < 1.01
+    assert sum(sizes) == 1000
+    assert [len(mine) for mine in UnevenSizes(spread=0.0)(labels, 5, seed=4)] == [200] * 5
+
+
+def test_uneven_clients_have_the_same_class_shares_or_few_classes():
+    held = table(UnevenSizes(spread=1.0, minimum=20)(LABELS, 6, seed=1), LABELS)
+    shares = held / held.sum(axis=1, keepdims=True)
+    assert np.abs(shares - np.bincount(LABELS) / len(LABELS)).max() < 0.05
+    assert held.sum(axis=1).min() >= 20
+    few = table(UnevenSizes(spread=1.0, per_client=2)(LABELS, 12, seed=1), LABELS)
+    assert ((few > 0).sum(axis=1) == 2).all()
+    assert (few.sum(axis=0) == np.bincount(LABELS)).all()
+
+
+def test_uneven_sizes_that_cannot_be_are_refused():
+    with pytest.raises(PartitionError, match="minimum"):
+        UnevenSizes(minimum=90)(LABELS, 9, seed=0)

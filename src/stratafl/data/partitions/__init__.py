@@ -9,14 +9,15 @@ decide who tests on what and return an `Assignment`. This package imports `core`
 from stratafl.data.partitions.base import IID, Assignment, Owners, Partition, Pool
 from stratafl.data.partitions.classes import Classes, KClasses, OneClass, Pathological, PFedLAClasses, PFedLADominant
 from stratafl.data.partitions.dirichlet import ClientDirichlet, Dirichlet, PFLlibDirichlet
+from stratafl.data.partitions.quantity import UnevenSizes
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID, "dirichlet": Dirichlet, "pfllib": PFLlibDirichlet, "perclient": ClientDirichlet, "classes": Classes,
     "pathological": Pathological, "kclasses": KClasses, "oneclass": OneClass, "pfedla1": PFedLAClasses,
-    "pfedla2": PFedLADominant, "owners": Owners,
+    "pfedla2": PFedLADominant, "quantity": UnevenSizes, "owners": Owners,
 }  # fmt: skip
 
 __all__ = [
     "IID", "PARTITIONS", "Assignment", "Classes", "ClientDirichlet", "Dirichlet", "KClasses", "OneClass", "Owners",
-    "PFLlibDirichlet", "PFedLAClasses", "PFedLADominant", "Partition", "Pathological", "Pool",
+    "PFLlibDirichlet", "PFedLAClasses", "PFedLADominant", "Partition", "Pathological", "Pool", "UnevenSizes",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from stratafl.evaluation.metrics import Metric
 from stratafl.report.gains.traits import TRAITS, Dependence, dependences
 from stratafl.report.intervals import LEVEL
 
-Outlook = Literal["gains", "loses", "cannot be told"]
+Outlook = Literal["gains", "loses", "unclear"]
 
 
 class SeedGain(NamedTuple):
@@ -74,7 +74,7 @@ class ClientGain:
 
 def verdict(low: float | None, high: float | None) -> Outlook:
     if low is None or high is None or low <= 0 <= high:
-        return "cannot be told"
+        return "unclear"
     return "gains" if low > 0 else "loses"
 
 

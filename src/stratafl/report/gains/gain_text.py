@@ -12,7 +12,6 @@ from stratafl.report.gains.gain_records import ClientGain, Gains, Outlook
 from stratafl.report.ranking import Rank
 from stratafl.report.sentences import Finding, finding
 
-VERDICT_TEXTS: dict[Outlook, str] = {"gains": "gains", "loses": "loses", "cannot be told": "unclear"}
 AVERAGES = {"samples": "over all test samples", "clients": "over clients"}
 
 
