@@ -166,7 +166,7 @@ def headlines(spec: Mapping[str, Any], paper: str | None = None) -> str:
 
 
 def numbers_table(table: Mapping[str, Any]) -> str:
-    """Numbers of several result files beside one another; the highest of each column is bold."""
+    """Numbers of several result files beside one another; the highest comparable one of each column is bold."""
     measure = table.get("measure", ACCURACY)
     columns = [{row: value for (row, head), value in _column(spec, measure).items()} for spec in table["columns"]]
     names = table.get("rows") or list(dict.fromkeys(row for column in columns for row in column))
@@ -189,8 +189,9 @@ def _column(spec: Sequence[str], measure: str) -> dict[tuple[str, str], str]:
 
 
 def _value(text: str) -> float:
+    """Its number; that of a row which test data steers is comparable to none."""
     number = re.match(r"[\d.]+", text)
-    return float(number[0]) if number else -1.0
+    return float(number[0]) if number and "†" not in text else -1.0
 
 
 def pairs_table(table: Mapping[str, Any]) -> str:

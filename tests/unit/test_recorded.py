@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,6 +56,7 @@ def test_verdicts_of_your_own_runs_are_counted(tmp_path):
     folder.mkdir()
     entries = [{"holds": holds, "measured": "1" * measured, "noise": noise} for holds, measured, noise in signs]
     (folder / "verdicts.json").write_text(json.dumps(entries))
+    shutil.copytree(folder, tmp_path / "a-b-smoke")  # no evidence, so no line
     (own,) = own_results(tmp_path, "a/b")
     assert (own.scale, own.tuned, own.rows) == ("short", True, {})
     assert own == counted_signs(own, signs)
