@@ -89,7 +89,8 @@ def _count(name: str, values: Any) -> int:
         allowed = "an array, a DataFrame, a list or a dict of arrays"
         raise DataError(f"{name} must be {allowed}, not {shown(values)}") from None
     if len(counts) != 1:
-        raise DataError(f"the arrays of {name} must have one number of samples, not {', '.join(map(str, sorted(counts))) or 'none'}")
+        numbers = ", ".join(map(str, sorted(counts))) or "none"
+        raise DataError(f"the arrays of {name} must have one number of samples, not {numbers}")
     return counts.pop()
 
 
