@@ -5,6 +5,7 @@
 from the forms of its messages, the fields of its states and a rehearsal of what a client starts training from.
 """
 
+import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -476,6 +477,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 SCORES = (("α = 0.1", 1), ("new clients", 3), ("α = 0.5", 4), ("new clients", 5))  # columns of docs/results/methods.md
 TIME = 8
 MADE = "MNIST, % correct (difference from FedAvg); time relative to FedAvg's ([setting](../results/methods.md))."
+NOT_RUN = "It is not in the [table of methods on MNIST](../results/methods.md)."
 UNSCORED = "It is not in the [MNIST table](../results/methods.md), and its own paper's experiments were not run."
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
     (
@@ -527,7 +529,7 @@ def scores_table(names: Sequence[str]) -> str:
     """The scores on MNIST with their differences from FedAvg's, then published numbers beside ours."""
     rows = _score_rows()
     if not set(names) <= set(rows):
-        return UNSCORED
+        return UNSCORED if METHODS[names[0]].paper else NOT_RUN
     lines = [(METHODS[name].label, *_scores(rows[name], rows["fedavg"]), rows[name][TIME]) for name in names]
     table = _without_names(names, [("method", *(title for title, _ in SCORES), "time"), *lines])
     published = [line for name in names for line in _published(METHODS[name].label)]
@@ -609,9 +611,64 @@ def _fields(stage: SentStage) -> str:
     return ", ".join(words)
 
 
+# FedStrata's experiment
+
+UPLOADS = {  # variants of docs/results/fedstrata/summary.csv
+    "prior": "whole uploads, no rates (`fedprior`)",
+    "most": "sparse uploads, no rates",
+    "rates": "rates, whole uploads",
+    "both": "**FedStrata**",
+    "random": "random entries, as many",
+    "smallest": "the smallest changes, as many",
+    "unchanged": "the largest changes; entries that are not sent count as unchanged",
+    "half": "whole uploads, server rate 0.5",
+    "damped": "whole uploads, server rate i/L by layer",
+    "double": "whole uploads, server rate 2",
+    "momentum": "whole uploads, server momentum 0.5",
+    "equal": "the largest changes, the same share of every layer",
+    "shallower": "the largest changes, more of the first layers",
+    "first": "the largest changes, the last layers whole",
+    "last": "the largest changes, the first layers whole",
+}
+
+
+DESIGNS = {
+    "prior": "class prior alone (`fedprior`)",
+    "both": "**with rates and sparse uploads (FedStrata)**",
+    "guided": "and FLAYER's guide (`fedprior+flayer`)",
+    "fedala-both": "on FedALA (`fedala+prior+flayer`)",
+}
+FEDERATIONS = {"digits-0.5": "digits, α = 0.5", "digits-0.1": "digits, α = 0.1"}
+ALL_FEDERATIONS = {**FEDERATIONS, "mnist-0.5": "MNIST, α = 0.5", "hospitals": "hospitals"}
+
+
+def experiment_table(names: Sequence[str]) -> str:
+    return _summary(names[0], "uploads", UPLOADS, FEDERATIONS)
+
+
+def design_table(names: Sequence[str]) -> str:
+    return _summary(names[0], "parts", DESIGNS, ALL_FEDERATIONS)
+
+
+def _summary(method: str, title: str, variants: Mapping[str, str], federations: Mapping[str, str]) -> str:
+    """Scores and differences from docs/results/<method>/summary.csv: a row for each variant."""
+    with (RESULTS / method / "summary.csv").open(encoding="utf-8", newline="") as file:
+        rows = {(row["federation"], row["variant"]): row for row in csv.DictReader(file)}
+
+    def cell(federation: str, variant: str) -> str:
+        row = rows[federation, variant]
+        spread = f" ± {float(row['deviation']):.1f}" if row["deviation"] else ""
+        gain = "" if variant == "prior" else f" ({float(row['difference']):+.1f}{spread})".replace("-", "−")
+        return f"{float(row['accuracy']):.1f}{gain}"
+
+    lines = [(label, *(cell(each, variant) for each in federations)) for variant, label in variants.items()]
+    return _table((title, *federations.values()), lines)
+
+
 # Pages
 
-KINDS = {"picture": shared_text, "options": options_table, "scores": scores_table}
+KINDS = {"picture": shared_text, "options": options_table, "scores": scores_table, "experiment": experiment_table}
+KINDS["design"] = design_table
 
 
 def filled(text: str) -> str:
@@ -626,7 +683,8 @@ def _made(kind: str, methods: str) -> str:
 
 def pages() -> list[Path]:
     """The pages that hold markers."""
-    return [path for path in sorted(FOLDER.glob("*.md")) if MARKED.search(path.read_text(encoding="utf-8"))]
+    paths = [*sorted(FOLDER.glob("*.md")), RESULTS / "fedstrata.md"]
+    return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def write() -> None:

@@ -1,9 +1,11 @@
-"""Pictures that no method has for itself: two of the README, from measured numbers, and the matrix of a federation.
+"""Pictures that no method's page draws by its form: two of the README, FedStrata's experiment, a federation's matrix.
 
     strata compare --algorithms local,fedavg,flayer --out demo && strata report demo --clients clients.csv
-    python docs/tools/pictures.py clients.csv     writes clients.svg, speed.svg and matrix.svg in docs/pictures
+    python docs/tools/pictures.py clients.csv     writes clients.svg in docs/pictures
+    python docs/tools/pictures.py                 writes the others
 
-`speed.svg` shows the ratios of docs/results/speed.md, where each has its command and its machine.
+`speed.svg` shows the ratios of docs/results/speed.md, where each has its command and its machine, and
+`sending_less.svg` the differences in docs/results/fedstrata/summary.csv.
 """
 
 import csv
@@ -14,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 
 PICTURES = Path(__file__).parents[1] / "pictures"
+SENDING = Path(__file__).parents[1] / "results/fedstrata/summary.csv"
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #24292f }
 .quiet { fill: #6e7781 } .axis { stroke: #d0d7de } .bar { fill: #0f766e }
@@ -108,6 +111,57 @@ def matrix_svg() -> str:
     return picture(740, 170, "Clients as rows, layers as columns: alone, one model, a personal head", parts)
 
 
+UPLOADS = {  # variants of docs/results/fedstrata/summary.csv in groups
+    "parts on the class prior": {"most": "sparse uploads", "rates": "rates", "both": "both: FedStrata"},
+    "which entries are sent": {"random": "random ones, as many", "smallest": "the smallest changes"},
+    "what is not sent": {"unchanged": "counts as unchanged"},
+    "every entry is sent": {
+        **{"half": "server rate 0.5", "damped": "server rate by layer", "double": "server rate 2"},
+        "momentum": "server momentum 0.5",
+    },
+    "of which layers more is sent": {
+        **{"equal": "of all the same", "shallower": "of the first more", "first": "the last whole"},
+        "last": "the first whole",
+    },
+}
+
+
+def sending_svg(rows: Sequence[Mapping[str, str]], shown: Sequence[str], low: float = -6, high: float = 4) -> str:
+    """Two dots for each kind of upload: the difference from whole uploads in two federations."""
+    left, width, step = 250, 480, 22
+    gains = {(row["federation"], row["variant"]): float(row["difference"]) for row in rows}
+    parts = [caption(0, 18, "Validation accuracy of other uploads minus that of whole ones (fedprior), in points")]
+    colours = dict(zip(shown, KINDS, strict=True))
+    for i, (name, kind) in enumerate(colours.items()):
+        parts.append(caption(left + 190 * i, 42, name.replace("-", ", α = "), kind))
+
+    def x(gain: float) -> float:
+        return left + width * (max(low, min(high, gain)) - low) / (high - low)
+
+    y = 62
+    for title, variants in UPLOADS.items():
+        parts.append(caption(0, y, title, "quiet"))
+        for variant, label in variants.items():
+            y += step
+            parts += [caption(left - 14, y, label, anchor="end")]
+            parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y - 5}" y2="{y - 5}"/>']
+            for i, (name, kind) in enumerate(colours.items()):
+                gain = gains[name, variant]
+                parts += [f'<circle class="{kind}" cx="{x(gain):.1f}" cy="{y - 5}" r="5"/>']
+                if gain < low:
+                    parts += [caption(left + 10 + 50 * i, y, f"◂ {gain:.0f}".replace("-", "−"), kind)]
+        y += step + 8
+    parts += [f'<line class="axis" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="52" y2="{y - 14}"/>']
+    parts += [
+        caption(x(gain), y + 4, f"{gain:+g}".replace("-", "−") if gain else "0", "quiet", "middle")
+        for gain in (-6, -4, -2, 0, 2, 4)
+    ]
+    return picture(760, y + 14, "What FedStrata's uploads gain, and what controls of them do", parts)
+
+
+KINDS = ("own", "alone")
+
+
 def caption(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     """A line of text in a picture."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{words}</text>'
@@ -119,11 +173,19 @@ def picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     return "\n".join([head, f"<title>{title}</title>", STYLE, *parts, "</svg>", ""])
 
 
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def main() -> None:
-    """Write all pictures."""
-    with Path(sys.argv[1]).open(encoding="utf-8") as file:
-        scores = client_scores(list(csv.DictReader(file)))
-    (PICTURES / "clients.svg").write_text(clients_svg(scores), encoding="utf-8")
+    """Write the picture of clients if there is a file of their scores, or else all others."""
+    if sys.argv[1:]:
+        scores = client_scores(_rows(Path(sys.argv[1])))
+        (PICTURES / "clients.svg").write_text(clients_svg(scores), encoding="utf-8")
+        return
+    uploads = sending_svg(_rows(SENDING), ("digits-0.5", "digits-0.1"))
+    (PICTURES / "sending_less.svg").write_text(uploads, encoding="utf-8")
     (PICTURES / "matrix.svg").write_text(matrix_svg(), encoding="utf-8")
     (PICTURES / "speed.svg").write_text(speed_svg(), encoding="utf-8")
 

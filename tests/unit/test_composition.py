@@ -18,6 +18,7 @@ from stratafl.algorithms import (
     fedprior,
     fedprox,
     fedrep,
+    fedstrata,
     flayer,
     lgfedavg,
 )
@@ -174,6 +175,12 @@ def test_parts_act_in_the_order_of_the_name():
     described = composition("fedala+prior+q8")
     assert described.label == "FedALA + class prior + 8-bit uploads"
     assert {option.name for option in described.hyperparameters} >= {"weights_lr", "smoothing", "min_size"}
+
+
+def test_fedstrata_is_what_its_parts_make():
+    options = {"smoothing": 0.5, "least": 0.2, "train": TRAIN}
+    assert fedstrata(**options) == algorithm("fedprior+flayer", guide=False, **options)
+    assert fedstrata(smoothing=0.5, rates=False, mask=False, train=TRAIN).train == (TRAIN,)
 
 
 def test_a_prior_is_no_part_of_a_guided_head_and_no_update_that_conflicts():

@@ -37,6 +37,7 @@ from stratafl.algorithms.fedprior import fedprior as fedprior
 from stratafl.algorithms.fedprox import fedprox as fedprox
 from stratafl.algorithms.fedrep import fedrep as fedrep
 from stratafl.algorithms.fedrod import fedrod as fedrod
+from stratafl.algorithms.fedstrata import fedstrata as fedstrata
 from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer

@@ -35,6 +35,7 @@ from stratafl.algorithms.fedprior import fedprior
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.fedrod import PERSONAL, fedrod
+from stratafl.algorithms.fedstrata import fedstrata
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.fisher import StartTrace
 from stratafl.algorithms.flayer import flayer
@@ -232,6 +233,21 @@ _case(
     "FedPrior with equal priors is FedAvg",
     fedprior(smoothing=1e15),
     _extended(fedavg(), fedprior()),
+    on="not head.prior",
+)
+_case("fedstrata", "without rates and masks, FedStrata is FedPrior", fedstrata(rates=False, mask=False), fedprior())
+_case(
+    "fedstrata",
+    "with equal priors, FedStrata without rates and masks is FedAvg",
+    fedstrata(smoothing=1e15, rates=False, mask=False),
+    _extended(fedavg(), fedprior()),
+    on="not head.prior",
+)
+_case(
+    "fedstrata",
+    "with equal priors, FedStrata is FLAYER without its guide",
+    fedstrata(smoothing=1e15),
+    _extended(flayer(guide=False), fedprior()),
     on="not head.prior",
 )
 _case("fedbn", "without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False)
