@@ -61,8 +61,12 @@ def test_verdicts_of_your_own_runs_are_counted(tmp_path):
     assert (own.scale, own.tuned, own.rows) == ("short", True, {})
     assert own == counted_signs(own, signs)
     assert (own.hold, own.fail, own.noise, own.untold, own.unjudged) == (2, 1, 2, 1, 1)
-    (folder / "verdicts.json").write_text("{")
-    assert own_results(tmp_path, "a/b")[0].hold == 0
+    older = [{key: value for key, value in entry.items() if key != "noise"} for entry in entries]
+    (folder / "verdicts.json").write_text(json.dumps(older))
+    assert (own_results(tmp_path, "a/b")[0].hold, own_results(tmp_path, "a/b")[0].noise) == (2, 0)
+    for damaged in ("{", "[1]", '[{"holds": "yes", "measured": "1"}]'):
+        (folder / "verdicts.json").write_text(damaged)
+        assert own_results(tmp_path, "a/b")[0].hold == 0
 
 
 def test_every_recipe_estimates_its_minutes():

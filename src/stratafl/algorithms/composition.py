@@ -16,6 +16,7 @@ from stratafl.algorithms.compress_on import describe_compression, with_q4, with_
 from stratafl.algorithms.confree import with_confree
 from stratafl.algorithms.declaration import GIVEN, METHODS, Method
 from stratafl.algorithms.fedprior import with_prior
+from stratafl.algorithms.field_meanings import meaning_of
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
 from stratafl.core.algorithm import Algorithm
@@ -23,6 +24,7 @@ from stratafl.core.annotations import Fixed
 from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
+from stratafl.core.phased import records_of
 from stratafl.core.records import validated
 from stratafl.errors import RecordError, check_known, unknown
 from stratafl.policies.krum import Keep, Wrong
@@ -144,6 +146,13 @@ def _lag_idea(host: Method) -> str:
     return f"{host.label} in which layers with conflicting updates become personal."
 
 
+def _prior_sends(host: Method) -> str:
+    """A method that sends class counts itself, as FedPAC, still does."""
+    names = {name for record in records_of(host.builder()) for step in record.send for name in step.writes}
+    counted = any(meaning_of("up", name.removeprefix("up.")).kind == "class counts" for name in names)
+    return host.sends if counted else f"{host.sends}, without class frequencies"
+
+
 def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any], how: str, does: str) -> Addition:
     return Addition(
         label,
@@ -186,7 +195,7 @@ PARTS = {
         "fedprior",
         lambda host: f"{host.label} whose logits are shifted by the log of each client's own class frequencies.",
         off=None,
-        sends=lambda host: f"{host.sends}, without class frequencies",
+        sends=_prior_sends,
         new_client=lambda host: f"{host.new_client}, with its own class frequencies",
     ),
     "q8": _compression("8-bit uploads", with_q8, ENDLESS, "8 bits per number", "take a quarter of the bytes"),

@@ -55,10 +55,10 @@ def _own(name: str, ending: str, path: Path) -> RecipeResult:
     result = RecipeResult(name, scale, when, 0, bool(tuned), page=str(path.with_name("result.md")))
     try:
         entries = json.loads(path.read_text("utf-8"))
-        signs = [(entry["holds"], bool(entry["measured"]), bool(entry["noise"])) for entry in entries]
-    except (OSError, ValueError, LookupError, TypeError):  # damaged: `strata report` says how
+        signs = [(entry["holds"], bool(entry["measured"]), bool(entry.get("noise"))) for entry in entries]
+        return counted_signs(result, signs)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged: `strata report` says how
         return result
-    return counted_signs(result, signs)
 
 
 def counted_signs(result: RecipeResult, signs: Iterable[tuple[bool | None, bool, bool]]) -> RecipeResult:
