@@ -55,6 +55,9 @@ OPEN: dict[str, dict[str, tuple[Any, ...]]] = {
     "heurpfedla": {"hyper_step": (0.025, 0.05, 0.1, 0.2, 0.4), "initial": ("uniform", "drawn")},
     "fedalp": {"groups": (4, 6, 9, None), "warmup_share": (0.25, 0.5, 0.75)},
     "fedlag": {"warmup_share": (0.125, 0.25, 0.5), "k": (0, 1, 2)},
+    "confree": {"radius": (0.0, 0.1, 0.25, 0.5)},
+    "pfedfda": {"ridge": (0.01, 0.1, 1.0), "epsilon": (1e-4, 1e-2)},
+    "fedlc": {"tau": (0.0, 0.25, 0.5, 1.0, 2.0)},
 }
 
 
@@ -74,9 +77,9 @@ def _federated(x: NDArray[Any], y: NDArray[Any], owners: Any, seed: int, scaling
     return federate(x, y, owners, classes=classes, validation=0.33, test=0.05, seed=seed, scaling=scaling)
 
 
-def _digits(given: argparse.Namespace, seed: int) -> Federation:
+def _digits(given: argparse.Namespace, seed: int, alpha: float = 0.1) -> Federation:
     x, y = digits_arrays()
-    return _federated(x, y, Dirichlet(0.1)(y, 20, seed), seed)
+    return _federated(x, y, Dirichlet(alpha)(y, 20, seed), seed)
 
 
 def _table(given: argparse.Namespace, seed: int) -> Federation:
@@ -117,6 +120,8 @@ def _news(given: argparse.Namespace, seed: int) -> Federation:
 _LENET, _AS_PFEDLA = {"norm": True}, LocalTraining(lr=0.01, epochs=10, batch=32)
 SETTINGS = {
     "digits": Setting(_digits, "mlp", {}, LocalTraining(lr=0.1), 40),
+    "digits-05": Setting(partial(_digits, alpha=0.5), "mlp", {}, LocalTraining(lr=0.1), 40),
+    "digits-1": Setting(partial(_digits, alpha=1.0), "mlp", {}, LocalTraining(lr=0.1), 40),
     "table": Setting(_table, "mlp", {"hidden": (32, 16)}, LocalTraining(lr=0.1), 40),
     "mnist": Setting(_images("mnist", Dirichlet(0.1), 20), "lenet", {}, LocalTraining(lr=0.05), 20),
     "news": Setting(_news, "fasttext", {}, LocalTraining(lr=1.0), 20),

@@ -5,6 +5,7 @@
 from the forms of its messages, the fields of its states and a rehearsal of what a client starts training from.
 """
 
+import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -352,6 +353,7 @@ MEANINGS = {
     "gamma": "sum of the weights to 1 in each group, or over all clients",
     "features": "what groups are formed by: cosines between updates, or angles",
     "fedamp.alpha": "step towards the models of others; `none`: σ",
+    "radius": "α, the radius of the ball in which the client that gains least is helped, as a share of ‖g‖",
     "perfedavg.alpha": "learning rate of the adaptation step; `none`: that of `train`",
     "sigma": "σ, the squared distance at which others count for little; `none`: the median distance",
     "align_lr": "learning rate of the alignment",
@@ -374,6 +376,7 @@ MEANINGS = {
     "beta1": "β₁, the weight of the past in the mean of updates",
     "beta2": "β₂, the weight of the past in the mean of their squares",
     "tau": "τ, added to the root of the mean square",
+    "fedlc.tau": "τ, the size of the margins; 0 gives FedAvg",
     "personal": "the layers that stay with the client",
     "initial": "start of the hypernetworks: equal weights, or drawn ones",
     "fedper.initial": "start of the personal layers: common to all clients, or drawn for each",
@@ -382,6 +385,9 @@ MEANINGS = {
     "finetune": "epochs in which the personal layers train alone, before the joint ones",
     "linear_base": "replace everything that is not personal by one linear layer",
     "smoothing": "s, added to the count of every class",
+    "pfedfda.epsilon": "added to the share of every class before they are made to sum to 1",
+    "ridge": "added to the diagonal of each client's own covariance",
+    "pfedfda.beta": "β of both means and covariance; `none`: by cross-validation, one for each",
     "balanced": "train the generic head with balanced softmax, or with plain cross-entropy",
     "s": "number of layers of the head",
     "guide": "mix the received head with the client's own (Eq. 2)",
@@ -471,37 +477,59 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 SCORES = (("α = 0.1", 1), ("new clients", 3), ("α = 0.5", 4), ("new clients", 5))  # columns of docs/results/methods.md
 TIME = 8
 MADE = "MNIST, % correct (difference from FedAvg); time relative to FedAvg's ([setting](../results/methods.md))."
+NOT_RUN = "It is not in the [table of methods on MNIST](../results/methods.md)."
+UNSCORED = "It is not in the [MNIST table](../results/methods.md), and its own paper's experiments were not run."
 PUBLISHED = (  # page of docs/results, start of the table, the paper's column, ours, where it is printed, command
     (
         "flayer",
-        "| method | paper |",
+        "| CIFAR-100, CNN | paper |",
         1,
-        3,
+        2,
         "FLAYER, Table 2: CIFAR-100, CNN",
         "flayer/table2 --scale headline",
     ),
-    ("pfedla", "| method | non-IID_1", 1, 2, "pFedLA, Table 1: CIFAR-100, 10 clients", "pfedla/table1 --scale short"),
-    ("pfedla", "| method | non-IID_1", 3, 4, "pFedLA, Table 2: CIFAR-100, 10 clients", "pfedla/table2 --scale short"),
+    (
+        "flayer",
+        "| CIFAR-100, ResNet-18 | paper |",
+        1,
+        2,
+        "FLAYER, Table 1: CIFAR-100, ResNet-18",
+        "flayer/table1 --scale short --seeds 1",
+    ),
+    (
+        "pfedla",
+        "| CIFAR-100 | non-IID_1",
+        1,
+        2,
+        "pFedLA, Table 1: CIFAR-100, 10 clients",
+        "pfedla/table1 --scale short",
+    ),
+    (
+        "pfedla",
+        "| CIFAR-100 | non-IID_1",
+        3,
+        4,
+        "pFedLA, Table 2: CIFAR-100, 10 clients",
+        "pfedla/table2 --scale short",
+    ),
     (
         "fedlag",
-        "| 20 % take part |",
+        "| CIFAR-100, α = 0.1, 20 % take part |",
         1,
         2,
         "FedLAG, Table 1: CIFAR-100, 20 % of clients",
         "fedlag/table1 --scale short --seeds 1",
     ),
 )
-OTHER_NAMES = {"Local training": "Local", "Per-FedAvg, after its step": "Per-FedAvg", "HeurpFedLA, k = 1": "HeurpFedLA"}
-OTHER_NAMES |= {
-    "FLAYER, the paper's equations": "FLAYER",
-    "FedAvg for 30 rounds, then local training": "FedAvg30+Local",
-}
+OTHER_NAMES = {"Local Training": "Local", "FedAvg, then alone": "FedAvg30+Local"}
 OWN_TABLES = ("fedalp",)  # its page shows the numbers of its paper itself
 
 
 def scores_table(names: Sequence[str]) -> str:
     """The scores on MNIST with their differences from FedAvg's, then published numbers beside ours."""
     rows = _score_rows()
+    if not set(names) <= set(rows):
+        return UNSCORED if METHODS[names[0]].paper else NOT_RUN
     lines = [(METHODS[name].label, *_scores(rows[name], rows["fedavg"]), rows[name][TIME]) for name in names]
     table = _without_names(names, [("method", *(title for title, _ in SCORES), "time"), *lines])
     published = [line for name in names for line in _published(METHODS[name].label)]
@@ -583,9 +611,64 @@ def _fields(stage: SentStage) -> str:
     return ", ".join(words)
 
 
+# FedStrata's experiment
+
+UPLOADS = {  # variants of docs/results/fedstrata/summary.csv
+    "prior": "whole uploads, no rates (`fedprior`)",
+    "most": "sparse uploads, no rates",
+    "rates": "rates, whole uploads",
+    "both": "**FedStrata**",
+    "random": "random entries, as many",
+    "smallest": "the smallest changes, as many",
+    "unchanged": "the largest changes; entries that are not sent count as unchanged",
+    "half": "whole uploads, server rate 0.5",
+    "damped": "whole uploads, server rate i/L by layer",
+    "double": "whole uploads, server rate 2",
+    "momentum": "whole uploads, server momentum 0.5",
+    "equal": "the largest changes, the same share of every layer",
+    "shallower": "the largest changes, more of the first layers",
+    "first": "the largest changes, the last layers whole",
+    "last": "the largest changes, the first layers whole",
+}
+
+
+DESIGNS = {
+    "prior": "class prior alone (`fedprior`)",
+    "both": "**with rates and sparse uploads (FedStrata)**",
+    "guided": "and FLAYER's guide (`fedprior+flayer`)",
+    "fedala-both": "on FedALA (`fedala+prior+flayer`)",
+}
+FEDERATIONS = {"digits-0.5": "digits, α = 0.5", "digits-0.1": "digits, α = 0.1"}
+ALL_FEDERATIONS = {**FEDERATIONS, "mnist-0.5": "MNIST, α = 0.5", "hospitals": "hospitals"}
+
+
+def experiment_table(names: Sequence[str]) -> str:
+    return _summary(names[0], "uploads", UPLOADS, FEDERATIONS)
+
+
+def design_table(names: Sequence[str]) -> str:
+    return _summary(names[0], "parts", DESIGNS, ALL_FEDERATIONS)
+
+
+def _summary(method: str, title: str, variants: Mapping[str, str], federations: Mapping[str, str]) -> str:
+    """Scores and differences from docs/results/<method>/summary.csv: a row for each variant."""
+    with (RESULTS / method / "summary.csv").open(encoding="utf-8", newline="") as file:
+        rows = {(row["federation"], row["variant"]): row for row in csv.DictReader(file)}
+
+    def cell(federation: str, variant: str) -> str:
+        row = rows[federation, variant]
+        spread = f" ± {float(row['deviation']):.1f}" if row["deviation"] else ""
+        gain = "" if variant == "prior" else f" ({float(row['difference']):+.1f}{spread})".replace("-", "−")
+        return f"{float(row['accuracy']):.1f}{gain}"
+
+    lines = [(label, *(cell(each, variant) for each in federations)) for variant, label in variants.items()]
+    return _table((title, *federations.values()), lines)
+
+
 # Pages
 
-KINDS = {"picture": shared_text, "options": options_table, "scores": scores_table}
+KINDS = {"picture": shared_text, "options": options_table, "scores": scores_table, "experiment": experiment_table}
+KINDS["design"] = design_table
 
 
 def filled(text: str) -> str:
@@ -600,7 +683,8 @@ def _made(kind: str, methods: str) -> str:
 
 def pages() -> list[Path]:
     """The pages that hold markers."""
-    return [path for path in sorted(FOLDER.glob("*.md")) if MARKED.search(path.read_text(encoding="utf-8"))]
+    paths = [*sorted(FOLDER.glob("*.md")), RESULTS / "fedstrata.md"]
+    return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def write() -> None:

@@ -1,9 +1,11 @@
-"""Pictures that no method has for itself: two of the README, from measured numbers, and the matrix of a federation.
+"""Pictures that no method's page draws by its form: two of the README, FedStrata's experiment, a federation's matrix.
 
     strata compare --algorithms local,fedavg,flayer --out demo && strata report demo --clients clients.csv
-    python docs/tools/pictures.py clients.csv     writes clients.svg, speed.svg and matrix.svg in docs/pictures
+    python docs/tools/pictures.py clients.csv     writes clients.svg in docs/pictures
+    python docs/tools/pictures.py                 writes the others
 
-`speed.svg` shows the ratios of docs/results/speed.md, where each has its command and its machine.
+`speed.svg` shows the ratios of docs/results/speed.md, where each has its command and its machine, and
+`sending_less.svg` the differences in docs/results/fedstrata/summary.csv.
 """
 
 import csv
@@ -14,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 
 PICTURES = Path(__file__).parents[1] / "pictures"
+SENDING = Path(__file__).parents[1] / "results/fedstrata/summary.csv"
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #24292f }
 .quiet { fill: #6e7781 } .axis { stroke: #d0d7de } .bar { fill: #0f766e }
@@ -56,11 +59,11 @@ def clients_svg(scores: Mapping[str, Sequence[float]], low: float = 50) -> str:
     def point(place: int, score: float) -> tuple[float, float]:
         return left + width * (place + 0.5) / count, top + height * (100 - score) / (100 - low)
 
-    parts = [_text(left, 24, "Accuracy of every client's model on its own test samples, in %")]
+    parts = [caption(left, 24, "Accuracy of every client's model on its own test samples, in %")]
     for score in range(int(low), 101, 10):
         _, y = point(0, score)
         parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>']
-        parts += [_text(left - 8, y + 5, str(score), "quiet", "end")]
+        parts += [caption(left - 8, y + 5, str(score), "quiet", "end")]
     for name, values in scores.items():
         points = [point(place, value) for place, value in enumerate(values)]
         parts.append(f'<polyline class="{name}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
@@ -68,24 +71,24 @@ def clients_svg(scores: Mapping[str, Sequence[float]], low: float = 50) -> str:
     for place, (name, label) in enumerate(LINES.items()):
         x = left + (0, 150, 400)[place]
         parts += [f'<circle class="{name}" cx="{x + 6}" cy="44" r="5"/>']
-        parts += [_text(x + 18, 49, label, name)]
+        parts += [caption(x + 18, 49, label, name)]
     below = f"{count} clients, from the worst alone to the best; means over five divisions of the data"
-    parts.append(_text(left + width / 2, top + height + 28, below, "quiet", "middle"))
-    return _svg(720, 360, "Accuracy of every client alone, with one model for all, and personalised", parts)
+    parts.append(caption(left + width / 2, top + height + 28, below, "quiet", "middle"))
+    return picture(720, 360, "Accuracy of every client alone, with one model for all, and personalised", parts)
 
 
 def speed_svg() -> str:
     """A bar for each ratio, on a linear scale."""
     left, top, width, step = 210, 40, 400, 34
     most = max(ratio for ratio, _ in SPEEDS.values())
-    parts = [_text(0, 20, "Rounds of FedAvg in the time of one round of the other program")]
+    parts = [caption(0, 20, "Rounds of FedAvg in the time of one round of the other program")]
     for place, (label, (ratio, rival)) in enumerate(SPEEDS.items()):
         y = top + place * step
         length = max(2.0, width * ratio / most)
-        parts += [_text(left - 10, y + 18, label, anchor="end")]
+        parts += [caption(left - 10, y + 18, label, anchor="end")]
         parts += [f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="24" rx="3"/>']
-        parts += [_text(left + length + 8, y + 18, f"{ratio:g}× {rival}")]
-    return _svg(760, top + step * len(SPEEDS) + 8, "Speed against PFLlib and plain PyTorch loops", parts)
+        parts += [caption(left + length + 8, y + 18, f"{ratio:g}× {rival}")]
+    return picture(760, top + step * len(SPEEDS) + 8, "Speed against PFLlib and plain PyTorch loops", parts)
 
 
 def matrix_svg() -> str:
@@ -95,33 +98,94 @@ def matrix_svg() -> str:
     parts = []
     for panel, (title, personal) in enumerate(panels.items()):
         left = 70 + panel * 225
-        parts.append(_text(left, 20, title))
+        parts.append(caption(left, 20, title))
         for column, layer in enumerate(layers):
             x = left + column * side
-            parts.append(_text(x + side / 2 - 2, 46, layer, "quiet", "middle"))
+            parts.append(caption(x + side / 2 - 2, 46, layer, "quiet", "middle"))
             for row in range(len(clients)):
                 kind = "together" if column < len(layers) - personal else f"client{row}"
                 parts.append(
                     f'<rect class="{kind}" x="{x}" y="{56 + row * 34}" width="{side - 4}" height="30" rx="4"/>'
                 )
-    parts += [_text(60, 76 + row * 34, name, "quiet", "end") for row, name in enumerate(clients)]
-    return _svg(740, 170, "Clients as rows, layers as columns: alone, one model, a personal head", parts)
+    parts += [caption(60, 76 + row * 34, name, "quiet", "end") for row, name in enumerate(clients)]
+    return picture(740, 170, "Clients as rows, layers as columns: alone, one model, a personal head", parts)
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+UPLOADS = {  # variants of docs/results/fedstrata/summary.csv in groups
+    "parts on the class prior": {"most": "sparse uploads", "rates": "rates", "both": "both: FedStrata"},
+    "which entries are sent": {"random": "random ones, as many", "smallest": "the smallest changes"},
+    "what is not sent": {"unchanged": "counts as unchanged"},
+    "every entry is sent": {
+        **{"half": "server rate 0.5", "damped": "server rate by layer", "double": "server rate 2"},
+        "momentum": "server momentum 0.5",
+    },
+    "of which layers more is sent": {
+        **{"equal": "of all the same", "shallower": "of the first more", "first": "the last whole"},
+        "last": "the first whole",
+    },
+}
+
+
+def sending_svg(rows: Sequence[Mapping[str, str]], shown: Sequence[str], low: float = -6, high: float = 4) -> str:
+    """Two dots for each kind of upload: the difference from whole uploads in two federations."""
+    left, width, step = 250, 480, 22
+    gains = {(row["federation"], row["variant"]): float(row["difference"]) for row in rows}
+    parts = [caption(0, 18, "Validation accuracy of other uploads minus that of whole ones (fedprior), in points")]
+    colours = dict(zip(shown, KINDS, strict=True))
+    for i, (name, kind) in enumerate(colours.items()):
+        parts.append(caption(left + 190 * i, 42, name.replace("-", ", α = "), kind))
+
+    def x(gain: float) -> float:
+        return left + width * (max(low, min(high, gain)) - low) / (high - low)
+
+    y = 62
+    for title, variants in UPLOADS.items():
+        parts.append(caption(0, y, title, "quiet"))
+        for variant, label in variants.items():
+            y += step
+            parts += [caption(left - 14, y, label, anchor="end")]
+            parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y - 5}" y2="{y - 5}"/>']
+            for i, (name, kind) in enumerate(colours.items()):
+                gain = gains[name, variant]
+                parts += [f'<circle class="{kind}" cx="{x(gain):.1f}" cy="{y - 5}" r="5"/>']
+                if gain < low:
+                    parts += [caption(left + 10 + 50 * i, y, f"◂ {gain:.0f}".replace("-", "−"), kind)]
+        y += step + 8
+    parts += [f'<line class="axis" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="52" y2="{y - 14}"/>']
+    parts += [
+        caption(x(gain), y + 4, f"{gain:+g}".replace("-", "−") if gain else "0", "quiet", "middle")
+        for gain in (-6, -4, -2, 0, 2, 4)
+    ]
+    return picture(760, y + 14, "What FedStrata's uploads gain, and what controls of them do", parts)
+
+
+KINDS = ("own", "alone")
+
+
+def caption(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """A line of text in a picture."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{words}</text>'
 
 
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+def picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    """An SVG in the colours of this site, light and dark."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">'
     return "\n".join([head, f"<title>{title}</title>", STYLE, *parts, "</svg>", ""])
 
 
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def main() -> None:
-    """Write all pictures."""
-    with Path(sys.argv[1]).open(encoding="utf-8") as file:
-        scores = client_scores(list(csv.DictReader(file)))
-    (PICTURES / "clients.svg").write_text(clients_svg(scores), encoding="utf-8")
+    """Write the picture of clients if there is a file of their scores, or else all others."""
+    if sys.argv[1:]:
+        scores = client_scores(_rows(Path(sys.argv[1])))
+        (PICTURES / "clients.svg").write_text(clients_svg(scores), encoding="utf-8")
+        return
+    uploads = sending_svg(_rows(SENDING), ("digits-0.5", "digits-0.1"))
+    (PICTURES / "sending_less.svg").write_text(uploads, encoding="utf-8")
     (PICTURES / "matrix.svg").write_text(matrix_svg(), encoding="utf-8")
     (PICTURES / "speed.svg").write_text(speed_svg(), encoding="utf-8")
 

@@ -22,9 +22,11 @@ from stratafl.cli import main as strata
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.state import flatten
 from stratafl.errors import RankError, RunError, WireError
+from stratafl.evaluation.trial import Trial
 from stratafl.execute import Distributed, Matrix
 from stratafl.execute.packing import from_buffer, pack, to_buffer, value_of, words
 from stratafl.execute.ranks import Ranks, world_size
+from stratafl.execute.simulated_time import SimulatedTime
 from stratafl.testing import Case, difference
 from stratafl.testing.watch import Tampered, claiming, not_finite
 
@@ -204,6 +206,22 @@ def test_ranks_leave_out_what_one_process_leaves_out():
     assert who_stays("fedlag", {1: not_finite(), 4: claiming(10**12)}) == [0, 2, 3, 5]
     assert who_stays("fedper", {client: not_finite() for client in range(6)}) == []
     assert who_stays("fedper", {2: far_away}, limit=50.0) == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_ranks_have_the_drop_outs_and_the_simulated_times_of_one_process():
+    sim = built("fedper", batchnorm=False, rounds=3, drop=0.4, time=SimulatedTime(1.0))
+
+    def lines(executor):
+        trial, progress, made = Trial(sim, executor=executor), sim.start(), []
+        while progress.t < trial.rounds:
+            progress, entry = trial.round(progress)
+            made.append({key: entry.round[key] for key in ("cohort", "dropped_out", "simulated.seconds", "bytes.up")})
+        return made
+
+    alone = lines(Matrix())
+    assert any(line["dropped_out"] for line in alone)
+    assert by_two_ranks(lambda group: lines(Distributed(group, Matrix(chunk=2)))) == [alone, alone]
 
 
 def test_client_states_are_collected_in_the_first_rank_and_dealt_again():

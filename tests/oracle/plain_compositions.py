@@ -195,6 +195,26 @@ class PlainPriorFlayer(Shifted, Flayered):
 
 
 @dataclass
+class PlainFedStrata(Shifted, Flayered):
+    """One model for all, trained on shifted logits: rates by layer, and a mean over those who sent an entry."""
+
+    smoothing: float = 1.0
+
+    def start(self) -> None:
+        self.global_model = self.initial
+
+    def model(self, client: int, t: int) -> Model:
+        return self.global_model
+
+    def round(self, t: int) -> None:
+        trained, start = {}, self.global_model
+        for k in self.clients.sampled(t):
+            with self.shifted(k):
+                trained[k] = descended(self.clients, start, k, t, factors=self.factors)
+        self.global_model = self.masked_mean(dict.fromkeys(trained, start), trained, start)
+
+
+@dataclass
 class PlainFedALAPrior(Shifted, PlainFedALA):
     """FedALA with priors: W is learned, and training runs, on shifted logits."""
 

@@ -33,6 +33,7 @@ from plain_parts import (
     mmd,
     skewed,
 )
+from plain_rivals import PlainConFREE, PlainFedLC, PlainFedPerConFREE, PlainPFedFDA
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
@@ -95,6 +96,10 @@ CASES = {
     "fedas": Case("fedas", PlainFedAS, {"align_lr": 0.05, "align_epochs": 2}, PLAIN_SGD),
     "fedbias": Case("fedbias", PlainFedBias),
     "fedprior": Case("fedprior", PlainFedPrior, {"smoothing": 0.5}, has_global=True),
+    "fedlc": Case("fedlc", PlainFedLC, {"tau": 2.0}),
+    "confree": Case("confree", PlainConFREE, {"radius": 0.7}),
+    "fedper+confree": Case("fedper+confree", PlainFedPerConFREE, {"radius": 0.7}),
+    "pfedfda": Case("pfedfda", PlainPFedFDA, {"ridge": 0.1, "epsilon": 0.01}),
 }
 
 
@@ -155,7 +160,7 @@ def clients_of(case: Case, federation: str, model: str, participation: float) ->
 def both(name: str, federation: str, model: str, participation: float) -> tuple[Simulation, Plain]:
     """The library's method and its plain loop, from the same start."""
     case = CASES[name]
-    if case.name not in ALGORITHMS:
+    if case.name.partition("+")[0] not in ALGORITHMS:
         pytest.skip(f"the catalogue has no '{case.name}' yet")
     clients = clients_of(case, federation, model, participation)
     sim = simulated(case.name, clients, **case.options)
@@ -163,7 +168,7 @@ def both(name: str, federation: str, model: str, participation: float) -> tuple[
     return sim, case.oracle(clients, **parts, **case.options)
 
 
-VARIANTS = ("fedrod, not balanced", "feddbe, no momentum", "fedbias")
+VARIANTS = ("fedrod, not balanced", "feddbe, no momentum", "fedbias", "fedper+confree", "pfedfda")
 SETTINGS = (("skewed", "convnorm", 0.5), ("tiny", "convnorm", 1.0), ("skewed", "mlp", 1.0))
 
 
@@ -217,6 +222,9 @@ TERMS: dict[str, dict[str, object]] = {
     "gpfl": {"strength": 0.0},
     "fedas": {"align_epochs": 0},
     "fedprior": {"smoothing": 1e9},
+    "fedlc": {"tau": 0.0},
+    "confree": {"radius": 0.0},
+    "pfedfda": {"beta": 0.5},
 }
 CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "fedpac, head epochs": ("fedpac", {"head_epochs": 1}),

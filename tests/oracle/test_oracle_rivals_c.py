@@ -23,6 +23,7 @@ from plain_compositions import (
     PlainFedBABULag,
     PlainFedEXPLag,
     PlainFedPerFlayer,
+    PlainFedStrata,
     PlainPFedMeLag,
     PlainPriorFlayer,
     PlainScaffoldLag,
@@ -232,6 +233,7 @@ CASES = {
     "fedavg+prior+flayer": loop_case(
         "fedavg+prior+flayer", PlainPriorFlayer, {"smoothing": 0.5}, {"smoothing": 1e12}, {"smoothing": 0.5}
     ),
+    "fedstrata": loop_case("fedstrata", PlainFedStrata, {"smoothing": 0.5}, {"smoothing": 1e12}, {"smoothing": 0.5}),
     "fedala+prior": loop_case(
         "fedala+prior",
         PlainFedALAPrior,

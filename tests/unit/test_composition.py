@@ -18,6 +18,7 @@ from stratafl.algorithms import (
     fedprior,
     fedprox,
     fedrep,
+    fedstrata,
     flayer,
     lgfedavg,
 )
@@ -35,11 +36,13 @@ from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Field, Parcel
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.execute import simulation
+from stratafl.evaluation.evaluate import client_models
+from stratafl.execute import Matrix, simulation
 from stratafl.models import build
+from stratafl.models.heads import OwnOffset
 from stratafl.policies import LocalTraining, Mean, Remember, ServerOptimizer
 from stratafl.runs.comparison import Comparison
-from stratafl.testing import CLASSES, SHAPE, tiny_federation
+from stratafl.testing import CLASSES, SHAPE, tiny_federation, tiny_model
 
 TRAIN = LocalTraining(lr=0.02, momentum=0.5)
 
@@ -174,13 +177,44 @@ def test_parts_act_in_the_order_of_the_name():
     assert {option.name for option in described.hyperparameters} >= {"weights_lr", "smoothing", "min_size"}
 
 
+def test_fedstrata_is_what_its_parts_make():
+    options = {"smoothing": 0.5, "least": 0.2, "train": TRAIN}
+    assert fedstrata(**options) == algorithm("fedprior+flayer", guide=False, **options)
+    assert fedstrata(smoothing=0.5, rates=False, mask=False, train=TRAIN).train == (TRAIN,)
+
+
 def test_a_prior_is_no_part_of_a_guided_head_and_no_update_that_conflicts():
     guided = algorithm("fedprior+flayer")
     assert guided.mix[:2] == (Guide(select("last:1")), OwnPrior())
     assert algorithm("fedavg+prior+lag").phases[-1].algorithm.mix[-1] == OwnPrior()
 
 
-@pytest.mark.parametrize("name", ["fedrod+prior", "fedprior+prior", "fedper+flayer+flayer", "fedper+q8+topk"])
+@pytest.mark.parametrize("host", ["apple", "fedfomo", "ifca"])  # they score models or build them while they mix
+def test_clients_use_no_model_without_their_prior(host, monkeypatch):
+    used, add = list[torch.Tensor](), OwnOffset.forward
+    federation = tiny_federation(sizes=(9, 6), dtype=torch.float64)
+    options = {"rounds": 1, "dtype": torch.float64, "engine": "loop"}
+    sim = simulation(algorithm(f"{host}+prior", smoothing=0.5), federation, tiny_model(batchnorm=False), **options)
+    monkeypatch.setattr(OwnOffset, "forward", lambda head, x: used.append(head.value.detach()) or add(head, x))
+    progress = sim.round(sim.start(), Matrix())[0]
+    for new in (False, True):
+        (models,) = client_models(sim, progress, torch.arange(2), new=new)
+        models.rows("trained")
+    counts = federation.class_counts("train").double() + 0.5
+    priors = (counts / counts.sum(1, keepdim=True)).log()
+    assert all(any(torch.allclose(value.flatten(), prior) for prior in priors) for value in used)
+    assert len(used) > 4
+
+
+def test_a_prior_hides_no_class_counts_that_a_method_sends():
+    assert composition("fedpac+prior").sends == METHODS["fedpac"].sends
+    assert composition("fedper+prior").sends != METHODS["fedper"].sends
+
+
+UNFIT = ["fedrod+prior", "fedprior+prior", "local+prior", "fedper+flayer+flayer", "fedper+q8+topk"]
+
+
+@pytest.mark.parametrize("name", [*UNFIT, "fedavg+q8+flayer", "fedavg+topk+lag"])
 def test_parts_that_do_not_fit_together_are_refused(name):
     with pytest.raises(RecordError, match=rf"^'?{re.escape(name)}"):
         algorithm(name)

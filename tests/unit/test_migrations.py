@@ -74,6 +74,7 @@ def test_fedalp_has_as_many_groups_as_its_format_had(number, options, groups):
         ("fedavg", 3, True),
         ("fedprior", 7, False),
         ("fedprior+flayer", 7, False),
+        ("fedprior + flayer", 7, False),
         ("fedprior", 8, True),
     ],
 )

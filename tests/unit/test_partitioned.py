@@ -94,6 +94,11 @@ def test_own_tests_are_splits():
         ({"seed": -1}, "seed"),
         ({"kind": ByOrder(), "alpha": 1.0}, "'alpha'"),
         ({"y": NAMES[:-1]}, "11"),
+        ({"y": None}, "None"),
+        ({"x": 5}, "5"),
+        ({"x": {"a": X, "b": X[:-1]}}, "11"),
+        ({"x": {}}, "x"),
+        ({"kind": ["iid"]}, "iid"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, words):

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,12 +56,17 @@ def test_verdicts_of_your_own_runs_are_counted(tmp_path):
     folder.mkdir()
     entries = [{"holds": holds, "measured": "1" * measured, "noise": noise} for holds, measured, noise in signs]
     (folder / "verdicts.json").write_text(json.dumps(entries))
+    shutil.copytree(folder, tmp_path / "a-b-smoke")  # no evidence, so no line
     (own,) = own_results(tmp_path, "a/b")
     assert (own.scale, own.tuned, own.rows) == ("short", True, {})
     assert own == counted_signs(own, signs)
     assert (own.hold, own.fail, own.noise, own.untold, own.unjudged) == (2, 1, 2, 1, 1)
-    (folder / "verdicts.json").write_text("{")
-    assert own_results(tmp_path, "a/b")[0].hold == 0
+    older = [{key: value for key, value in entry.items() if key != "noise"} for entry in entries]
+    (folder / "verdicts.json").write_text(json.dumps(older))
+    assert (own_results(tmp_path, "a/b")[0].hold, own_results(tmp_path, "a/b")[0].noise) == (2, 0)
+    for damaged in ("{", "[1]", '[{"holds": "yes", "measured": "1"}]'):
+        (folder / "verdicts.json").write_text(damaged)
+        assert own_results(tmp_path, "a/b")[0].hold == 0
 
 
 def test_every_recipe_estimates_its_minutes():

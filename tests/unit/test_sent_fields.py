@@ -242,6 +242,13 @@ def test_layers_in_words():
     assert layers_of([f"{x.name}.weight" for x in large.layers if x.kind == "batchnorm"], large).endswith("more")
 
 
+def test_class_frequencies_are_no_running_statistics():
+    layout = setup(algorithm("fedprior")).layout
+    (prior,), running = layout.own(), [name for name, spec in layout.specs.items() if spec.is_statistic]
+    assert found(algorithm("fedprior")).stays == layers_of([prior], layout) == "fc.prior"
+    assert layers_of([*running, prior], layout).endswith("running statistics of bn2, fc.prior")
+
+
 # --- The text
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratafl.algorithms.fedpac import head_weights, minimise_on_simplex
+from stratafl.algorithms import simplex
+from stratafl.algorithms.fedpac import head_weights
+from stratafl.algorithms.simplex import minimise_on_simplex
 
 
 def by_enumeration(Q: Tensor, g: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ def test_programmes_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     H, V = drawn(1, 7)
     gram = H @ H.T
     whole = minimise_on_simplex(gram + torch.diag(V), gram)
-    monkeypatch.setattr(sys.modules[head_weights.__module__], "MAX_NUMBERS", 1)
+    monkeypatch.setattr(simplex, "MAX_NUMBERS", 1)
     torch.testing.assert_close(minimise_on_simplex(gram + torch.diag(V), gram), whole, atol=1e-13, rtol=0)
 
 

@@ -84,9 +84,7 @@ def score_difference(
 # The gain to be expected, on samples that did not choose
 
 TYPICAL, VARIES = 0.075, 0.15  # gains over training alone, as shares of its error: their mean and deviation …
-MISSED = (
-    0.14  # … and by how much a trial misses them besides the noise of its samples; measured, see docs/guide/advise.md
-)
+MISSED = 0.14  # … and by how much a trial misses them besides the noise of its samples; see docs/results/forecasts.md
 INTERVAL_ERRORS = 1.645  # standard errors on either side of a forecast that cover 90 %
 
 

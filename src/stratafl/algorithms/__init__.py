@@ -10,6 +10,7 @@ from typing import Any
 
 from stratafl.algorithms.apple import apple as apple
 from stratafl.algorithms.composition import composed, is_composition
+from stratafl.algorithms.confree import confree as confree
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.ditto import ditto as ditto
 from stratafl.algorithms.fedala import fedala as fedala
@@ -28,6 +29,7 @@ from stratafl.algorithms.feddbe import feddbe as feddbe
 from stratafl.algorithms.fedexp import fedexp as fedexp
 from stratafl.algorithms.fedfomo import fedfomo as fedfomo
 from stratafl.algorithms.fedlag import fedlag as fedlag
+from stratafl.algorithms.fedlc import fedlc as fedlc
 from stratafl.algorithms.fedopt import fedopt as fedopt
 from stratafl.algorithms.fedpac import fedpac as fedpac
 from stratafl.algorithms.fedper import fedper as fedper
@@ -35,6 +37,7 @@ from stratafl.algorithms.fedprior import fedprior as fedprior
 from stratafl.algorithms.fedprox import fedprox as fedprox
 from stratafl.algorithms.fedrep import fedrep as fedrep
 from stratafl.algorithms.fedrod import fedrod as fedrod
+from stratafl.algorithms.fedstrata import fedstrata as fedstrata
 from stratafl.algorithms.finetuning import fedavgft as fedavgft
 from stratafl.algorithms.finetuning import fedavglpft as fedavglpft
 from stratafl.algorithms.flayer import flayer as flayer
@@ -44,6 +47,7 @@ from stratafl.algorithms.lgfedavg import lgfedavg as lgfedavg
 from stratafl.algorithms.local import local as local
 from stratafl.algorithms.moon import moon as moon
 from stratafl.algorithms.perfedavg import perfedavg as perfedavg
+from stratafl.algorithms.pfedfda import pfedfda as pfedfda
 from stratafl.algorithms.pfedhn import pfedhn as pfedhn
 from stratafl.algorithms.pfedhn import pfedhnpc as pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla as heurpfedla

@@ -1,6 +1,6 @@
 """Compositions: parts on a method, by a name such as `fedper+flayer` or `fedala+prior+flayer`.
 
-A part is FLAYER's, LAG, a class prior, compression or a robust merge; several act in the order of the name. A
+A part is FLAYER's, LAG, ConFREE, a class prior, compression or a robust merge; several act in the order of the name. A
 composition takes the options of the method and those of its parts. The parts are functions from record to record, of
 use without a name: `with_flayer(my_method())`. They refuse what makes no sense and say why.
 """
@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from stratafl.algorithms.compress_on import describe_compression, with_q4, with_q8, with_topk
+from stratafl.algorithms.confree import with_confree
 from stratafl.algorithms.declaration import GIVEN, METHODS, Method
 from stratafl.algorithms.fedprior import with_prior
+from stratafl.algorithms.field_meanings import meaning_of
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
 from stratafl.core.algorithm import Algorithm
@@ -22,6 +24,7 @@ from stratafl.core.annotations import Fixed
 from stratafl.core.fields import Start
 from stratafl.core.layers import Select, select
 from stratafl.core.layerwise import Layerwise
+from stratafl.core.phased import records_of
 from stratafl.core.records import validated
 from stratafl.errors import RecordError, check_known, unknown
 from stratafl.policies.krum import Keep, Wrong
@@ -143,6 +146,13 @@ def _lag_idea(host: Method) -> str:
     return f"{host.label} in which layers with conflicting updates become personal."
 
 
+def _prior_sends(host: Method) -> str:
+    """A method that sends class counts itself, as FedPAC, still does."""
+    names = {name for record in records_of(host.builder()) for step in record.send for name in step.writes}
+    counted = any(meaning_of("up", name.removeprefix("up.")).kind == "class counts" for name in names)
+    return host.sends if counted else f"{host.sends}, without class frequencies"
+
+
 def _compression(label: str, on: Callable[..., Algorithm], off: Mapping[str, Any], how: str, does: str) -> Addition:
     return Addition(
         label,
@@ -172,13 +182,20 @@ PARTS = {
     "lag": Addition(
         "LAG", with_lag, "fedlag", _lag_idea, off={"k": 0, "warmup": 0}, soon={"k": 2, "xi": 0.0, "warmup": 0}
     ),
+    "confree": Addition(
+        "ConFREE",
+        with_confree,
+        "confree",
+        lambda host: f"{host.label} whose server removes what conflicts between updates, layer by layer.",
+        off=None,
+    ),
     "prior": Addition(
         "class prior",
         with_prior,
         "fedprior",
         lambda host: f"{host.label} whose logits are shifted by the log of each client's own class frequencies.",
         off=None,
-        sends=lambda host: f"{host.sends}, without class frequencies",
+        sends=_prior_sends,
         new_client=lambda host: f"{host.new_client}, with its own class frequencies",
     ),
     "q8": _compression("8-bit uploads", with_q8, ENDLESS, "8 bits per number", "take a quarter of the bytes"),

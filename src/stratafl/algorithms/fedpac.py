@@ -13,6 +13,7 @@ from torch import Tensor
 from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.prototypes import ClassMeans, FromFeatures, Prototypes, class_sums
+from stratafl.algorithms.simplex import minimise_on_simplex
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import Start
 from stratafl.core.layers import select
@@ -28,10 +29,6 @@ from stratafl.core.task import Task
 from stratafl.policies import Broadcast, Deliver, LocalTraining, Mean, MeanOfRows, Take, Upload
 
 HEAD, BASE = select("head"), select("base")
-MAX_ITERATIONS = 60  # about 20 are needed
-MIN_GAP = 1e-21  # mean of α·s to stop at; where both are 0, α is then exact to about √MIN_GAP (Q is scaled to 1)
-STEP_SHARE = 0.995  # of the longest step that keeps α and s positive
-MAX_NUMBERS = 2**22  # in the matrices of the programmes that are solved together
 
 
 @method(
@@ -124,59 +121,3 @@ def head_weights(H: Tensor, V: Tensor) -> Tensor:
     alpha = minimise_on_simplex(gram + torch.diag(V.maximum(least)), gram)
     sparse = torch.where(alpha < min(1e-3, 0.5 / len(V)), 0, alpha)  # never all of them
     return sparse / sparse.sum(1, keepdim=True)
-
-
-# The solver: many quadratic programmes on the simplex at once, min_α αᵀQα − 2·gᵀα with α ≥ 0 and Σα = 1, one Q for all
-# and a g for each, by an interior-point method in float64. Mehrotra's predictor-corrector steps (Nocedal and Wright,
-# 2006, section 16.6) take about as many iterations however ill-conditioned Q is, where gradient methods would need
-# thousands, and all programmes take the same steps, so that they run as one batch.
-
-
-def minimise_on_simplex(Q: Tensor, g: Tensor) -> Tensor:
-    """The minimisers `[M, n]` for a positive definite Q `[n, n]` and linear terms g `[M, n]`."""
-    Q, g = Q.double(), g.double()
-    scale = Q.diagonal().mean()
-    together = max(1, MAX_NUMBERS // Q.numel())
-    return torch.cat([_solved(Q / scale, part / scale) for part in g.split(together)])
-
-
-def _solved(Q: Tensor, g: Tensor) -> Tensor:
-    """α, with the multipliers λ of Σα = 1 and s of α ≥ 0: Qα − g − λ − s = 0, α·s = 0."""
-    alpha = torch.full_like(g, 1 / g.shape[1])
-    slope = alpha @ Q - g
-    lam = slope.amin(1, keepdim=True) - 1.0
-    s = slope - lam  # at least 1: dual feasible, and stays so, as α stays on the simplex
-    for _ in range(MAX_ITERATIONS):
-        gap = (alpha * s).mean(1, keepdim=True)
-        if bool((gap <= 2 * MIN_GAP).all()):
-            break
-        factor = torch.linalg.cholesky(Q + torch.diag_embed(s / alpha))
-        residual = alpha @ Q - g - lam - s
-        # Predictor: how far a plain Newton step would close the gap.
-        newton_alpha, _, newton_s = _direction(factor, alpha, s, residual, alpha * s)
-        alpha_ahead = alpha + _reach(alpha, newton_alpha) * newton_alpha
-        s_ahead = s + _reach(s, newton_s) * newton_s
-        gap_ahead = (alpha_ahead * s_ahead).mean(1, keepdim=True)
-        # Corrector: aim at a gap that this makes likely, and remove the predictor's second-order error.
-        target = ((gap_ahead / gap) ** 3 * gap).clamp(min=MIN_GAP)
-        to_alpha, to_lam, to_s = _direction(factor, alpha, s, residual, alpha * s + newton_alpha * newton_s - target)
-        step = STEP_SHARE * torch.minimum(_reach(alpha, to_alpha), _reach(s, to_s))
-        alpha, lam, s = alpha + step * to_alpha, lam + step * to_lam, s + step * to_s
-    return alpha / alpha.sum(1, keepdim=True)
-
-
-def _direction(
-    factor: Tensor, alpha: Tensor, s: Tensor, residual: Tensor, excess: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's step (dα, dλ, ds) that removes the residual and the excess of α·s; Σ dα = 1 − Σα."""
-    sides = torch.stack([-residual - excess / alpha, torch.ones_like(alpha)], -1)
-    u, v = torch.cholesky_solve(sides, factor).unbind(-1)
-    to_lam = (1 - alpha.sum(1, keepdim=True) - u.sum(1, keepdim=True)) / v.sum(1, keepdim=True)
-    to_alpha = u + to_lam * v
-    return to_alpha, to_lam, -(excess + s * to_alpha) / alpha
-
-
-def _reach(x: Tensor, direction: Tensor) -> Tensor:
-    """How much of a step leaves x positive, 1 at most."""
-    limits = torch.where(direction < 0, -x / direction, torch.inf)
-    return limits.amin(1, keepdim=True).clamp(max=1.0)

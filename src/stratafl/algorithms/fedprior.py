@@ -16,10 +16,10 @@ from stratafl.algorithms.fedavg import fedavg
 from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range, Tune
-from stratafl.core.fields import Start, holds_model
+from stratafl.core.fields import FieldSpec, Start, Together
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
-from stratafl.core.phased import Phased
+from stratafl.core.phased import records_of, with_records
 from stratafl.core.records import record, validated
 from stratafl.core.round import Round
 from stratafl.core.state import State, rows_of
@@ -48,14 +48,16 @@ def with_prior(host: Algorithm, *, smoothing: Smoothing = 1.0) -> Algorithm:
 
     A global model has no prior.
     """
-    if isinstance(host, Phased):
-        return host.with_each(lambda phase: _with_prior(phase, smoothing))
-    if not isinstance(host, Layerwise):
+    if not records_of(host):
         raise RecordError("it is no record of steps: choose a method of the catalogue")
-    return _with_prior(host, smoothing)
+    if not any(record.send for record in records_of(host)):
+        raise RecordError("nothing is sent: choose a method whose clients upload what they trained")
+    return with_records(host, lambda record: _with_prior(record, smoothing))
 
 
 def _with_prior(host: Layerwise, smoothing: float) -> Layerwise:
+    if any(isinstance(step, OwnPrior) for step in host.mix):
+        raise RecordError("it already has a class prior: leave out +prior")
     if host.extension is not None:
         raise RecordError("it changes the head of the model itself: choose another method")
     shared = host.row if host.server_fields.get(host.row) == Start() else None
@@ -68,17 +70,25 @@ def _with_prior(host: Layerwise, smoothing: float) -> Layerwise:
 
 
 def _with_own_priors(host: Layerwise, smoothing: float) -> tuple[Mix, ...]:
-    """Mix with a prior for every model that is received, as soon as it is."""
-    models = {name for name, spec in host.client_fields.items() if holds_model(spec)}
+    """Mix with a prior in every model of the client: in a received one as soon as it is, in all others first.
+
+    A step that scores models or builds one from another, as IFCA and APPLE do, then finds it in all of them.
+    """
+    models = {name for name, spec in host.client_fields.items() if _keeps_own(spec)}
     mix, ready = list[Mix](), set[str]()
     for step in host.mix:
         mix.append(step)
         received = models.intersection(step.writes) - ready if isinstance(step, Take) else set()
         mix += [OwnPrior(smoothing, field) for field in sorted(received)]
         ready |= received
-    if host.row not in ready:  # it is never received as it is
-        mix.append(OwnPrior(smoothing, host.row))
-    return tuple(mix)
+    return (*(OwnPrior(smoothing, field) for field in sorted(models - ready)), *mix)
+
+
+def _keeps_own(spec: FieldSpec) -> bool:
+    """Whether a field of the client has the tensors that it computes from its own data."""
+    if isinstance(spec, Together):
+        return any(map(_keeps_own, spec.parts))
+    return isinstance(spec, Start) and spec.columns == "all"
 
 
 @record

@@ -43,6 +43,8 @@ _UP = {
     "class_counts": Meaning("class counts", "how many training samples of each class this site has"),
     "prototypes": Meaning("features", "the mean features of this site's samples, class by class"),
     "feature_mean": Meaning("features", "the mean features of all of this site's training samples"),
+    "means": Meaning("features", "the mean features of each class, mixed with those of all sites"),
+    "covariance": Meaning("features", "how features vary together within classes, mixed with that of all sites"),
     "H": Meaning("features", "mean features class by class, times the share of the class"),
     "V": Meaning("features", "how far this site's features spread around their class means"),
     "fisher": Meaning("gradient", "the sum of the squared norms of this site's gradients, one number"),
@@ -62,6 +64,8 @@ _DOWN = {
     "prototypes": Meaning("features", "the mean features of each class, over all sites"),
     "known": Meaning("choice", "which classes any site has had so far"),
     "feature_mean": Meaning("features", "the mean features, over all sites"),
+    "means": Meaning("features", "the mean features of each class, over all sites"),
+    "covariance": Meaning("features", "how features vary together within classes, over all sites"),
 }
 # What a compressed field travels as; `policies/codecs.py` names the parts.
 _PARTS = {

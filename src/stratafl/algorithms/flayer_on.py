@@ -90,6 +90,8 @@ def sending(host: Algorithm) -> Layerwise:
         raise RecordError("nothing is sent: choose a method whose clients upload what they trained")
     if not isinstance(host, Layerwise):
         raise RecordError("it has several phases: choose a method with one phase")
+    if host.pack:
+        raise RecordError("its uploads are already compressed: name the compression last")
     return host
 
 

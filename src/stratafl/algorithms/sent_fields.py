@@ -247,11 +247,11 @@ def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def layers_of(names: Iterable[str], layout: Layout) -> str:
     """Which layers these tensors make up; of a layer that is there in part, what is there."""
     tensors = set(names)
-    trained, running = tensors & set(layout.trainable()), tensors - set(layout.trainable())
+    trained, running = tensors & set(layout.trainable()), {name for name in tensors if layout.specs[name].is_statistic}
     if not running and _bare(trained, layout):
         every = {name for layer in layout.layers if trained & set(layer.tensors) for name in layer.tensors}
         return f"{_layers(every, layout)}{', ' if len(every) < len(layout.specs) else ' '}without running statistics"
-    if running and not trained:
+    if running and running == tensors:
         every = {name for name, spec in layout.specs.items() if spec.is_statistic}
         layers = [layer.name for layer in layout.layers if running & set(layer.tensors)]
         return "running statistics" if running == every else f"running statistics of {_joined(layers)}"

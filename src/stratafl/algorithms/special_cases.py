@@ -4,8 +4,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from stratafl.algorithms.apple import apple
 from stratafl.algorithms.composition import PARTS, PLUS, composed, is_composition, parse_composition
+from stratafl.algorithms.confree import confree
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.ditto import ditto
 from stratafl.algorithms.fedala import fedala
@@ -23,6 +27,7 @@ from stratafl.algorithms.feddbe import SHIFT, feddbe
 from stratafl.algorithms.fedexp import fedexp
 from stratafl.algorithms.fedfomo import fedfomo
 from stratafl.algorithms.fedlag import fedlag
+from stratafl.algorithms.fedlc import fedlc
 from stratafl.algorithms.fedopt import fedopt
 from stratafl.algorithms.fedpac import fedpac
 from stratafl.algorithms.fedper import fedper
@@ -30,6 +35,7 @@ from stratafl.algorithms.fedprior import fedprior
 from stratafl.algorithms.fedprox import fedprox
 from stratafl.algorithms.fedrep import fedrep
 from stratafl.algorithms.fedrod import PERSONAL, fedrod
+from stratafl.algorithms.fedstrata import fedstrata
 from stratafl.algorithms.finetuning import fedavgft, fedavglpft
 from stratafl.algorithms.fisher import StartTrace
 from stratafl.algorithms.flayer import flayer
@@ -40,6 +46,7 @@ from stratafl.algorithms.local import alone, local
 from stratafl.algorithms.model_generator import BIASES, GeneratorField
 from stratafl.algorithms.moon import moon
 from stratafl.algorithms.perfedavg import perfedavg
+from stratafl.algorithms.pfedfda import pfedfda
 from stratafl.algorithms.pfedhn import pfedhn, pfedhnpc
 from stratafl.algorithms.pfedla import heurpfedla, pfedla
 from stratafl.algorithms.pfedme import pfedme
@@ -49,6 +56,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import record
 from stratafl.policies import Copy, LocalTraining, Mean, ServerOptimizer
 
 
@@ -78,6 +86,18 @@ def _without_inputs(record: Layerwise) -> Layerwise:
     return replace(record, server={**zero, BIASES: record.server[BIASES]})
 
 
+@record
+class GaussianHead:
+    """The model with the head of equally frequent classes N(w_c, I), bias −½·‖w_c‖²; of weights with exact squares."""
+
+    def __call__(self, module: nn.Module, example: Tensor, classes: int | None, head: str) -> nn.Module:
+        weight, bias = (module.get_parameter(f"{head}.{name}") for name in ("weight", "bias"))
+        with torch.no_grad():
+            weight.copy_((16 * weight).round() / 16)
+            bias.copy_(-weight.square().sum(1) / 2)
+        return module
+
+
 SPECIAL_CASES: dict[str, list[SpecialCase]] = {}
 
 
@@ -104,6 +124,13 @@ _with_all(
     SIXTH,
     batchnorm=False,
 )
+_case(
+    "confree",
+    "with one client and α = 1, ConFREE is Local: (1 + α)/(1 + α²) is 1",
+    confree(radius=1.0),
+    local(),
+    clients=1,
+)
 _case("fedala", "FedALA whose weights stay at 1 is FedAvg", fedala(weights_lr=0.0, first_passes=1), fedavg())
 _case("fedalp", "FedALP with β = 0 is FedAvg", fedalp(beta=0.0, groups=2, warmup=1), fedavg())
 _with_all("fedavg30local", "without a warm-up it is Local", fedavg30local(warmup=0), local())
@@ -126,6 +153,7 @@ _with_all(
 _case("fedfomo", "with one client, FedFomo is Local", fedfomo(), local(), clients=1)
 _with_all("fedfomo", "FedFomo that sends no models is Local", fedfomo(models=0), local())
 _case("fedlag", "FedLAG that personalises nothing is FedAvg", fedlag(k=0, warmup=0), fedavg())
+_case("fedlc", "FedLC without a margin is FedAvg", fedlc(tau=0.0), fedavg())
 _case(
     "flayer",
     "FLAYER with rates off, full masks and A = 0 is FedAvg",
@@ -207,6 +235,21 @@ _case(
     _extended(fedavg(), fedprior()),
     on="not head.prior",
 )
+_case("fedstrata", "without rates and masks, FedStrata is FedPrior", fedstrata(rates=False, mask=False), fedprior())
+_case(
+    "fedstrata",
+    "with equal priors, FedStrata without rates and masks is FedAvg",
+    fedstrata(smoothing=1e15, rates=False, mask=False),
+    _extended(fedavg(), fedprior()),
+    on="not head.prior",
+)
+_case(
+    "fedstrata",
+    "with equal priors, FedStrata is FLAYER without its guide",
+    fedstrata(smoothing=1e15),
+    _extended(flayer(guide=False), fedprior()),
+    on="not head.prior",
+)
 _case("fedbn", "without BatchNorm, FedBN is FedAvg", fedbn(), fedavg(), batchnorm=False)
 _case("fedper", "with one client, FedPer is Local", fedper(), local(), clients=1)
 _with_all("fedper", "FedPer with every layer personal is Local", fedper(personal="all"), local())
@@ -236,6 +279,13 @@ _case(
     perfedavg(alpha=0.0, train=ALL_SAMPLES),
     fedavg(train=ALL_SAMPLES),
     batchnorm=False,  # with dropout, another draw is another mask
+)
+_case(
+    "pfedfda",
+    "pFedFDA that adapts nothing, with equal class frequencies, is FedAvg below a head that stays where it began",
+    replace(pfedfda(beta=0.0, epsilon=1e15), extension=GaussianHead()),
+    replace(fedavg(train=LocalTraining(layers=BASE)), extension=GaussianHead()),
+    on="base",
 )
 _case(
     "pfedme",

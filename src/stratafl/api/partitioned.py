@@ -13,7 +13,7 @@ from stratafl.core.annotations import checked
 from stratafl.data import PARTITIONS, Partition, digits_arrays, draw_partition
 from stratafl.data.arrays import sample_count
 from stratafl.data.labels import numbered
-from stratafl.errors import DataError, check_known, unknown
+from stratafl.errors import DataError, check_known, shown, unknown
 
 ClientSamples = list[tuple[Any, Any]] | list[dict[str, tuple[Any, Any]]]
 
@@ -69,9 +69,9 @@ def partition(
     """
     check_least("clients", clients, 1)
     check_least("seed", seed, 0)
-    count = sample_count(x)
-    if count != len(y):
-        raise DataError(f"x holds {count} samples, but y holds {len(y)} targets")
+    count, targets = _count("x", x), _count("y", y)
+    if count != targets:
+        raise DataError(f"x holds {count} samples, but y holds {targets} targets")
     labels = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     drawn = draw_partition(_partition_named(kind, options), numbered(_cells(labels), "y"), clients, seed)
     train = [(_rows(x, rows), _rows(y, rows)) for rows in drawn.train]
@@ -81,12 +81,25 @@ def partition(
     return [{"train": trained, "test": tested} for trained, tested in zip(train, test, strict=True)]
 
 
+def _count(name: str, values: Any) -> int:
+    parts = list(values.values()) if isinstance(values, Mapping) else [values]
+    try:
+        counts = {sample_count(part) for part in parts}
+    except TypeError:
+        allowed = "an array, a DataFrame, a list or a dict of arrays"
+        raise DataError(f"{name} must be {allowed}, not {shown(values)}") from None
+    if len(counts) != 1:
+        numbers = ", ".join(map(str, sorted(counts))) or "none"
+        raise DataError(f"the arrays of {name} must have one number of samples, not {numbers}")
+    return counts.pop()
+
+
 def _partition_named(kind: str | Partition, options: Mapping[str, Any]) -> Partition:
     """A partition by its name with these options; one that is an object has its own."""
     if isinstance(kind, Partition):
         check_known("option of a partition that is an object", options, ())
         return kind
-    if kind not in PARTITIONS:
+    if not isinstance(kind, str) or kind not in PARTITIONS:
         raise unknown("partition", str(kind), PARTITIONS)
     hints = typing.get_type_hints(PARTITIONS[kind].__init__, include_extras=True)
     hints.pop("return", None)

@@ -15,9 +15,9 @@ COUNTS = ("hold", "do\nnot", "within\nnoise", "cannot\nbe told", "not\njudged")
 HEAD = (*NAMES, "columns\n× seeds", *COUNTS, "left:\nshort", "left:\nheadline")
 FOOT = (
     "Verdicts: those of docs/results, or of your runs in {out}; a claim counts once in every column. Scale smoke is no "
-    "evidence. Within noise: how many of the claims that hold or do not are within noise. Left: estimated minutes on "
-    "an H200 of rows, columns and seeds without a result; runs that recipes share are counted in each. In all "
-    "{short:.0f} minutes are left at scale short, {headline:.0f} at headline."
+    "evidence and has no line. Within noise: how many of the claims that hold or do not are within noise. Left: "
+    "estimated minutes on an H200 of rows, columns and seeds without a result; runs that recipes share are counted in "
+    "each. In all {short:.0f} minutes are left at scale short, {headline:.0f} at headline."
 )
 
 

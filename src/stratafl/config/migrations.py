@@ -30,9 +30,7 @@ from stratafl.errors import DamagedError, RecordError, RunError, shown
 FORMAT = 8  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
-CHANGED_SINCE = {
-    "fedprior": 8
-}  # methods whose record changed, but not what they do, and the format that this came with
+CHANGED_SINCE = {"fedprior": 8}  # methods whose record changed, but not what they do, with the format of the change
 OWN_COLUMNS = 5  # since this format, each client standardises a table by its own samples
 GROUPS_BY_CLIENTS = 6  # since this format, the default number of FedALP's groups grows with the clients
 IMAGES_BY_THEIR_OWN = 7  # since this format, images of 16 bits are scaled by their own mean and deviation
@@ -81,7 +79,7 @@ def former_defaults(method: Any, number: int) -> dict[str, Any]:
 
 def method_digest_compares(method: str, number: int) -> bool:
     """Whether the digest of a method, as a file of this format has it, is comparable with today's."""
-    return number >= max(METHOD_DIGEST, *(CHANGED_SINCE.get(part, 1) for part in method.split("+")))
+    return number >= max(METHOD_DIGEST, *(CHANGED_SINCE.get(part.strip(), 1) for part in method.split("+")))
 
 
 def check_format(path: Path, number: Any) -> int:

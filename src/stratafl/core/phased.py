@@ -86,11 +86,6 @@ class Phased(Algorithm):
     def _all(self) -> tuple[Phase, ...]:
         return self.phases if self.finish is None else (*self.phases, self.finish)
 
-    def with_each(self, change: Callable[[Layerwise], Layerwise]) -> "Phased":
-        """The same phases with the record of each changed."""
-        changed = tuple(replace(phase, algorithm=change(phase.algorithm)) for phase in self._all)
-        return replace(self, phases=changed[: len(self.phases)], finish=self.finish and changed[-1])
-
     @cached_property
     def records(self) -> tuple[Layerwise, ...]:
         """The record of each phase, on the fields of all."""

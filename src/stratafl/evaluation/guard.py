@@ -18,7 +18,7 @@ small gain and a small deviation, and would otherwise pull the gains of all clie
 
 Client i takes the candidate with the largest γ_i among those with γ_i > ε_i, and the safe choice if there is none. A
 client without validation samples has b_i = 0 and ε_i² = s²·(τ² + 1 / Σ v_i): it takes what the federation's mean says,
-if clients differ little. `docs/guide/guard.md` has the experiments behind `utility` and z.
+if clients differ little. `docs/notebook/guard.md` has the experiments behind `utility` and z.
 
 A client with a model that is not finite, of any candidate, is none of the N clients, nor are its samples part of s², of
 class weights or of calibration: one broken client would decide for all. It takes no model that is not finite, as long

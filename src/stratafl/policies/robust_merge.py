@@ -1,6 +1,6 @@
 """The base of robust merges: all uploads of a round side by side, processed a few columns at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -72,3 +72,10 @@ class Uploads:
         none = torch.zeros(len(self._weights), dtype=torch.float64, device=self._weights.device)
         parts = (torch.where(w > 0, x - old, 0).square().sum(1) for _, x, w, old in self.pieces(name))
         return sum(parts, none)
+
+    def gram(self, names: Iterable[str]) -> Tensor:
+        """`[C, C]`: the inner products of updates, what clients sent less what the server holds, over some tensors."""
+        clients = len(self._weights)
+        none = torch.zeros(clients, clients, dtype=torch.float64, device=self._weights.device)
+        updates = (torch.where(w > 0, x - old, 0) for name in names for _, x, w, old in self.pieces(name))
+        return sum((update @ update.T for update in updates), none)

@@ -16,13 +16,7 @@ from typing import Any
 
 FILE = "results.toml"
 COUNTED = ("hold", "fail", "untold", "unjudged")  # a verdict is one of these
-FOLDER_ENDINGS = (
-    "smoke",
-    "short",
-    "short-tuned",
-    "headline",
-    "headline-tuned",
-)  # endings of the folders of your own runs
+FOLDER_ENDINGS = ("short", "short-tuned", "headline", "headline-tuned")  # of your own runs that are evidence
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,10 @@ def _own(name: str, ending: str, path: Path) -> RecipeResult:
     result = RecipeResult(name, scale, when, 0, bool(tuned), page=str(path.with_name("result.md")))
     try:
         entries = json.loads(path.read_text("utf-8"))
-        signs = [(entry["holds"], bool(entry["measured"]), bool(entry["noise"])) for entry in entries]
-    except (OSError, ValueError, LookupError, TypeError):  # damaged: `strata report` says how
+        signs = [(entry["holds"], bool(entry["measured"]), bool(entry.get("noise"))) for entry in entries]
+        return counted_signs(result, signs)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged: `strata report` says how
         return result
-    return counted_signs(result, signs)
 
 
 def counted_signs(result: RecipeResult, signs: Iterable[tuple[bool | None, bool, bool]]) -> RecipeResult:

@@ -1,0 +1,355 @@
+"""Tables and pictures of docs/results that are made from the result files: `python docs/tools/result_pages.py`.
+
+    docs/results/short/*.md, headline/*.md     results as `strata reproduce` wrote them
+    docs/results/tables.toml                   which numbers and claims of theirs each table and picture shows
+    docs/results/*.md                          what stands between <!-- made: NAME --> and <!-- end --> is made here
+    docs/pictures/results/*.svg                the pictures
+
+A test fails if a page or a picture is not what this would write, or if a page has a number that no result file has.
+"""
+
+import csv
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pictures import caption, picture
+
+from stratafl.recipes.recorded import every_recipe, recorded_results
+
+DOCS = Path(__file__).parents[1]
+RESULTS, PICTURES = DOCS / "results", DOCS / "pictures/results"
+BLOCK = re.compile(r"(<!-- made: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+ACCURACY = "test accuracy, %"
+PAPERS = {"flayer": "FLAYER", "fedper": "FedPer", "pfedla": "pFedLA", "fedalp": "FedALP", "fedlag": "FedLAG"}
+HOLDS, FAILS, OPEN, NOT_RUN = "✓ holds", "✗ does not", "? cannot be told", "– not run"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict of a result file."""
+
+    claim: str
+    where: str
+    words: str
+    why: str
+
+    @property
+    def holds(self) -> bool | None:
+        return {"✓": True, "✗": False}.get(self.words[0])
+
+    @property
+    def one_seed(self) -> bool:
+        return "one seed" in self.words + self.why
+
+    @property
+    def noise(self) -> bool:
+        return "within noise" in self.words
+
+    @property
+    def short(self) -> str:
+        """The symbol, the difference and its interval: ✗ −2.9 ± 0.5."""
+        parts = [part for part in self.why.split("; ") if self.noise or "within noise" not in part]
+        found = re.search(r": ([+-][\d.]+)(?: \(± ([\d.]+))?", parts[0] if parts else "")
+        if self.holds is None or found is None:
+            return self.words[0]
+        interval = f" ± {found[2]}" if found[2] else ""
+        noted = " (one seed)" if self.one_seed else ", within noise" if self.noise else ""
+        return f"{self.words[0]} {found[1].replace('-', '−')}{interval}{noted}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result file: its numbers by measure, row and head of column, and its verdicts."""
+
+    recipe: str
+    scale: str
+    settings: Mapping[str, str]
+    numbers: Mapping[str, Mapping[tuple[str, str], str]]
+    judged: Sequence[Judged]
+
+
+@cache
+def result(name: str) -> Result:
+    """The result file of this name, such as short/flayer-table2.md."""
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    title = re.match(r"## (\S+), scale (\w+)", text)
+    assert title, name
+    settings = dict(re.findall(r"`([\w.]+)=([^`]*)`", text.partition("\nSettings: ")[2].partition("\n")[0]))
+    numbers = {}
+    for measure, table in re.findall(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", text, re.MULTILINE):
+        heads, _, *rows = _cells(table)
+        numbers[measure] = {
+            (row, head): value for row, *values in rows for head, value in zip(heads[1:], values, strict=True)
+        }
+    verdicts = re.search(r"^\| claim \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = _cells(verdicts[1]) if verdicts else []
+    judged = [Judged(row[0], row[1], row[5].strip("*"), row[6]) for row in rows]
+    return Result(title[1], title[2], settings, numbers, judged)
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """A table whose last columns, so many, are numbers."""
+    rule = "|---" * (len(head) - numbers) + "|---:" * numbers + "|"
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+
+
+# Claims of abstracts and conclusions
+
+
+def evidence(claim: Mapping[str, Any]) -> list[Judged]:
+    """The verdicts on a claim that were judged."""
+    judged = [
+        each
+        for name, says, *where in claim.get("evidence", ())
+        for each in result(name).judged
+        if each.claim == says and (not where or each.where in where)
+    ]
+    for name, says, *_ in claim.get("evidence", ()):
+        assert any(each.claim == says for each in result(name).judged), f"{name} has no claim '{says}'"
+    return [each for each in judged if each.holds is not None]
+
+
+def status(claim: Mapping[str, Any]) -> str:
+    """What the verdicts on a claim come to: only one that other seeds would not reverse decides."""
+    judged = evidence(claim)
+    if "status" in claim:
+        return str(claim["status"])
+    if not judged:
+        return NOT_RUN
+    sure = {each.holds for each in judged if not (each.noise or each.one_seed)}
+    if len(sure) == 2:
+        return f"in part{_tally(judged)}"
+    if sure:
+        return f"{HOLDS if sure == {True} else FAILS}{_tally(judged)}"
+    single = {each.holds for each in judged if each.one_seed}
+    if len(single) == 1 and all(each.one_seed for each in judged):
+        return f"{HOLDS if single == {True} else FAILS}, one seed"
+    return f"{OPEN}{_tally(judged)}"
+
+
+def _tally(judged: Sequence[Judged]) -> str:
+    if len(judged) == 1:
+        return " (within noise)" if judged[0].noise else ""
+    parts = []
+    for symbol, holds in (("✓", True), ("✗", False)):
+        alike = [each for each in judged if each.holds is holds]
+        noise = sum(each.noise for each in alike)
+        parts += [f"{symbol} {len(alike)}" + (f", {noise} within noise" if noise else "")] if alike else []
+    return f" ({'; '.join(parts)})"
+
+
+def headlines(spec: Mapping[str, Any], paper: str | None = None) -> str:
+    """The claims of all abstracts and conclusions, or those of one paper."""
+    rows = []
+    for claim in spec["claims"]:
+        if paper in (None, claim["paper"]):
+            link = f"[{PAPERS[claim['paper']]}]({claim['paper']}.md)"
+            names = list(dict.fromkeys(name for name, *_ in claim.get("evidence", ())))
+            links = [f"[{Path(name).stem.removeprefix(claim['paper'] + '-')}]({name})" for name in names]
+            why = " ".join([claim["why"], *([f"({', '.join(links)})"] if links else [])])
+            row = [claim["claim"], status(claim), claim.get("tuned", NOT_RUN), why]
+            rows.append(row if paper else [link, *row])
+    return _table([*([] if paper else ["paper"]), "claim", "as printed", "tuned", "what was measured"], rows)
+
+
+# Tables of numbers and of verdicts
+
+
+def numbers_table(table: Mapping[str, Any]) -> str:
+    """Numbers of several result files beside one another; the highest comparable one of each column is bold."""
+    measure = table.get("measure", ACCURACY)
+    columns = [{row: value for (row, head), value in _column(spec, measure).items()} for spec in table["columns"]]
+    names = table.get("rows") or list(dict.fromkeys(row for column in columns for row in column))
+    best = [max(map(_value, column.values()), default=0.0) if table.get("best", True) else None for column in columns]
+    rows = []
+    for name in names:
+        values = [column.get(name, "") or "–" for column in columns]
+        if set(values) == {"–"}:
+            continue
+        shown = [f"**{v}**" if _value(v) == top else v for v, top in zip(values, best, strict=True)]
+        rows.append([table.get("labels", {}).get(name, name), *shown])
+    return _table(table["head"], rows, len(columns))
+
+
+def _column(spec: Sequence[str], measure: str) -> dict[tuple[str, str], str]:
+    name, head, *other = spec
+    numbers = result(name).numbers[other[0] if other else measure]
+    assert any(place[1] == head for place in numbers), f"{name} has no column '{head}'"
+    return {place: value for place, value in numbers.items() if place[1] == head}
+
+
+def _value(text: str) -> float:
+    """Its number; that of a row which test data steers is comparable to none."""
+    number = re.match(r"[\d.]+", text)
+    return float(number[0]) if number and "†" not in text else -1.0
+
+
+def pairs_table(table: Mapping[str, Any]) -> str:
+    """The paper's number → ours, in columns of one or more result files."""
+    rows = []
+    for name, row, *other in table["rows"]:
+        cells = []
+        for _, file, column in table["columns"]:
+            numbers = result(file).numbers[other[0] if other else ACCURACY]
+            printed, here = (numbers.get((row, f"{column}: {which}"), "") for which in ("paper", "here"))
+            cells.append(" → ".join(filter(None, (printed, here))) or "–")
+        assert any(cell != "–" for cell in cells), f"no file has the row '{row}'"
+        rows.append([name, *cells])
+    return _table([table["head"], *(head for head, *_ in table["columns"])], rows, len(table["columns"]))
+
+
+def verdicts_table(table: Mapping[str, Any]) -> str:
+    """Claims, each with its verdict in several result files."""
+    rows = []
+    for says, *claims in table["claims"]:
+        cells = []
+        for name, *where in table["files"]:
+            judged = [e for e in result(name).judged if e.claim in claims and (not where or e.where in where)]
+            cells.append(", ".join(each.short for each in judged) or "–")
+        assert any(cell != "–" for cell in cells), f"no file has the claim '{claims}'"
+        rows.append([says, *cells])
+    return _table(table["head"], rows)
+
+
+def recipes_table() -> str:
+    """A line for each recipe that was run, at each scale: how much of it, and its verdicts."""
+    rows = []
+    for each in recorded_results():
+        name = each.page.removeprefix("docs/results/")
+        numbers = (result(name).settings["run.rounds"], each.seeds, each.hold, each.fail, each.noise, each.unjudged)
+        rows.append([f"[`{each.recipe}`]({name})", "; ".join(each.rows), *map(str, numbers)])
+    head = ("rounds", "seeds, at most", "hold", "do not", "within noise", "not judged")
+    return _table(["recipe", "columns", *head], rows, len(head))
+
+
+def left_table() -> str:
+    """What is left of each recipe, in estimated minutes of an H200."""
+    recorded = recorded_results()
+    rows, sums = [], [0.0, 0.0]
+    for recipe in every_recipe():
+        left = [recipe.left(scale, recorded) for scale in ("short", "headline")]
+        begun = any(each.recipe == recipe.name for each in recorded)
+        sums = [total + each for total, each in zip(sums, left, strict=True)]
+        minutes = [f"{each:.0f}" if each >= 0.5 else "–" for each in left]
+        rows.append([f"`{recipe.name}`", recipe.title, "in part" if begun else "no", *minutes])
+    rows.append(["all", "", "", *(f"{total:,.0f}" for total in sums)])
+    return _table(["recipe", "what it is", "run", "short", "headline"], rows, 2)
+
+
+# Pictures
+
+
+def bars(shown: Mapping[str, Any]) -> str:
+    """A bar for each row of a result file, and the paper's number as a line where it prints one."""
+    numbers = result(shown["file"]).numbers[shown.get("measure", ACCURACY)]
+    left, top, width, step = 190, 44, 420, 34
+    rows = [name for name in shown["rows"] if _value(numbers[name, f"{shown['column']}: here"]) >= 0]
+    highest = float(shown["highest"])
+    parts = [caption(0, 20, shown["title"])]
+    for place, name in enumerate(rows):
+        y, here = top + place * step, numbers[name, f"{shown['column']}: here"]
+        printed = numbers.get((name, f"{shown['column']}: paper"), "")
+        length = max(2.0, width * _value(here) / highest)
+        parts += [caption(left - 10, y + 18, name, anchor="end")]
+        parts += [f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="24" rx="3"/>']
+        words = here + (f" (paper {printed})" if printed else "")
+        parts += [caption(left + length + 8, y + 18, words)]
+    return picture(760, top + step * len(rows) + 8, shown["title"], parts)
+
+
+def lines(shown: Mapping[str, Any]) -> str:
+    """A line for each series, over rounds or over a setting."""
+    series = _csv_series(shown) if "csv" in shown else _table_series(shown)
+    left, top, width, height = 60, 62, 640, 230
+    low, high = min(x for points in series.values() for x, _ in points), max(x for p in series.values() for x, _ in p)
+    parts = [caption(left, 24, shown["title"])]
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + width * (x - low) / (high - low), top + height * (1 - y / shown["highest"])
+
+    for score in range(0, shown["highest"] + 1, shown["step"]):
+        _, y = at(low, score)
+        parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>']
+        parts += [caption(left - 8, y + 5, str(score), "quiet", "end")]
+    for x in dict.fromkeys(x for points in series.values() for x, _ in points):
+        parts += [caption(at(x, 0)[0], top + height + 20, f"{x:g}", "quiet", "middle")]
+    begin = left
+    for kind, (name, points) in zip(("shared", "own", "alone"), series.items(), strict=False):
+        places = [at(*point) for point in points]
+        parts.append(f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>')
+        parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in places]
+        parts += [f'<circle class="{kind}" cx="{begin + 6}" cy="44" r="5"/>', caption(begin + 18, 49, name, kind)]
+        begin += 40 + 8 * len(name)
+    parts.append(caption(left + width / 2, top + height + 42, shown["below"], "quiet", "middle"))
+    return picture(730, top + height + 54, shown["title"], parts)
+
+
+def _csv_series(shown: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    series: dict[str, list[tuple[float, float]]] = {}
+    with (RESULTS / shown["csv"]).open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            series.setdefault(row["method"], []).append((float(row["round"]), 100 * float(row["received"])))
+    return series
+
+
+def _table_series(shown: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    numbers = result(shown["file"]).numbers
+    return {
+        name: [(x, _value(numbers[measure][row, f"{column}: here"])) for x, column in shown["columns"]]
+        for name, row, measure in shown["series"]
+    }
+
+
+# All pages
+
+
+def made(text: str, spec: Mapping[str, Any]) -> str:
+    """A page with its blocks made again."""
+
+    def block(match: re.Match[str]) -> str:
+        kind, _, name = match[2].partition(" ")
+        parts = {
+            "headlines": lambda: headlines(spec, name or None),
+            "numbers": lambda: numbers_table(spec["numbers"][name]),
+            "pairs": lambda: pairs_table(spec["pairs"][name]),
+            "verdicts": lambda: verdicts_table(spec["verdicts"][name]),
+            "recipes": recipes_table,
+            "left": left_table,
+        }
+        return f"{match[1]}\n{parts[kind]()}\n{match[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def drawn(spec: Mapping[str, Any]) -> dict[str, str]:
+    """All pictures by name."""
+    return {name: (lines if shown["kind"] == "lines" else bars)(shown) for name, shown in spec["pictures"].items()}
+
+
+def specification() -> dict[str, Any]:
+    """What docs/results/tables.toml says."""
+    return tomllib.loads((RESULTS / "tables.toml").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Write all pages and pictures."""
+    spec = specification()
+    for page in sorted(RESULTS.glob("*.md")):
+        page.write_text(made(page.read_text(encoding="utf-8"), spec), encoding="utf-8")
+    PICTURES.mkdir(exist_ok=True)
+    for name, content in drawn(spec).items():
+        (PICTURES / f"{name}.svg").write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
