@@ -83,12 +83,15 @@ def test_recipes_come_by_claims_per_minute_and_the_finished_ones_last(monkeypatc
     assert recorded.by_claims_per_minute("short") == ["a/many", "a/few", "a/done"]
 
 
-def test_the_list_has_a_line_for_each_result_and_no_torch(capsys):
+@pytest.mark.parametrize("width", [80, 130])
+def test_the_list_has_a_line_for_each_result(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     recipe_list.print_recipes("flayer", Path("nowhere"))
     lines = capsys.readouterr().out.splitlines()
     table2 = next(number for number, line in enumerate(lines) if "flayer/table2" in line)
     assert " headline " in lines[table2]
-    assert " 1/7 × 3 " in lines[table2 + 1]
+    assert (" 1/7 × 3 " in lines[table2 + 1]) == (width == 130)
+    assert "…" not in "".join(lines)
     assert any("flayer/table5 " in line and "not run" in line for line in lines)
     assert not any("fedlag/" in line for line in lines)
     with pytest.raises(UnknownNameError, match="flayer/table2"):

@@ -34,7 +34,8 @@ def fedstrata(
 ) -> Layerwise:
     """Logits + log π_k (Eq. 1), a rate for each layer (Eq. 3), a mean over those who changed a parameter most (Eq. 5).
 
-    `rates` and `mask` switch parts: without both it is FedPrior. With a very large `smoothing` the priors are equal.
+    `rates` and `mask` switch parts: without both it is FedPrior. `least` is the smallest share of a layer that is sent.
+    With a very large `smoothing` the priors are equal.
     """
     return Layerwise(
         serve=(Broadcast(),),

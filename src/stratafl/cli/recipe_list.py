@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from stratafl.cli.console import result_console, titled_table
+from stratafl.cli.console import fitting_columns, result_console, titled_table
 from stratafl.errors import unknown
 from stratafl.recipes.recorded import ListedRecipe, RecipeResult, every_recipe, own_results, recorded_results
 
@@ -13,6 +13,7 @@ MEASURED = ("short", "headline")  # scales with the papers' data
 NAMES = ("recipe", "scale", "last run")
 COUNTS = ("hold", "do\nnot", "within\nnoise", "cannot\nbe told", "not\njudged")
 HEAD = (*NAMES, "columns\n× seeds", *COUNTS, "left:\nshort", "left:\nheadline")
+SPARE = ("cannot\nbe told", "columns\n× seeds", "last run", "within\nnoise")  # what a narrow console leaves out
 FOOT = (
     "Verdicts: those of docs/results, or of your runs in {out}; a claim counts once in every column. Scale smoke is no "
     "evidence and has no line. Within noise: how many of the claims that hold or do not are within noise. Left: "
@@ -28,12 +29,14 @@ def print_recipes(name: str | None, out: Path) -> int:
         names = [recipe.name for recipe in every_recipe()]
         raise unknown("recipe", str(name), [*sorted({each.partition("/")[0] for each in names}), *names])
     recorded = recorded_results()
-    table = titled_table("Recipes", HEAD, names=NAMES)
-    for recipe in recipes:
-        for cells in _lines(recipe, recorded, out):
-            table.add_row(*cells)
-    left = {scale: sum(recipe.left(scale, recorded) for recipe in recipes) for scale in MEASURED}
     console = result_console()
+    lines = [dict(zip(HEAD, line, strict=True)) for recipe in recipes for line in _lines(recipe, recorded, out)]
+    widths = {title: max(map(len, (*title.split("\n"), *(line[title] for line in lines)))) for title in HEAD}
+    titles = fitting_columns(widths, SPARE, console.width)
+    table = titled_table("Recipes", titles, names=NAMES)
+    for line in lines:
+        table.add_row(*(line[title] for title in titles))
+    left = {scale: sum(recipe.left(scale, recorded) for recipe in recipes) for scale in MEASURED}
     console.print(table)
     console.print(Text(FOOT.format(out=out, **left), style="dim"))
     return 0

@@ -21,6 +21,7 @@ from torch import Tensor
 from stratafl.core import keys
 from stratafl.core.annotations import Range
 from stratafl.core.records import record
+from stratafl.core.reprs import short_repr
 from stratafl.data.federation import Federation
 from stratafl.data.preprocessing import PIXELS
 from stratafl.errors import DataError, unknown
@@ -102,6 +103,7 @@ def shift_kinds(text: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind in names)
 
 
+@short_repr
 class _Images(NamedTuple):
     """The images of a client, their numbers in the federation, and the range of all values."""
 
@@ -111,6 +113,7 @@ class _Images(NamedTuple):
     high: float
 
 
+@short_repr
 class _Draw(NamedTuple):
     """The random numbers of a client or group."""
 
