@@ -8,6 +8,7 @@ from stratafl.cli.compare_command import print_next
 from stratafl.cli.report_command import pair_lines, print_ranking
 from stratafl.report import gather
 from stratafl.report import sentences as say
+from stratafl.report.guards import guard_option
 from stratafl.report.in_short import in_short, kinds_chart, kinds_of
 from stratafl.report.page import sections
 from stratafl.report.sentences import finding
@@ -105,7 +106,7 @@ def test_a_comparison_ends_with_what_it_means_and_what_to_do_next(tmp_path, caps
     *_, tune, run = printed.strip().splitlines()
     source = "--data my.csv" if data == "digits" else f"--config '{folder / 'fedper' / 'config.toml'}'"
     assert f"strata tune {source} -a local,fedavg,fedper " in tune
-    assert f"strata run {source} -a fedper --guard " in run
+    assert f"strata run {source} -a fedper{guard_option(study.outcomes[0].config['data']['validation'])} " in run
     assert ("strata advise" in printed) == (data == "digits")
 
 
@@ -117,6 +118,12 @@ def test_a_comparison_of_one_kind_of_method_ends_with_its_paired_difference(tmp_
     lines = pair_lines(study := print_ranking([tmp_path], details=False))
     assert in_short(study) == []
     assert " ".join(str(lines[0]).split()) in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("validation", "more"), [(0.1, " --guard --set data.validation=0.2"), (0.25, " --guard")])
+def test_a_guard_is_suggested_with_enough_validation_samples(validation, more):
+    """With fewer it keeps most clients on models of their own."""
+    assert guard_option(validation) == more
 
 
 def test_local_training_is_not_guarded_from_itself(tmp_path, capsys):

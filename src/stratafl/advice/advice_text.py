@@ -16,7 +16,7 @@ from stratafl.advice.look import STRONG, Effect
 from stratafl.algorithms.declaration import METHODS
 from stratafl.errors import counted
 from stratafl.report.formats import listed, markdown_table, minus, size_text
-from stratafl.report.guards import ADVISED_VALIDATION
+from stratafl.report.guards import guard_option
 from stratafl.report.jackknife import Difference
 from stratafl.report.sentences import Finding, finding
 from stratafl.runs.logistic import WHY
@@ -332,9 +332,7 @@ def _unit(advice: Advice) -> str:
 def commands(advice: Advice, config: Path) -> list[str]:
     """The recommended run, with the guard where its gain may be chance; then what checks it on test samples."""
     file, best = shlex.quote(str(config)), advice.best_federated
-    guard = " --guard" if advice.federate and advice.doubt else ""
-    if guard and advice.experiment.data.validation < ADVISED_VALIDATION:  # a guard with fewer keeps most clients alone
-        guard += f" --set data.validation={ADVISED_VALIDATION:g}"
+    guard = guard_option(advice.experiment.data.validation) if advice.federate and advice.doubt else ""
     recommended = [f"strata run --config {file}{guard}"] if advice.is_conclusive else []
     # If it federates, the file has the options already.
     options = {} if advice.federate else best.options

@@ -27,6 +27,7 @@ from stratafl.errors import RunError, counted, shown
 from stratafl.evaluation.guard import SAFE
 from stratafl.execute import ProcessGroup
 from stratafl.report import Study
+from stratafl.report.guards import guard_option
 from stratafl.report.in_short import suggested_method
 from stratafl.report.page import REPORT
 from stratafl.report.study import ranked_study
@@ -155,7 +156,8 @@ def print_next(study: Study, folder: Path) -> None:
     # A file of the user's own needs the names of its columns, the model and the metric as well: the run has them all.
     trust = " --trust" if any(":" in run.config[table]["name"] for table in ("algorithm", "model")) else ""
     source = "--data my.csv" if is_known else f"--config {shlex.quote(str(run.folder / CONFIG))}{trust}"
-    compared, guard = ",".join(dict.fromkeys((SAFE, "fedavg", method))), "" if method == SAFE else " --guard"
+    compared = ",".join(dict.fromkeys((SAFE, "fedavg", method)))
+    guard = "" if method == SAFE else guard_option(run.config["data"]["validation"])
     steps = {f"strata report {shlex.quote(str(folder))}": "who gains, and how sure every difference is"}
     if is_known:
         steps["strata advise my.csv --set data.client=site"] = "which method fits your own data"

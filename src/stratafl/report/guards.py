@@ -15,6 +15,11 @@ MAX_CLIENT_NAMES = 8  # in a sentence
 ADVISED_VALIDATION = 0.2  # of the samples, where less was too little
 
 
+def guard_option(validation: float) -> str:
+    """The option `--guard`, with more validation samples where a guard would keep most clients on their own models."""
+    return " --guard" + (f" --set data.validation={ADVISED_VALIDATION:g}" if validation < ADVISED_VALIDATION else "")
+
+
 def guard_sentences(ranks: Sequence[Rank]) -> list[str]:
     """On each guarded method: how many clients take which model, and whether validation samples were enough to tell."""
     return [sentence for rank in ranks if rank.is_guarded for sentence in _sentences(rank)]
