@@ -216,7 +216,19 @@ def test_a_method_without_a_mean_is_refused_in_one_line():
         robust(flayer(unsent="zero"), "median")
 
 
-WITHOUT = ("apple", "fedamp", "fedexp", "fedfomo", "fedopt", "heurfedamp", "heurpfedla", "ifca", "local", "pfedhn")
+WITHOUT = (
+    "apple",
+    "confree",
+    "fedamp",
+    "fedexp",
+    "fedfomo",
+    "fedopt",
+    "heurfedamp",
+    "heurpfedla",
+    "ifca",
+    "local",
+    "pfedhn",
+)
 WITHOUT += ("pfedhnpc", "pfedla", "pfedme", "scaffold", "simmix")  # their server takes no plain mean
 
 
