@@ -108,7 +108,7 @@ def test_what_is_wrong_is_one_line(run, strata, place):
         (("predict", "run", "-c", "Bern", "-d", "missing.csv"), "'missing.csv'"),
         (("predict", "run", "-c", "Bern", "-d", "new.csv", "-o", "out.txt"), "'out.txt'"),
         (("predict", "elsewhere", "-d", "new.csv"), "'elsewhere'"),
-        (("predict", "elsewhere", "-c", "Bern", "-d", "new.csv"), "--client"),
+        (("predict", "elsewhere", "-c", "Bern", "-d", "new.csv"), "'elsewhere'"),
         (("predict", ".", "-c", "Bern", "-d", "new.csv"), "'run'"),
         (("export", "run", "-o", "model.onnx"), "--client"),
         (("add-client", "run", "-c", "Egg", "-d", "missing.csv"), "'missing.csv'"),

@@ -423,14 +423,14 @@ TELLING = ("flayer", "pfedla")  # notes of clients, and a matrix of the server
 def test_every_method_has_its_lines(name):
     _, _, entries = examined(name)
     assert all(looked(entry) for entry in entries)
-    trained = [line for line in entries[-1].layers if line["update_norm"] > 0]
+    trained = [line for line in entries[-1].layers if line.get("update_norm", 0) > 0]  # a prior is never sent
     assert len(trained) >= min(2, len(entries[-1].layers))
-    for line in trained:  # some methods have layers that nobody trains, such as a prior
+    for line in trained:  # some methods have layers that nobody trains
         assert set(line) >= PLAIN | ALWAYS - {"cka"}  # of a layer that is not given samples there is none
         assert 0 <= line.get("cka", 1) <= 1 + 1e-9
         assert -1 - 1e-9 <= line["cosine"] <= 1 + 1e-9
         assert 0 <= line["conflicts"] <= 1
-        assert any(key.endswith(".rate") for key in line)
+        assert name == "pfedfda" or any(key.endswith(".rate") for key in line)  # its head is computed, not trained
     json.dumps([entry.layers for entry in entries], allow_nan=False)
 
 
