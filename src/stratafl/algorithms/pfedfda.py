@@ -93,7 +93,8 @@ class Gaussians:
 
     def head(self, log_prior: Tensor) -> tuple[Tensor, Tensor]:
         """W `[C, classes, d]` and b `[C, classes]` of log π(c) + log N(z; μ_c, Σ), without what all classes share."""
-        weight = torch.linalg.solve(well_conditioned(self.covariance), self.means.mT).mT
+        root = torch.linalg.cholesky_ex(well_conditioned(self.covariance)).L  # MKL's batched LU fails with threads
+        weight = torch.cholesky_solve(self.means.mT, root).mT
         return weight, log_prior - (weight * self.means).sum(2) / 2
 
 
