@@ -1,6 +1,6 @@
 # make demo    install into .venv and compare the six systems with local and fedavg on the digits in the package
 # make test    install into .venv and run the fast tests: about four minutes on two idle cores
-# make test-slow  every method through every law, kills, chaos, fuzz tests, the browser, the pages: about 21 minutes
+# make test-slow  every method through every law, kills, chaos, fuzz tests, the browser, the pages: about 16 minutes
 # make test-all   everything, and the full products of methods, settings and executors: an hour or more
 # make mutants  try small mutations of the source, each of which some test must notice
 # make messages write tests/messages.txt, all words of the source, whose diff shows changes of wording
