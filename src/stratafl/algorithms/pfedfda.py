@@ -34,10 +34,8 @@ from stratafl.policies import Broadcast, LocalTraining, Mean, Take, Upload
 
 HEAD, BASE = select("head"), select("base")
 SHARE = 1e-4  # of Σ that is its mean variance in every direction, before it is inverted
-SEARCHES, SWEEPS = (
-    16,
-    2,
-)  # evaluations of a search for one β, which is then exact to 0.618¹⁵ = 0.0007; searches for each
+PROBES = 16  # evaluations in the search for one β, which is then exact to 0.618¹⁵ = 0.0007
+SWEEPS = 2  # searches for each β
 GOLDEN = (5**0.5 - 1) / 2
 Share = Annotated[float, Range(least=0, most=1), Fixed("cross-validation finds it")]
 
@@ -179,7 +177,7 @@ def golden_section(loss: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     low, high = torch.zeros_like(like), torch.ones_like(like)
     left, right = 1 - GOLDEN * high, GOLDEN * high
     at_left, at_right = loss(left), loss(right)
-    for _ in range(SEARCHES - 2):
+    for _ in range(PROBES - 2):
         down = at_left <= at_right  # the least is left of `right`
         low, high = torch.where(down, low, left), torch.where(down, right, high)
         left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
