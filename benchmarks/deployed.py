@@ -44,7 +44,7 @@ def federation(sites: int, megabytes: float, rounds: int) -> FederationFile:
             "data": {"validation": 0.0, "test": 0.25},
             "train": {"lr": 0.01, "batch": 10},
             "run": {"rounds": rounds, "engine": "stacked", "device": "cpu"},
-            "deploy": {"sites": [f"site-{n}" for n in range(sites)], "deadline": 900, "wait": 900},
+            "deploy": {"sites": [f"site-{n}" for n in range(sites)], "deadline": 900, "wait": 900, "classes": CLASSES},
         }
     )
 
