@@ -164,7 +164,7 @@ def with_listed_classes(format: SampleFormat, listed: Sequence[str]) -> SampleFo
             wrong = f"class '{shown(name)}' of the samples is not in the invitation, which lists: {_few(listed)}"
             raise DataError(f"{wrong}; correct the labels, or ask the host for an invitation with this class")
     if not named and present != tuple(listed[: len(present)]):
-        raise DataError(f"labels here are the numbers 0 to {len(present) - 1}, but the invitation lists: {_few(listed)}")
+        raise DataError(f"labels are numbers from 0 to {len(present) - 1}, but the invitation lists {_few(listed)}")
     return replace(format, classes=len(listed), preprocessing=replace(format.preprocessing, classes=tuple(listed)))
 
 
