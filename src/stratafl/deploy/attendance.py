@@ -17,9 +17,15 @@ class Attendance:
     """What a running host knows of its sites. Nothing of it is saved: a restarted host asks every site again."""
 
     def __init__(
-        self, deploy: DeployTable, courier: Courier, status: Status, clock: Callable[[], float] = time.monotonic
+        self,
+        deploy: DeployTable,
+        courier: Courier,
+        status: Status,
+        clock: Callable[[], float] = time.monotonic,
+        shut_out: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._deploy, self._courier, self._status, self._clock = deploy, courier, status, clock
+        self._look, self._out = shut_out, frozenset[str]()  # sites that may no longer take part
         self.sites = deploy.all_sites
         self._failed = dict.fromkeys(self.sites, 0)  # times that each failed in this round
         self._missed = dict.fromkeys(self.sites, 0)  # rounds in a row without an upload of each that was absorbed
@@ -33,7 +39,10 @@ class Attendance:
 
     def there(self, sites: Sequence[str]) -> list[str]:
         """Those of the sites that are connected and may be asked now."""
-        connected, now = self._courier.connected(), self._clock()
+        out, now = self._look(), self._clock()
+        for site in sorted(out - self._out):
+            self._status.aside(site, "its key was removed from 'keys/'")
+        self._out, connected = out, self._courier.connected() - out
         self._status.seen(connected)
         for site in self._gone & connected:
             self._missed[site] = 0  # one that was set aside has come back
@@ -42,7 +51,7 @@ class Attendance:
         return [site for site in sites if site in connected and self._next[site] <= now]
 
     def may_try(self, site: str) -> bool:
-        return self._failed[site] < MAX_TRIES
+        return self._failed[site] < MAX_TRIES and site not in self._out
 
     def has_failed(self, site: str) -> bool:
         """Whether it has failed in this round."""
@@ -51,7 +60,7 @@ class Attendance:
     def is_aside(self, site: str) -> bool:
         """Whether it is done without; one that came back unseen, or can again, is asked now and then."""
         more = self._missed[site] - self._deploy.failures
-        return more >= 0 and more % RETRY_ROUNDS != RETRY_ROUNDS - 1
+        return site in self._out or (more >= 0 and more % RETRY_ROUNDS != RETRY_ROUNDS - 1)
 
     def absorbed(self, cohort: Sequence[str], present: Collection[str]) -> None:
         """A round ends: of its cohort these have an upload that was absorbed, the others have missed it."""

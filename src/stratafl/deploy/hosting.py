@@ -48,14 +48,15 @@ class Hosting:
         self.file = read_federation(folder / FILE, plain=True)
         self.deploy = self.file.deploy
         self.status = Status(folder, self.deploy.all_sites)
-        self._sites = Attendance(self.deploy, courier, self.status, clock)
+        self._sites = Attendance(self.deploy, courier, self.status, clock, self._shut_out)
         self._in_agreement = set[str]()  # sites that have the agreement
         self._traffic = Traffic()  # of this round
         self._classes: int | None = None
+        self._agreement: Agreement | None = None
 
     def run(self) -> None:
         try:
-            agreed = self._agreed()
+            self._agreement = agreed = self._agreed()
             self._classes = agreed.format.classes
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
             if not (self._folder / AGREED).exists():  # what cannot be served must not be agreed on for good
@@ -75,6 +76,14 @@ class Hosting:
             raise
         again = self._sites.again(left, "run the same command to send it")
         self.status.end("finished", f"sites without their final model: {', '.join(left)}; {again}" if left else "")
+
+    def _shut_out(self) -> frozenset[str]:
+        """The sites that took part and whose key is no longer in the folder `keys`."""
+        keys, agreed = self._folder / KEYS, self._agreement
+        if agreed is None or not keys.is_dir():
+            return frozenset()
+        there = {path.stem for path in keys.glob("*.pub")}
+        return frozenset(agreed.roster.names) - there
 
     # Agreement
 
@@ -204,7 +213,8 @@ class Hosting:
         counts = {"cohort": len(cohort), "uploads": len(present), "left_out": len(left_out)}
         spent = server.algorithm.spent(server.at(exchange.round))
         journal.absorbed(exchange.round, self._traffic, begin, closed, {**counts, **spent})
-        self.status.absorbed(exchange.round, self._clock() - begin, len(present))
+        without = [site for site in cohort if site not in present]
+        self.status.absorbed(exchange.round, self._clock() - begin, len(present), without)
 
     # The end
 

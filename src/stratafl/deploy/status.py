@@ -31,6 +31,7 @@ NAME = "status.json"
 MAX_STATUS_BYTES = 1 << 24  # bytes
 MAX_REASON_LETTERS = 300  # letters of a reason
 MAX_LINES = 50  # lines that were said last
+MAX_NAMED = 8  # sites in a line
 LASTING = ("set aside", "has its model")  # states of a site, connected or not
 ROUNDS = "rounds.jsonl"
 PLACE = "test.received"  # what sites score: the model that they received, on their test samples
@@ -41,6 +42,8 @@ class Status:
 
     def __init__(self, folder: Path, sites: Sequence[str]) -> None:
         self._path = folder / NAME
+        self._connected: frozenset[str] | None = None
+        self._without: Sequence[str] = ()  # of the cohort of the last round
         self._sites: dict[str, dict[str, Any]] = {site: {"state": "not connected", "reason": ""} for site in sites}
         self._about: dict[str, Any] = {
             "state": "starting",
@@ -71,7 +74,12 @@ class Status:
                 changed = True
             if is_connected:
                 fields["seen"] = time.time()
-        if changed:
+        if frozenset(connected) != self._connected:
+            self._connected = frozenset(connected)
+            missing = [f"'{site}'" for site in self._sites if site not in connected]
+            not_there = f"; not connected: {_few(missing)}" if missing else ""
+            self.say(f"{len(self._sites) - len(missing)} of {len(self._sites)} sites are connected{not_there}")
+        elif changed:
             self._save()
 
     def uploaded(self, site: str, round: int, seconds: float, score: float | None, size: int) -> None:
@@ -82,8 +90,11 @@ class Status:
         self.say(f"round {round}: the upload of '{site}' was left out: {reason}")
         self._site(site, reason=shown(reason, MAX_REASON_LETTERS))
 
-    def absorbed(self, round: int, seconds: float, uploads: int) -> None:
+    def absorbed(self, round: int, seconds: float, uploads: int, without: Sequence[str] = ()) -> None:
         log.info("round %d: %d uploads absorbed in %.1f s", round, uploads, seconds)
+        if without and without != self._without:
+            self.say(f"round {round} ended without {_few([f"'{each}' ({self.reason(each)})" for each in without])}")
+        self._without = without
         self._note(round=round, seconds=round_to(seconds), uploads=uploads)
 
     def committed(self, site: str) -> None:
@@ -101,6 +112,7 @@ class Status:
         """A site that was gone is connected again, and is no longer set aside."""
         if self._sites[site]["state"] == "set aside":
             self._site(site, state="connected", reason="")
+            self.say(f"'{site}' is connected again and takes part")
 
     def reason(self, site: str) -> str:
         return str(self._sites[site]["reason"] or self._sites[site]["state"])
@@ -122,6 +134,11 @@ class Status:
 
     def _save(self) -> None:
         write_atomically(self._path, json.dumps({**self._about, "sites": self._sites}).encode())
+
+
+def _few(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return ", ".join(texts[:MAX_NAMED]) + more
 
 
 def round_to(seconds: float) -> float:
