@@ -21,6 +21,7 @@ from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
+from stratafl.deploy.signatures import KEYS
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
@@ -38,7 +39,7 @@ class Hosting:
     def __init__(
         self,
         folder: Path,
-        courier: Courier,
+        courier: Courier[Content],
         *,
         trust: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -64,6 +65,7 @@ class Hosting:
             server = serving.server
             offer = Offer(agreed, server.widest, blueprint.digests)
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
+                self._sites.on_unverified = exchange.refuse
                 self.status.begin(exchange.round, server.rounds)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
                     while exchange.round < server.rounds:
