@@ -38,6 +38,7 @@ from stratafl.deploy.certificates import (
     write_once,
 )
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.serving import AGREED
 from stratafl.deploy.signatures import (
     HOST_KEY,
     KEYS,
@@ -102,6 +103,8 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFo
     """The folder of this federation, new or as it was left."""
     make_private(path)
     make_private(path / KEYS)
+    if not (path / AGREED).exists():
+        file.check_classes()
     file = _keep_file(path, file)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():
