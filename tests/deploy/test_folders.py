@@ -35,6 +35,16 @@ def test_an_authority_that_sites_know_is_not_made_anew(tmp_path):
     assert (host.path / "ca.key").exists()
 
 
+def test_a_host_that_does_not_list_the_classes_is_refused_unless_it_predicts_numbers(tmp_path):
+    with pytest.raises(StrataError, match=r"classes = \["):
+        prepare_host(tmp_path / "host", with_tables(deploy={"classes": ()}), PLACE)
+    prepare_host(tmp_path / "numbers", with_tables(deploy={"classes": ()}, data={"targets": "numbers"}), PLACE)
+    begun = tmp_path / "begun"  # before hosts listed them
+    write_file(begun, with_tables(deploy={"classes": ()}))
+    (begun / "agreement.json").touch()
+    prepare_host(begun, with_tables(deploy={"classes": ()}), PLACE)
+
+
 def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
     prepare_host(tmp_path / "host", with_tables(), PLACE)
     with pytest.raises(DeployError, match=r"run\.rounds is 5 .*9"):

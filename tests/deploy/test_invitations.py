@@ -45,6 +45,7 @@ TEXTS = {
     "deploy.name": "letters, digits, - and _ alone",
     "deploy.sites": "letters, digits, - and _ alone",
     "deploy.predict": "letters, digits, - and _ alone",
+    "deploy.classes": "names of classes",
 }
 OPTION_TEXTS = {"stem": "`cifar` or `torchvision`, which the model checks"}
 

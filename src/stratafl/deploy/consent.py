@@ -22,7 +22,7 @@ from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.member import own_format, site_samples
-from stratafl.errors import DamagedError, DeployError, counted, first_line, shown
+from stratafl.errors import DamagedError, DeployError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
 
 CONSENT = "consent.json"
@@ -31,7 +31,7 @@ MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 
 def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
     """Lines that say what leaves this site, whose samples are at `place`."""
-    format = own_format(file.experiment, place)
+    format = own_format(file, place)
     lines = [f"leaves this site, once: {_introduced(format)}"]
     if site in file.deploy.predict:
         lines.append("leaves this site, in rounds: nothing, because it only predicts")
@@ -77,12 +77,8 @@ def _introduced(format: SampleFormat) -> str:
             "deviations unless data.normalise = 'columns', and every site receives it)"
         )
     facts += [f"the names of its {counted(len(format.columns), 'column')}"] if format.columns else []
-    names = format.preprocessing.classes
-    if names:
-        few = ", ".join(map(shown, names[:8])) + (", …" if len(names) > 8 else "")
-        facts.append(f"the names of its {counted(len(names), 'class', 'classes')} ({few})")
-    elif format.classes is not None:
-        facts.append("the number of its classes")
+    if format.classes is not None:
+        facts.append("that its labels are among the classes of the invitation, but not which of them")
     return ", ".join(facts)
 
 

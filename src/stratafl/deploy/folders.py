@@ -34,6 +34,7 @@ from stratafl.deploy.certificates import (
     write_once,
 )
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.serving import AGREED
 from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
@@ -77,6 +78,8 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFo
     """The folder of this federation, new or as it was left."""
     make_private(path)
     make_private(path / KEYS)
+    if not (path / AGREED).exists():
+        file.check_classes()
     file = _keep_file(path, file)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.assemble import federation_of
-from stratafl.config.deployment import blueprint_of, read_federation, site_columns_of, site_federation_of, site_of
+from stratafl.config.deployment import (
+    FederationFile,
+    blueprint_of,
+    read_federation,
+    site_columns_of,
+    site_federation_of,
+    site_of,
+)
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
@@ -30,6 +37,7 @@ from stratafl.deploy.agreement import (
     compared_facts,
     introduced_format,
     shareable_format,
+    with_listed_classes,
 )
 from stratafl.errors import DamagedError, DataError, WireError, shown
 from stratafl.execute.exchange import SiteExchange, open_site, state_form
@@ -87,6 +95,7 @@ class SiteMember:
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """What this site says of itself."""
         self._check_federation(table)
+        self.file.check_classes()
         federation = self._federation(self._own_format)
         format, columns = self._own_format, site_columns_of(self.file.experiment, self.place, self.client)
         pooled = format.preprocessing.columns is not None
@@ -133,7 +142,8 @@ class SiteMember:
         # Means and deviations are refused by `Agreement.from_table`.
         alike = agreed.preprocessing.scaling == ours.preprocessing.scaling
         if self.trains:
-            alike &= all(here == common for _, here, common in compared_facts(ours, agreed))
+            facts = compared_facts(ours, agreed, listed=bool(self.file.deploy.classes))
+            alike &= all(here == common for _, here, common in facts)
         if not alike:
             wrong = "the host asks this site to read its samples differently from what its own file says"
             raise WireError(f"{wrong}: ask the host which site introduced that")
@@ -176,14 +186,15 @@ class SiteMember:
 
     @cached_property
     def _own_format(self) -> SampleFormat:
-        return own_format(self.file.experiment, self.place)
+        return own_format(self.file, self.place)
 
     def _federation(self, agreed: SampleFormat) -> Federation:
         return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
 
 
-def own_format(experiment: Experiment, place: str) -> SampleFormat:
-    """The format of a site's own samples, without what they are like."""
+def own_format(file: FederationFile, place: str) -> SampleFormat:
+    """The format of a site's own samples, without what they are like, with the classes of the federation."""
+    experiment = file.experiment
     alone = {"channel": "'image', 'half' or 'unit'", "pooled": "'columns'"}
     samples = site_samples(experiment, place)
     if experiment.data.normalise in alone and samples.table is None:  # its numbers would leave the site
@@ -191,7 +202,8 @@ def own_format(experiment: Experiment, place: str) -> SampleFormat:
         raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
     if experiment.data.tokens == "trained":
         raise DataError("data.tokens = 'trained' would need the texts of all sites: use 'hashed'")
-    return check_names(shareable_format(SampleFormat.of(samples)))
+    format = with_listed_classes(shareable_format(SampleFormat.of(samples)), file.deploy.class_names)
+    return check_names(format)
 
 
 def site_samples(experiment: Experiment, place: str) -> Federation:
