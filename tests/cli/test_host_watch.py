@@ -8,6 +8,9 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
 import stratafl.cli.host_command as command
+from hosted import with_tables, write_file
+from stratafl.cli import main as strata
+from stratafl.config.deployment import DeployTable
 from stratafl.deploy.control import RunState
 from stratafl.deploy.prometheus import MetricsFile
 from stratafl.deploy.status import Status
@@ -48,8 +51,9 @@ class FakeHost:
 
 def watch(folder, host, metrics=None):
     experiment = SimpleNamespace(run=SimpleNamespace(rounds=7))
-    file = SimpleNamespace(deploy=SimpleNamespace(name="test", all_sites=("a",)), experiment=experiment)
-    prepared = SimpleNamespace(path=folder, file=file, waiting_keys=lambda known: {})
+    file = SimpleNamespace(deploy=DeployTable(("a",), name="test"), experiment=experiment)
+    prepared = SimpleNamespace(path=folder, file=file, waiting_keys=lambda known: {}, shut_out=list)
+    prepared.store_keys = lambda site, path: path
     return command._Watch(prepared, host, [], trust=False, metrics=metrics)
 
 
@@ -117,11 +121,15 @@ def test_what_the_serverapp_says_is_shown_once_and_rounds_are_known_from_the_sta
     host = FakeHost(tmp_path, running, running, running, DONE)
     started, look = watch(tmp_path, host), host.run_state
     status = Status(tmp_path, ["a"])
+    status.begin(0, 3)
 
     def run_state(run):
         if len(host.looks) == 3:
             status.say("'a' is set aside: it missed 3 rounds in a row")
             status.say("round 2: the upload of 'a' was left out: its update is too long")
+            status.absorbed(1, 1.0, 1)
+        if len(host.looks) == 2:
+            status.absorbed(2, 1.0, 1)
         return look(run)
 
     host.run_state = run_state
@@ -129,7 +137,9 @@ def test_what_the_serverapp_says_is_shown_once_and_rounds_are_known_from_the_sta
     shown = " ".join(capsys.readouterr().err.split())
     assert shown.count("note: 'a' is set aside: it missed 3 rounds in a row") == 1
     assert shown.count("note: round 2: the upload of 'a' was left out") == 1
-    assert "round 0 of 7" in shown
+    assert shown.count("round 0 of 7") == 1  # in the table at the end
+    assert "round 0 of 3" not in shown
+    assert [f"round {t} of 3" in shown for t in (1, 2)] == [True, True]
 
 
 def test_a_key_that_is_still_being_copied_does_not_end_the_host(tmp_path, capsys):
@@ -147,3 +157,24 @@ def test_a_key_that_is_still_being_copied_does_not_end_the_host(tmp_path, capsys
     assert started.until_it_ends() == 0
     said = capsys.readouterr().err
     assert (said.count("'a.pub' "), said.count("site 'a' is registered")) == (1, 1)
+
+
+def test_a_key_of_no_site_is_said_once_and_a_removed_one_shuts_out(tmp_path, capsys):
+    running = RunState("running", "", "")
+    started = watch(tmp_path, FakeHost(tmp_path, running, running, running, DONE))
+    removed = [[], ["a"], [], []]
+    started._prepared.waiting_keys = lambda known: {"nroth": tmp_path / "nroth.pub"}
+    started._prepared.shut_out = lambda: removed.pop(0)
+    assert started.until_it_ends() == 0
+    said = capsys.readouterr().err
+    assert (said.count("'nroth.pub' "), said.count("site 'a' is shut out")) == (1, 1)
+
+
+def test_names_of_options_are_checked_before_anything_starts(tmp_path, capsys):
+    write_file(tmp_path, with_tables())
+    for option in ("--forget", "--unregister", "--register"):
+        assert (
+            strata(["host", str(tmp_path / "federation.toml"), "--out", str(tmp_path / "host"), option, "nroth"]) == 2
+        )
+        assert "'nroth'" in capsys.readouterr().err
+    assert not (tmp_path / "host").exists()

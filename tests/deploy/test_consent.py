@@ -18,11 +18,14 @@ from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_cons
 from stratafl.deploy.folders import prepare_host
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.member import SiteMember
+from stratafl.deploy.site_processes import SiteStatus
 from stratafl.errors import DataError, WireError
 
 
 class Joined:
     """A site that is left at once, as by Ctrl-C."""
+
+    status = SiteStatus.STARTING
 
     def __init__(self, *_):
         pass

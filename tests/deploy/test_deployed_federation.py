@@ -101,7 +101,7 @@ def test_a_site_with_a_key_that_is_not_registered_is_refused_until_it_is(three: 
     key = create_site_key(three.folder, "d")
     site = three.join("d", register=False, key=key)
     try:
-        three.until(lambda: any("does not know this site's key" in note for note in three.notes), "the refusal")
+        three.until(lambda: any("has not let this site in" in note for note in three.notes), "the refusal")
         assert site.status is SiteStatus.PAUSED
         assert "WARNING refused 127.0.0.1: " in (three.host.folder / "logs" / "gate.log").read_text()
         three.host.register("d", key.public)

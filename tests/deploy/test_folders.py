@@ -10,7 +10,7 @@ from stratafl.cli import main as strata
 from stratafl.config.deployment import read_federation
 from stratafl.config.migrations import FORMAT
 from stratafl.deploy.certificates import read_public_key
-from stratafl.deploy.folders import prepare_host, prepare_site, read_invitation
+from stratafl.deploy.folders import ADMITTED, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.signatures import HOST_KEY, SIGNING_KEY
 from stratafl.errors import DeployError, StrataError
@@ -164,3 +164,29 @@ def test_the_key_with_which_a_host_signs_is_made_once_and_known_from_its_invitat
     same = dataclasses.replace(read_invitation(other, "a"), authority=authority)
     with pytest.raises(DeployError, match=HOST_KEY):
         prepare_site(tmp_path / "a", same, "a")
+
+
+def test_sites_whose_key_was_removed_or_replaced_are_shut_out_and_let_in_when_it_is_back(tmp_path):
+    host = prepare_host(tmp_path / "host", with_tables(), PLACE)
+    admitted = host.path / ADMITTED
+    admitted.mkdir(parents=True)
+    for place in (host.keys, admitted):
+        for site in "abc":
+            (place / f"{site}.pub").write_text(f"key of {site}\n")
+    assert host.shut_out() == []
+    (host.keys / "a.pub").rename(tmp_path / "a.pub")
+    (host.keys / "b.pub").write_text("another key of b\n")
+    assert host.shut_out() == ["a", "b"]
+    assert [path.name for path in admitted.iterdir()] == ["c.pub"]
+    (tmp_path / "a.pub").rename(host.keys / "a.pub")
+    assert set(host.waiting_keys(["c"])) == {"a", "b"}
+
+
+def test_an_invitation_is_also_written_where_you_want_it(tmp_path):
+    host = prepare_host(tmp_path / "host", with_tables(), PLACE)
+    for _ in range(2):
+        assert host.invite(PLACE, tmp_path / "for-sites.toml") == tmp_path / "for-sites.toml"
+    assert read_invitation(tmp_path / "for-sites.toml", "a") == read_invitation(host.path / "invitation.toml", "a")
+    (tmp_path / "mine.toml").write_text("[notes]\n")
+    with pytest.raises(DeployError, match=r"mine\.toml"):
+        host.invite(PLACE, tmp_path / "mine.toml")

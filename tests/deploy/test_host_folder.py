@@ -16,6 +16,7 @@ from stratafl.deploy.member import STATE
 from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.status import ROUNDS, read_status, site_score_line
 from stratafl.errors import DamagedError, DeployError, UnknownNameError
+from stratafl.files import private_folder
 from stratafl.runs.json_files import read_lines
 
 pytestmark = pytest.mark.budget(1.3, "the first test makes the federation that all read")
@@ -117,6 +118,25 @@ def test_a_log_that_was_changed_or_cut_is_refused(host, change, wrong):
     path.write_bytes(b"".join(after))
     with pytest.raises(DamagedError, match=wrong):
         checked_log(host)
+
+
+def test_the_status_of_a_host_and_of_a_site_says_where_they_stand(federation, tmp_path, capsys):
+    assert strata(["status", str(federation / "host"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["running"], told["round"], told["rounds"]) == (False, 3, 3)
+    assert {site["state"] for site in told["sites"].values()} == {"has its model"}
+    with private_folder(federation / "host"):  # as while it is hosted
+        assert strata(["status", str(federation / "host")]) == 0
+    shown = capsys.readouterr().out
+    assert "round 3 of 3" in shown
+    assert "not running" not in shown
+    (federation / "b" / "node.toml").write_text(f'site = "b"\ndata = "{federation / "b.csv"}"\n')
+    assert strata(["status", str(federation / "b"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["site"], told["round"]) == ("b", "3 of 3")
+    assert "round 3" in told["model"]
+    assert "not running" in told["state"]
+    assert strata(["status", str(tmp_path)]) == 2
 
 
 def test_a_site_of_which_the_log_has_no_line_is_an_error(federation, capsys):

@@ -192,6 +192,32 @@ def test_a_host_of_a_finished_federation_waits_for_no_site_that_has_its_model(tm
     assert ": a, e;" in read_status(tmp_path / "host")["reason"]
 
 
+def test_a_site_whose_key_is_removed_takes_part_no_more_and_costs_no_round_its_deadline(tmp_path):
+    _, courier, _ = prepared(tmp_path, run={"rounds": 4, "participation": 1.0})
+    keys, clock, carry = tmp_path / "host" / "keys", Clock(), courier.carry
+    keys.mkdir()
+    for site in SITES:
+        (keys / f"{site}.pub").touch()
+
+    def carried(kind, messages, seconds):
+        rounds = courier.carried.count(("round", "a"))
+        if rounds == 1:
+            (keys / "b.pub").unlink(missing_ok=True)
+        if rounds == 2:
+            (keys / "b.pub").touch()  # let in again
+        return carry(kind, messages, seconds)
+
+    courier.carry = carried
+    Hosting(tmp_path / "host", courier, clock=clock, pause=clock.pause).run()
+    absorbed = ["b" in line["absorbed"] for line in checked_log(tmp_path / "host") if line["event"] == "absorb"]
+    assert absorbed == [True, True, False, True]
+    assert clock.now < 900  # of a deadline
+    said = read_status(tmp_path / "host")["said"]
+    assert sum(line.startswith("'b' is set aside: ") for line in said) == 1
+    assert any(line.startswith("round 3 ended without 'b' ") for line in said)
+    assert any(line.startswith("'b' is connected again") for line in said)
+
+
 @pytest.mark.slow
 def test_a_site_that_only_predicts_gets_a_model_and_trains_nothing(tmp_path):
     file, courier, sites = prepared(tmp_path, run={"rounds": 2}, deploy={"predict": ["e"]})

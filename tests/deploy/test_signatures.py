@@ -1,6 +1,7 @@
 """What is forged, replayed or sent under another name is refused, and costs its victim nothing."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from stratafl.deploy.signatures import (
     STARTS,
     HostSignatures,
     SignedCourier,
+    _statement,
     create_signing_key,
     public_line,
+    read_signing_key,
     site_verifying_key,
 )
 from stratafl.deploy.status import read_status
@@ -149,6 +152,36 @@ def test_the_same_number_for_another_request_is_refused(tmp_path: Path) -> None:
     signatures._next -= 1
     reply = transport.member("a").answer("introduce", signatures.request("introduce", "a", ({**ASKED[0], "x": 1}, b"")))
     assert REFUSED in json.loads(reply.table)
+
+
+def test_a_reply_counts_for_no_other_request_and_for_no_other_host_of_this_name(tmp_path: Path) -> None:
+    """Requests of one number come from a host that was put back; one key of a site may be known to two hosts."""
+    _, transport, _ = prepared(tmp_path)
+    signatures, member = HostSignatures(tmp_path / "host"), transport.member("a")
+    request = signatures.request("introduce", "a", ASKED)
+    reply = member.answer("introduce", request)
+    signatures._next -= 1
+    other = signatures.request("introduce", "a", ({**ASKED[0], "x": 1}, b""))
+    assert other.number == request.number
+    with pytest.raises(WireError):
+        signatures.reply("introduce", "a", other, reply)
+    (tmp_path / "host" / SIGNING_KEY).unlink()
+    create_signing_key(tmp_path / "host" / SIGNING_KEY)
+    with pytest.raises(WireError):
+        HostSignatures(tmp_path / "host").reply("introduce", "a", request, reply)
+
+
+def test_a_request_is_no_reply_although_one_key_signed_both(tmp_path: Path) -> None:
+    """As if the owner of a site, who may host too, had given one file to both."""
+    _, transport, sites = prepared(tmp_path)
+    shutil.copy(tmp_path / "host" / SIGNING_KEY, sites["a"] / SIGNING_KEY)
+    key = public_line(read_signing_key(sites["a"] / SIGNING_KEY), "a")
+    (tmp_path / "host" / KEYS / "a.pub").write_text(f"first\n{key}\n")
+    signatures = HostSignatures(tmp_path / "host")
+    request = signatures.request("introduce", "a", ASKED)
+    assert signatures.reply("introduce", "a", request, transport.member("a").answer("introduce", request))
+    facts = signatures._key.public_key(), "test", "introduce", "a", request.number, b"{}", b""
+    assert _statement(*facts[:2], "request", *facts[2:]) != _statement(*facts[:2], "reply", *facts[2:])
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"nothing", b'{"number": "1", "request": ""}'])

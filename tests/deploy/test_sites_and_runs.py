@@ -80,7 +80,7 @@ def connected(site: SiteProcesses) -> tuple[FakeProcess, FakeProcess]:
     app, node = site._processes
     app.text, node.text = READY, "INFO: SuperNode ID: 77\n"
     site.clock.now += 1
-    assert site.tend() == ["site 'north' is connected"]
+    assert site.tend()[0].startswith("site 'north' is connected")
     assert site.status is SiteStatus.CONNECTED
     return app, node
 
@@ -108,7 +108,7 @@ def test_an_outage_of_the_server_is_said_and_its_end_too(site: SiteProcesses) ->
     assert site.tend() == []  # once
     node.text += "Connection successful after 5 seconds\n"
     site.clock.now += 1
-    assert site.tend() == ["site 'north' is connected"]
+    assert site.tend() == ["site 'north' is connected again"]
 
 
 @pytest.mark.parametrize("gone", [0, 1])
@@ -146,6 +146,24 @@ def test_a_refusal_is_said_and_tried_again(site: SiteProcesses, text: str, cause
     site._processes[1].text, site._processes[1].code = text, 1
     assert sites._REASONS[cause] in site.tend()[0]
     assert site.status is SiteStatus.PAUSED
+
+
+def test_a_site_that_waits_says_so_once_and_one_that_is_shut_out_is_told_so(site: SiteProcesses) -> None:
+    def refused() -> list[str]:
+        site._processes[1].text, site._processes[1].code = "INFO: SuperNode terminated gracefully.", 0
+        lines = site.tend()
+        site.clock.now += PAUSES[-1] + 1
+        return lines
+
+    site.tend()
+    (line,) = refused()
+    assert sites._REASONS[sites._REFUSED] in line
+    assert "0" not in line  # of an exit code
+    site.tend()
+    assert refused() == []
+    connected(site)
+    (line,) = refused()
+    assert sites._SHUT_OUT in line
 
 
 @pytest.mark.parametrize(
@@ -348,8 +366,14 @@ def control(tmp_path: Path) -> ControlClient:
         nodes.append(found)
         return found
 
+    def unregister(asked: SimpleNamespace) -> None:
+        nodes[asked.node_id - 1].status = "unregistered"
+
     control._client = SimpleNamespace(
-        RegisterNode=register, ListNodes=lambda asked: SimpleNamespace(nodes_info=nodes), close=lambda: None
+        RegisterNode=register,
+        UnregisterNode=unregister,
+        ListNodes=lambda asked: SimpleNamespace(nodes_info=nodes),
+        close=lambda: None,
     )
     return control
 
@@ -359,8 +383,8 @@ def test_a_key_has_one_name_and_a_name_one_key(control: ControlClient) -> None:
     assert control.register("north", b"key") == 1  # again, when a folder is hosted again
     with pytest.raises(DeployError, match=r"'north'.*'south'"):
         control.register("south", b"key")
-    with pytest.raises(DeployError, match="--unregister north"):
-        control.register("north", b"other")
+    assert control.register("north", b"other") == 2
+    assert [(node.public_key, node.name) for node in control.nodes()] == [(b"other", "north")]
     with pytest.raises(DeployError, match="64"):
         control.register("../x", b"third")
     with pytest.raises(DeployError, match="'west'"):

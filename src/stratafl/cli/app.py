@@ -299,6 +299,21 @@ def join_(
     return join_federation(invitation, site, data, out, yes, trust)
 
 
+@app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata status federations/ward")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a host, federations/NAME, or of a site.")],
+    as_json: AsJson = False,
+    trust: Trust = False,
+) -> None:
+    """Show where a federation stands: rounds, and who is connected, missing or set aside.
+
+    Works while it runs and afterwards.
+    """
+    from stratafl.cli.federation_command import print_status
+
+    print_status(folder, as_json, trust)
+
+
 @app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata audit federations/ward --site north")
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="HOST", help="The folder of a host, federations/NAME.")],
@@ -309,7 +324,7 @@ def audit(
 
     Shows which site was asked, what it sent and what was absorbed. Works while the host runs.
     """
-    from stratafl.cli.host_command import print_audit
+    from stratafl.cli.federation_command import print_audit
 
     print_audit(folder, site, as_json)
 

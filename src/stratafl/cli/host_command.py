@@ -1,7 +1,4 @@
-"""`strata host` runs SuperLink, gate and ServerApp of a federation and shows it, `strata join` takes part in one.
-
-`strata audit` checks the log of a host.
-"""
+"""`strata host` runs SuperLink, gate and ServerApp of a federation and shows it, `strata join` takes part in one."""
 
 import json
 import sys
@@ -17,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 
 from stratafl.cli.command_options import HostOptions
-from stratafl.cli.console import note_console, print_note, result_console, show_warnings, titled_table
+from stratafl.cli.console import note_console, print_note, result_console, show_warnings
+from stratafl.cli.federation_command import sites_table
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
@@ -25,22 +23,21 @@ from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what
 from stratafl.deploy.folders import HostFolder, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.local_federation import divided, rehearsed
-from stratafl.deploy.member import STATE
+from stratafl.deploy.member import AGREED, STATE
 from stratafl.deploy.prometheus import MetricsFile
-from stratafl.deploy.serving import checked_log, forget_site
+from stratafl.deploy.serving import forget_site
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
+from stratafl.deploy.status import NAME as STATUS
 from stratafl.deploy.status import read_status
-from stratafl.errors import DeployError, OutageError, counted, unknown
+from stratafl.errors import DataError, DeployError, OutageError, UnknownNameError
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import DELIVERED
-from stratafl.files import private_folder
+from stratafl.files import private_folder, write_atomically
 from stratafl.runs.loggers import check_loggers
 
 SERVER_APP = "stratafl.deploy.server_app:app"
 LOOK = 0.5  # seconds between two looks
 STARTS, WITHIN = 5, 600.0  # starts of the ServerApp within this many seconds, after which the host gives up
-AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
-SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
 def host_federation(config: Path, options: HostOptions) -> int:
@@ -50,6 +47,8 @@ def host_federation(config: Path, options: HostOptions) -> int:
     folder = options.out or Path("federations") / file.deploy.name
     place = HostAddress.parse("127.0.0.1:0" if local else options.address)
     check_loggers(file.experiment.log.to)
+    for site in (*(options.forget or ()), *(options.unregister or ()), *(each.stem for each in options.register or ())):
+        file.deploy.number(site)  # raises if there is no such site
     measured = MetricsFile(options.metrics, folder, file.deploy.name) if options.metrics else None
     console = note_console()
     with ExitStack() as stack:
@@ -58,10 +57,12 @@ def host_federation(config: Path, options: HostOptions) -> int:
         for site in options.forget or ():
             forget_site(folder, site, trust=trust)
             print_note(f"site '{site}' is forgotten: it starts over, without its personal layers", console)
+        for site in prepared.shut_out():
+            print_note(_is_shut_out(site), console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
         place = HostAddress(place.host, flower.address.port)
-        invitation = prepared.invite(place)
+        invitation = prepared.invite(place, options.invitation)
         for name in options.unregister or ():
             flower.unregister(name)
             print_note(f"the key of site '{name}' is no longer registered", console)
@@ -82,6 +83,10 @@ def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterat
         folder = prepare_site(prepared.path / "sites" / name, invitation, name)
         flower.register(name, prepared.store_keys(name, folder.key.public))
         yield SiteProcesses(folder, {"data": str(samples.absolute())})
+
+
+def _is_shut_out(site: str) -> str:
+    return f"site '{site}' is shut out: its key in 'keys/' was removed or changed; a key that is put there is let in"
 
 
 class _Watch:
@@ -119,7 +124,7 @@ class _Watch:
         with quietly as interrupt, Live(console=self._console, auto_refresh=False, transient=True) as live:
             while (end := self._look(live)) is None and not interrupt.asked:
                 time.sleep(LOOK)
-        self._console.print(_table(self._prepared, self._flower, read_status(self._prepared.path) or {}))
+        self._console.print(self._table(read_status(self._prepared.path) or {}))
         if end is None:
             self._console.print("stopping; completed rounds are saved. Run the same command to continue.")
             return INTERRUPTED
@@ -150,15 +155,19 @@ class _Watch:
         self._unwritten = wrong
 
     def _let_in(self) -> list[str]:
-        """Register keys that were put into the folder; one that cannot be read may still be under way."""
-        events = []
+        """Shut out sites whose key was removed from the folder, and register keys that were put there.
+
+        A key that cannot be read may still be under way.
+        """
+        events = [_is_shut_out(site) for site in self._prepared.shut_out()]
         for site, path in self._prepared.waiting_keys(self._flower.registered).items():
             try:
+                self._prepared.file.deploy.number(site)  # raises if there is no such site
                 self._flower.register(site, self._prepared.store_keys(site, path))
                 events.append(f"site '{site}' is registered")
             except OutageError:
                 raise
-            except DeployError as error:
+            except (DeployError, UnknownNameError) as error:
                 if self._refused.get(site) != str(error):
                     events.append(f"'{path.name}' cannot be registered: {error}")
                 self._refused[site] = str(error)
@@ -172,10 +181,13 @@ class _Watch:
 
     def _show(self, live: Live, status: dict[str, Any]) -> None:
         if self._console.is_terminal:
-            live.update(_table(self._prepared, self._flower, status), refresh=True)
-        elif status.get("round", 0) != self._round:
-            self._round = status.get("round", 0)
-            self._console.print(f"round {self._round} of {_rounds(self._prepared, status)}")
+            live.update(self._table(status), refresh=True)
+        elif status.get("rounds") and status["round"] not in (0, self._round):
+            self._round = status["round"]
+            self._console.print(f"round {self._round} of {status['rounds']}")
+
+    def _table(self, status: dict[str, Any]) -> Table:
+        return sites_table(self._prepared.file, status, self._flower.counts())
 
     def _ended(self) -> str | None:
         state = self._flower.control.run_state(self._run)
@@ -206,56 +218,6 @@ class _Watch:
         return run
 
 
-def _table(prepared: HostFolder, flower: Host, status: dict[str, Any]) -> Table:
-    done = f"round {status.get('round', 0)} of {_rounds(prepared, status)}, {status.get('state', 'starting')}"
-    title = f"{prepared.file.deploy.name}: {done}"
-    table, counts, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), flower.counts(), time.time()
-    for name in prepared.file.deploy.all_sites:
-        site = status.get("sites", {}).get(name, {})
-        passed, seen = counts.get(name, {}), site.get("seen")
-        table.add_row(
-            name,
-            site.get("state", "not connected"),
-            str(site.get("round", "")),
-            _number(site.get("seconds"), 1),
-            _number(passed.get("received", 0) / 1e6, 1) if passed else "",
-            _number(site.get("score"), 3),
-            "" if seen is None else f"{max(0, now - seen):.0f} s ago",
-        )
-    return table
-
-
-def _rounds(prepared: HostFolder, status: dict[str, Any]) -> int:
-    """Rounds in all, also before the ServerApp has begun."""
-    return status.get("rounds") or prepared.file.experiment.run.rounds
-
-
-def _number(value: float | None, places: int) -> str:
-    return "" if value is None else f"{value:.{places}f}"
-
-
-def print_audit(folder: Path, site: str | None, as_json: bool) -> None:
-    """Print the log, or raise an error that names its first bad line."""
-    lines = checked_log(folder)
-    sites = sorted({line["site"] for line in lines if line.get("site")})
-    if site is not None and site not in sites:
-        raise unknown("site of this log", site, sites)
-    chosen = [line for line in lines if site is None or line.get("site") == site]
-    if as_json:
-        json.dump(chosen, sys.stdout, indent=1)
-        sys.stdout.write("\n")
-        return
-    table = titled_table("", AUDIT_COLUMNS, names=("time", "event", "site", "upload"), text=("reason",))
-    for line in chosen:
-        about = {**line, "upload": str(line.get("upload", ""))[:12], "time": str(line["time"])[:19]}
-        about |= {"reason": line.get("reason") or ", ".join(line.get("absorbed", ()))}
-        table.add_row(*(str(about.get(column, "")) for column in AUDIT_COLUMNS))
-    result_console().print(table)
-    note_console().print(
-        f"{counted(len(lines), 'line')}, intact: no line was changed, removed or inserted", markup=False
-    )
-
-
 # A site
 
 
@@ -267,8 +229,14 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     invited = read_invitation(invitation, site)
     server, file = invited.server, invited.file
     console = note_console()
-    with show_warnings(console):
-        leaves = what_leaves_site(file, site, str(place), trust=trust)
+    try:
+        with show_warnings(console):
+            leaves = what_leaves_site(file, site, str(place), trust=trust)
+    except DataError as error:
+        if "data." not in str(error):
+            raise
+        settings = "the settings data.… are the host's: correct this file, or ask the host for another invitation"
+        raise DataError(f"{error} ({settings})") from error
     for line in data_doubts(file, str(place)):
         print_note(line, console)
     agreed = has_consent(folder, file, leaves, invited.key)
@@ -278,8 +246,10 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     if not agreed:
         keep_consent(folder, file, leaves, invited.key)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
-    print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
+    if not (folder / AGREED).exists():
+        print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
     delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
+    status = None
     with (
         SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
@@ -287,6 +257,9 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
+            if running.status is not status:
+                status = running.status
+                write_atomically(folder / STATUS, json.dumps({"state": status.value}).encode())
             if not has_model and (has_model := delivered.exists()):
                 print_note(f"this site has its model: strata predict {folder} --data FILE", console)
             time.sleep(LOOK)

@@ -124,6 +124,8 @@ class FederationFile:
             table, _, key = path.partition(".")
             if getattr(getattr(self.experiment, table), key) != getattr(getattr(Experiment(), table), key):
                 raise RecordError(f"{path} is for simulations: leave it out of a federation")
+        if self.experiment.server.secure:
+            raise RecordError("server.secure is for simulations in this version: leave it out of a federation")
         if self.experiment.train.class_weight == POOLED:
             with_class_weights(self.experiment.train, (), None)  # which says why not
         if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first

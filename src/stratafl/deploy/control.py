@@ -75,7 +75,7 @@ class ControlClient:
                 raise DeployError(f"this key is registered for site '{shown(registered.name)}', not for '{site}'")
             return int(registered.node_id)
         if any(node.name == site for node in self.nodes()):
-            raise DeployError(f"site '{site}' is registered with another key: host once with --unregister {site}")
+            self.unregister(site)  # its old key, which is refused from now on
         try:
             with _explained(f"register site '{site}'"):
                 request = asked.RegisterNodeRequest(public_key=public_key, name=site)

@@ -53,6 +53,7 @@ from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
 FILE, INVITATION = "federation.toml", "invitation.toml"
+ADMITTED = "flower/sites"  # the keys that the gate lets in
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,17 @@ class HostFolder:
     def keys(self) -> Path:
         return self.path / KEYS
 
-    def invite(self, place: HostAddress) -> Path:
-        """Write what sites are given, with the address that they are to use."""
+    def invite(self, place: HostAddress, copy: Path | None = None) -> Path:
+        """Write what sites are given, with the address that they are to use, and a copy if its place is chosen."""
         key = public_line(read_signing_key(self.path / SIGNING_KEY), self.file.deploy.name)
         invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8"), "key": key}
         path = self.path / INVITATION
+        if copy is not None and copy.exists() and "invitation" not in read_toml(copy):
+            raise DeployError(f"'{copy}' exists and is not an invitation: choose another name")
         tables = with_format({"invitation": invitation, **self.file.invited().tables()})
-        write_atomically(path, tomli_w.dumps(tables).encode())
-        return path
+        for target in filter(None, (path, copy)):
+            write_atomically(target, tomli_w.dumps(tables).encode())
+        return copy or path
 
     def store_keys(self, site: str, path: Path) -> Path:
         """The file NAME.pub of a site, with both of its keys and in the folder `keys`."""
@@ -92,11 +96,23 @@ class HostFolder:
         return stored
 
     def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
-        """Keys in the folder `keys` of sites that are not known yet."""
-        keys = {path.stem: path for path in sorted(self.keys.glob("*.pub"))}
-        return {
-            site: path for site, path in keys.items() if site not in registered and site in self.file.deploy.all_sites
-        }
+        """Keys in the folder `keys` that are not registered yet, also of names that no site has."""
+        return {path.stem: path for path in sorted(self.keys.glob("*.pub")) if path.stem not in registered}
+
+    def shut_out(self) -> list[str]:
+        """Let the gate refuse sites whose key was removed from the folder `keys`, or is another one now; their names.
+
+        A removed key that is put back is let in again.
+        """
+        admitted = {path.stem: path for path in sorted((self.path / ADMITTED).glob("*.pub"))}
+        names = [site for site, path in admitted.items() if not _same(self.keys / path.name, path)]
+        for site in names:
+            admitted[site].unlink(missing_ok=True)
+        return names
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.exists() and read_key(path) == read_key(other)
 
 
 def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFolder:

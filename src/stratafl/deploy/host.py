@@ -4,7 +4,6 @@ All that is kept is in one folder: database, keys of sites, logs. The SuperLink 
 address that sites know. `tend` starts again what ended: the run survives an outage of SuperLink and gate.
 """
 
-import json
 import os
 import re
 import secrets
@@ -30,11 +29,11 @@ from stratafl.deploy.processes import (
     require_flower,
     wait_until,
 )
+from stratafl.deploy.status import read_counts
 from stratafl.errors import DeployError, shown
-from stratafl.files import is_stamped, lock, make_private, read_plain, stamp
+from stratafl.files import is_stamped, lock, make_private, stamp
 
 RESTARTS, WITHIN = 5, 600.0  # restarts of a process within this many seconds, after which the host gives up
-MAX_COUNTS_BYTES = 10_000_000  # bytes
 PORT = 9443  # of a host, unless its address names another
 # A name or an IP address: no option, path or control character.
 _HOST = re.compile(r"[A-Za-z0-9\[:_][A-Za-z0-9\]:_.%-]*")
@@ -146,10 +145,7 @@ class Host:
             return self.control.start_run(write_app(Path(folder), server_app, client_app, settings))
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
-        with suppress(OSError, ValueError):
-            return dict(json.loads(read_plain(self.folder / "counts.json", MAX_COUNTS_BYTES))["sites"])
-        return {}
+        return read_counts(self.folder)
 
     def tend(self) -> list[str]:
         """Start again what ended; says what it did, and raises a `DeployError` if something ends too often."""

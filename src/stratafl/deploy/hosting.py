@@ -84,8 +84,8 @@ class Hosting:
         keys, agreed = self._folder / KEYS, self._agreement
         if agreed is None or not keys.is_dir():
             return frozenset()
-        there = {path.stem for path in keys.glob("*.pub")}
-        return frozenset(agreed.roster.names) - there
+        registered = {path.stem for path in keys.glob("*.pub")}
+        return frozenset(agreed.roster.names) - registered
 
     # Agreement
 

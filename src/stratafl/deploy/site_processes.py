@@ -24,6 +24,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from stratafl.deploy.certificates import read_key
 from stratafl.deploy.client_tasks import READY
 from stratafl.deploy.folders import SiteFolder
+from stratafl.deploy.member import AGREED
 from stratafl.deploy.processes import RETRY, SITE_FOLDER, Process, flower_environment, free_port, python_module
 from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import lock, make_private, read_plain, write_atomically
@@ -32,6 +33,7 @@ PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last 
 HEALTHY = 120.0  # seconds of connection after which the first pause is used again
 LOOK = 0.5  # seconds between two looks into the logs
 _NODE = re.compile(r"SuperNode ID: (\d{1,20})")
+_REFUSED = "terminated gracefully"  # how flwr ends at a 401; we did not ask it to end
 _REFUSAL = re.compile(r"^[\d:, -]+ WARNING refused: (.+)$", re.MULTILINE)  # as client_app and the exchange log it
 # What the log of a SuperNode says before it ends, and what that means; the first that is found is said.
 _REASONS = {
@@ -39,9 +41,10 @@ _REASONS = {
     "[code: 2004]": "the server still counts this site as connected and admits it within a minute",
     "[code: ": "the server refuses this site",
     "Unable to parse the private key": "the private key cannot be read",
-    # How flwr ends at a 401; we did not ask it to end.
-    "terminated gracefully": "the server does not know this site's key, or clocks differ: ask it to register the key",
+    _REFUSED: "the host has not let this site in yet, or clocks differ: send it this site's NAME.pub",
 }
+_SHUT_OUT = "the host no longer lets this site in: it has removed or replaced this site's key, or clocks differ"
+
 _FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
 
 CLIENT_APP = "stratafl.deploy.client_app:app"
@@ -75,7 +78,8 @@ class SiteProcesses:
         self._processes = list[Process]()
         self._tries, self._next, self._look = 0, 0.0, 0.0
         self._connected_at: float | None = None
-        self._refusal = ""  # the last one that was said
+        self._refusal = self._said = ""  # the last ones that were said
+        self._was_connected = False
         self._ready = False  # whether the ClientApp has said so since it was started, perhaps long ago
         self.status = SiteStatus.STARTING
         write_atomically(folder / "node.toml", tomli_w.dumps({"site": site.name, **settings}).encode())
@@ -162,7 +166,8 @@ class SiteProcesses:
         if status is before or status is SiteStatus.STARTING:
             return []
         if status is SiteStatus.CONNECTED:
-            return [f"site '{self.name}' is connected"]
+            again, self._was_connected, self._said = " again" * self._was_connected, True, ""
+            return [f"site '{self.name}' is connected{again}"]
         return [f"site '{self.name}': no answer from {self._server}; the site tries again at least every {RETRY} s"]
 
     def _fell(self, gone: Process) -> list[str]:
@@ -170,15 +175,19 @@ class SiteProcesses:
         cause = next((text for text in _REASONS if gone.name == "supernode" and text in log), None)
         self._end_processes()
         self._release()
-        reason = f"site '{self.name}': {f'{_REASONS[cause]} ({outcome})' if cause else outcome}"
+        was_let_in = self._was_connected or (self.folder / AGREED).exists()
+        why = _SHUT_OUT if was_let_in and cause == _REFUSED else _REASONS[cause] if cause else outcome
         began = self._ready or READY in log
         if cause in _FINAL or (gone.name == "clientapp" and not began and not gone.was_killed()):
             self.status = SiteStatus.ENDED
-            raise DeployError(reason)
+            raise DeployError(f"site '{self.name}': {f'{why} ({outcome})' if cause else outcome}")
         pause = PAUSES[min(self._tries, len(PAUSES) - 1)]
         self._tries, self._next = self._tries + 1, time.monotonic() + pause
         self.status = SiteStatus.PAUSED
-        return [f"{reason}. It starts again in {pause:.0f} s"]
+        if cause is None:
+            return [f"site '{self.name}': {outcome}. It starts again in {pause:.0f} s"]
+        is_new, self._said = why != self._said, why
+        return [f"site '{self.name}': {why}. It keeps trying"] if is_new else []
 
     def _end_processes(self) -> None:
         for process in self._processes:

@@ -93,7 +93,8 @@ class Status:
     def absorbed(self, round: int, seconds: float, uploads: int, without: Sequence[str] = ()) -> None:
         log.info("round %d: %d uploads absorbed in %.1f s", round, uploads, seconds)
         if without and without != self._without:
-            self.say(f"round {round} ended without {_few([f"'{each}' ({self.reason(each)})" for each in without])}")
+            reasons = [f"'{site}' ({self.reason(site)})" for site in without]
+            self.say(f"round {round} ended without {_few(reasons)}")
         self._without = without
         self._note(round=round, seconds=round_to(seconds), uploads=uploads)
 
@@ -157,6 +158,13 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     if not isinstance(status, dict):
         raise DeployError(f"'{path}' is not the status of a federation")
     return status
+
+
+def read_counts(folder: Path) -> dict[str, dict[str, float]]:
+    """What passed the gate, by site: `requests`, bytes `received` and `sent`, last `seen` (seconds since 1970)."""
+    with suppress(OSError, ValueError):
+        return dict(json_value(read_plain(folder / "counts.json", MAX_STATUS_BYTES))["sites"])
+    return {}
 
 
 @dataclass

@@ -99,6 +99,15 @@ def read_site(root: Path, federation: str, site: str, form: Mapping[str, Kind]) 
     return SiteStore(folder, federation, site, form, BlockCache(folder / BLOCKS))
 
 
+def read_standing(folder: Path) -> tuple[int | None, int | None]:
+    """The round of the last upload of a site, and the round after which it has its final model, if there are any."""
+    rounds = list[int | None]()
+    for names in ((PENDING, CURRENT), (DELIVERED,)):
+        path = next((folder / name for name in names if os.path.lexists(folder / name)), None)
+        rounds.append(None if path is None else read_state(path, 2 * MAX_MESSAGE_BYTES)[0].get("round"))
+    return rounds[0], rounds[1]
+
+
 class SiteStore:
     """An open folder of a site; `open_site` makes it."""
 

@@ -1,0 +1,132 @@
+"""What the folder of a federation says: `strata status` of a host or a site, `strata audit` of a host."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from stratafl.cli.console import note_console, result_console, titled_table
+from stratafl.config.deployment import FederationFile, read_federation
+from stratafl.deploy.member import STATE, SiteMember
+from stratafl.deploy.serving import FILE, checked_log
+from stratafl.deploy.site_model import NODE, member_in
+from stratafl.deploy.status import read_counts, read_status
+from stratafl.errors import BusyError, DeployError, counted, unknown
+from stratafl.execute.exchange import site_folder
+from stratafl.execute.exchange.site_store import read_standing
+from stratafl.files import lock
+
+AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
+SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
+
+
+def print_status(folder: Path, as_json: bool, trust: bool) -> None:
+    """Print where a federation stands, from the folder of its host or of a site; nothing is changed."""
+    if (folder / NODE).exists():
+        facts = site_status(member_in(folder, trust=trust))
+        lines = [f"{key}: {value}" for key, value in facts.items()]
+    elif (folder / FILE).exists():
+        file = read_federation(folder / FILE, plain=True)
+        facts = {"running": is_running(folder), **(read_status(folder) or {})}
+        lines = host_lines(facts)
+    else:
+        raise DeployError(f"'{folder}' is neither a host's nor a site's folder: name federations/NAME or sites/NAME")
+    if as_json:
+        json.dump(facts, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+        return
+    console = result_console()
+    if not (folder / NODE).exists():
+        console.print(sites_table(file, facts, read_counts(folder / "flower")))
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def is_running(folder: Path) -> bool:
+    """Whether `strata host` or `strata join` runs in this folder, which it keeps locked."""
+    try:
+        os.close(lock(folder))
+    except BusyError:
+        return True
+    return False
+
+
+def host_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Who does not take part and why, what was said last, and whether the host runs."""
+    lines = [
+        f"'{name}': {site['state']}, {site['reason']}"
+        for name, site in facts.get("sites", {}).items()
+        if site.get("reason")
+    ]
+    lines += [str(facts["reason"])] if facts.get("reason") else []
+    return [*lines, "the host is running" if facts["running"] else "the host is not running: host again to continue"]
+
+
+def site_status(member: SiteMember) -> dict[str, Any]:
+    """Where a site stands, from its own folder."""
+    last, final = read_standing(site_folder(member.folder / STATE, member.file.deploy.name, member.name))
+    running = is_running(member.folder)
+    state = read_status(member.folder) if running else None
+    facts: dict[str, Any] = {"site": member.name, "federation": member.file.deploy.name}
+    facts["state"] = state["state"] if state else "not running: join again to take part"
+    facts["round"] = f"{0 if last is None else last + 1} of {member.file.experiment.run.rounds}"
+    facts["model"] = "none yet" if final is None else f"after round {final}: strata predict {member.folder} --data FILE"
+    return facts
+
+
+def sites_table(file: FederationFile, status: Mapping[str, Any], counts: Mapping[str, Mapping[str, float]]) -> Table:
+    """A row for each site of a host, from its status and what passed the gate."""
+    rounds = status.get("rounds") or file.experiment.run.rounds  # known before the ServerApp has begun
+    title = f"{file.deploy.name}: round {status.get('round', 0)} of {rounds}, {status.get('state', 'starting')}"
+    table, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), time.time()
+    for name in file.deploy.all_sites:
+        site = status.get("sites", {}).get(name, {})
+        passed, seen = counts.get(name, {}), site.get("seen")
+        table.add_row(
+            name,
+            site.get("state", "not connected"),
+            str(site.get("round", "")),
+            _number(site.get("seconds"), 1),
+            _number(passed.get("received", 0) / 1e6, 1) if passed else "",
+            _number(site.get("score"), 3),
+            "" if seen is None else _ago(now - seen),
+        )
+    return table
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(0, seconds):.0f} s ago"
+
+
+def _number(value: float | None, places: int) -> str:
+    return "" if value is None else f"{value:.{places}f}"
+
+
+def print_audit(folder: Path, site: str | None, as_json: bool) -> None:
+    """Print the log, or raise an error that names its first bad line."""
+    lines = checked_log(folder)
+    sites = sorted({line["site"] for line in lines if line.get("site")})
+    if site is not None and site not in sites:
+        raise unknown("site of this log", site, sites)
+    chosen = [line for line in lines if site is None or line.get("site") == site]
+    if as_json:
+        json.dump(chosen, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+        return
+    table = titled_table("", AUDIT_COLUMNS, names=("time", "event", "site", "upload"), text=("reason",))
+    for line in chosen:
+        about = {**line, "upload": str(line.get("upload", ""))[:12], "time": str(line["time"])[:19]}
+        about |= {"reason": line.get("reason") or ", ".join(line.get("absorbed", ()))}
+        table.add_row(*(str(about.get(column, "")) for column in AUDIT_COLUMNS))
+    result_console().print(table)
+    note_console().print(
+        f"{counted(len(lines), 'line')}, intact: no line was changed, removed or inserted", markup=False
+    )
