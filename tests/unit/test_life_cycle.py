@@ -12,10 +12,13 @@ from torch import nn
 import stratafl
 from stratafl.algorithms import algorithm, apple, fedalp, fedavg, fedper, fedrep
 from stratafl.child_processes import python_command, safe_environment
-from stratafl.core.pace import check_goes_on
+from stratafl.core.pace import check_goes_on, check_more_clients
 from stratafl.core.phased import Phase, Phased
+from stratafl.data.preprocessing import Preprocessing
+from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import CallbackError, DataError, ModelError, RecordError, RunError, StrataError, UnknownNameError
 from stratafl.evaluation.evaluate import client_models
+from stratafl.execute.blueprint import Blueprint
 from stratafl.models import build
 from stratafl.policies import Cosine, Exponential, LocalTraining
 from stratafl.testing import difference
@@ -138,6 +141,30 @@ def test_schedules_that_only_count_rounds_go_on():
     with pytest.raises(RunError, match="round 5"):  # new clients train at the rate of round 5, which round 4 had
         check_goes_on(falling, 4, 4, 8, new_clients=True)
     check_goes_on(fedalp(groups=2, warmup=2), 4, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("method", "done", "says"),
+    [
+        (fedper(), 3, ""),
+        (fedavg(), 3, ""),
+        (algorithm("pfedla"), 0, "rows"),
+        (apple(), 0, "cores"),
+        (algorithm("scaffold"), 0, "divides"),
+        (algorithm("fedavg+private"), 0, "privacy"),
+        (Phased((Phase(fedavg(), rounds=2), Phase(fedper()))), 1, ""),
+        (Phased((Phase(fedavg(), rounds=2), Phase(fedper()))), 2, "phase"),
+    ],
+)
+def test_clients_join_later_where_nothing_belongs_to_their_number(method, done, says):
+    model = build("mlp", shape=(4,), classes=3, hidden=[5])
+    samples = SampleFormat(Preprocessing("float32", (4,)), 3)
+    before, after = (Blueprint(method, model, samples, clients, rounds=9).setup() for clients in (3, 4))
+    if not says:
+        check_more_clients(method, done, before, after)
+        return
+    with pytest.raises(RunError, match=says):
+        check_more_clients(method, done, before, after)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 2.0, True, "3", None])

@@ -53,7 +53,7 @@ def host_federation(config: Path, options: HostOptions) -> int:
     console = note_console()
     with ExitStack() as stack:
         stack.enter_context(private_folder(folder))  # before anything in it is changed
-        prepared = prepare_host(folder, file, place)
+        prepared = prepare_host(folder, file, place, trust)
         for site in options.forget or ():
             forget_site(folder, site, trust=trust)
             print_note(f"site '{site}' is forgotten: it starts over, without its personal layers", console)
@@ -70,6 +70,8 @@ def host_federation(config: Path, options: HostOptions) -> int:
             flower.register(path.stem, prepared.store_keys(path.stem, path))
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invitation)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
+        if prepared.changes:
+            print_note(f"extended: {'; '.join(prepared.changes)}; each site joins again with the new invitation")
         if not local:
             print_note(
                 f"send '{invitation}' to every site, and put the file NAME.pub of each site into '{prepared.keys}'"

@@ -57,6 +57,8 @@ class Batching:
 class Step:
     """A step of any slot."""
 
+    divides_by_clients = False  # whether it divides by the number of all clients, so that none can join later
+
     @property
     def reads(self) -> Names:
         """The fields it needs."""

@@ -120,10 +120,27 @@ class Offer:
         return Offer(Agreement.from_table(table["agreement"]), widest, digests)
 
 
-def agreement(introductions: Mapping[str, Introduction], numbers: Mapping[str, int], clients: int) -> Agreement:
-    """The agreement of sites that have introduced themselves; an error names the first that does not fit."""
-    common = _encoded_format(introductions, common_format({site: each.format for site, each in introductions.items()}))
+def agreement(
+    introductions: Mapping[str, Introduction],
+    numbers: Mapping[str, int],
+    clients: int,
+    earlier: Agreement | None = None,
+) -> Agreement:
+    """The agreement of sites that have introduced themselves; an error names the first that does not fit.
+
+    With an `earlier` one, further sites join its format: their columns add nothing to the encoding of a table.
+    """
     entries = [RosterEntry(site, numbers[site], each.samples, each.validation) for site, each in introductions.items()]
+    formats = {site: each.format for site, each in introductions.items()}
+    if earlier is None:
+        common = _encoded_format(introductions, common_format(formats))
+    else:
+        common, bare = earlier.format, introduced_format(earlier.format)
+        for site, introduction in introductions.items():
+            if bool(introduction.columns) != (common.preprocessing.table is not None):
+                raise DataError(f"'{site}' has another kind of table than the other sites: prepare it alike")
+            common_format({"the federation": bare, site: introduction.format})
+        entries += earlier.roster.entries
     return Agreement(common, Roster.of(clients, sorted(entries, key=lambda entry: entry.client)))
 
 
@@ -278,4 +295,6 @@ def check_digests(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     wrong = [part for part in ours if part != "weights" and ours[part] != theirs.get(part)]
     if wrong == ["frozen"]:
         return "host and site have different frozen tensors, which no round carries: load the same base at both"
+    if wrong == ["rounds"]:
+        return "this site agreed to another number of rounds or sites: join again with the host's newest invitation"
     return f"host and site differ in {', '.join(wrong)}: use the same file for both" if wrong else ""

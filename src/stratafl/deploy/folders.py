@@ -37,6 +37,7 @@ from stratafl.deploy.certificates import (
     read_key,
     write_once,
 )
+from stratafl.deploy.extension import check_extension, extensions
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.serving import AGREED
 from stratafl.deploy.signatures import (
@@ -64,6 +65,7 @@ class HostFolder:
     file: FederationFile
     certificate: Pair
     authority: Path
+    changes: Sequence[str] = ()  # by which this start extends the federation
 
     @property
     def quota(self) -> Quota:
@@ -115,12 +117,15 @@ def _same(path: Path, other: Path) -> bool:
     return path.exists() and read_key(path) == read_key(other)
 
 
-def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFolder:
-    """The folder of this federation, new or as it was left."""
+def prepare_host(path: Path, file: FederationFile, place: HostAddress, trust: bool = False) -> HostFolder:
+    """The folder of this federation, new or as it was left; its file may ask for more rounds or sites than before."""
     make_private(path)
     make_private(path / KEYS)
     if not (path / AGREED).exists():
         file.check_classes()
+    changes = _stored_changes(path, file)
+    if changes:
+        check_extension(path, read_federation(path / FILE, plain=True), file, trust)
     file = _keep_file(path, file)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():
@@ -134,7 +139,7 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFo
     if not fits or (ends_soon(certificate.public) and authority.key.exists()):
         _certify(certificate, place.host, authority)
         write_atomically(named, place.host.encode())
-    return HostFolder(path, file, certificate, authority.public)
+    return HostFolder(path, file, certificate, authority.public, changes)
 
 
 def _certify(certificate: Pair, host: str, authority: Pair) -> None:
@@ -232,19 +237,28 @@ def read_invitation(path: Path, name: str) -> Invitation:
 
 
 def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:
-    """Write the federation's file and return it; in a folder that has one, only the patience of the host may change."""
+    """Write the federation's file and return it; one that is there may be extended, and its host may be more patient."""
     path = folder / FILE
     stored = read_federation(path, plain=True) if path.exists() else None
     if stored is not None:
         file = file.as_begun(read_toml(path, plain=True))
     if stored is not None and of_site:
         stored = stored.invited()  # invitations once said where the host's samples are
-    if stored is not None and stored.common() != file.common():
+    if stored is not None and stored.common() != file.common() and not extensions(stored, file):
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
     if stored != file:
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(with_format(file.tables())).encode())
     return file
+
+
+def _stored_changes(folder: Path, file: FederationFile) -> list[str]:
+    """By what a file extends the federation in this folder."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    stored = read_federation(path, plain=True)
+    return extensions(stored, file.as_begun(read_toml(path, plain=True)))
 
 
 def _differs(stored: FederationFile, offered: FederationFile) -> str:

@@ -60,7 +60,7 @@ class Hosting:
             self._agreement = agreed = self._agreed()
             self._classes = agreed.format.classes
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
-            if not (self._folder / AGREED).exists():  # what cannot be served must not be agreed on for good
+            if Agreement.load(self._folder / AGREED) != agreed:  # what cannot be served must not be agreed on for good
                 agreed.save(self._folder / AGREED)
             server = serving.server
             offer = Offer(agreed, server.widest, blueprint.digests)
@@ -90,18 +90,19 @@ class Hosting:
     # Agreement
 
     def _agreed(self) -> Agreement:
-        """What was agreed on; if nothing was, all sites that train introduce themselves first."""
+        """What was agreed on; sites that train and are not part of it introduce themselves first."""
         saved = Agreement.load(self._folder / AGREED)
-        if saved is not None:
+        new = [site for site in self.deploy.sites if saved is None or site not in saved.roster.names]
+        if saved is not None and not new:
             return saved
-        self.status.say("waiting for sites to join")
-        introductions = self._introductions(self.deploy.sites, self.deploy.wait)
-        missing = [site for site in self.deploy.sites if site not in introductions]
+        self.status.say(f"waiting for sites to join: {', '.join(new)}")
+        introductions = self._introductions(new, self.deploy.wait)
+        missing = [site for site in new if site not in introductions]
         if missing:
             why = f"these sites have not joined: {self._sites.why(missing)}"
             raise DeployError(f"{why}; {self._sites.again(missing)}")
         numbers = {site: number for number, site in enumerate(self._sites.sites)}
-        return agreement({site: introductions[site] for site in self.deploy.sites}, numbers, len(self.deploy.sites))
+        return agreement({site: introductions[site] for site in new}, numbers, len(self.deploy.sites), saved)
 
     def _introductions(self, sites: Sequence[str], seconds: float) -> dict[str, Introduction]:
         """The introductions of these sites that arrive within `seconds`."""

@@ -183,6 +183,7 @@ class Increment(MergeSums):
 
     field: str
     by: str
+    divides_by_clients = True
     reads = field_names("up.{by}", "{field}")
     writes = field_names("{field}")
 

@@ -82,7 +82,7 @@ def open_server(
             raise DamagedError(
                 f"'{folder / STATE}' is missing, but {AUDIT} shows that the federation has begun: restore it"
             )
-        log.append("opened", federation=federation, **_standing(saved))
+        log.append("opened", federation=federation, sites=names, **_standing(saved))
         if saved is None:
             saved = SavedServer(0, start, {}, log.mark)
             store.save(saved)
@@ -233,6 +233,8 @@ class ServerExchange:
     def _save(self, saved: SavedServer) -> None:
         """On disk first: if that fails, this server is where it was."""
         self._store.save(saved)
+        if saved.round > self._saved.round:
+            self._committed.clear()  # in a federation that was extended: what sites have is of an earlier round
         self._saved = saved
 
     def _sent(self, event: str, kind: type[DownloadMessage | Commit], site: str, whole: bool) -> bytes:

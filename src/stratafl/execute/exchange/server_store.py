@@ -72,6 +72,12 @@ class ServerStore:
         return form_difference(self._form, tensors)
 
 
+def saved_rounds(folder: Path) -> int:
+    """How many rounds were absorbed; 0 if nothing was saved."""
+    path = folder / STATE
+    return int(read_state(path, _MAX_STATE_BYTES)[0]["round"]) if os.path.lexists(path) else 0
+
+
 def known_mark(folder: Path) -> LogMark:
     """The mark in the saved state, for checks of the log; the first one if nothing was saved."""
     path = folder / STATE
