@@ -68,7 +68,7 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
         for number, name in enumerate(file.deploy.sites):
             write_samples(folder / f"{name}.npz", number)
             mine = prepare_site(folder / name, invitation, name)
-            host.register(name, mine.key.public)
+            host.register(name, prepared.store_keys(name, mine.key.public))
             settings = {"data": str(folder / f"{name}.npz")}
             site = SiteProcesses(mine, settings, CLIENT_APP)
             running.append(stack.enter_context(site))

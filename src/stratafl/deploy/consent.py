@@ -1,9 +1,9 @@
 """What leaves a site, shown before it joins, and its owner's consent, kept in the site's folder.
 
-Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
-another model or another file is asked about again. So is a copy of the folder: you could have been sent one with
-consent in it. Consent binds because the site computes from its own copy of that file, and refuses a host that has
-another one (`agreement.py:check_digests`).
+Consent is to a host, by its signing key, to a federation's file, but for how patient its host is, and to what its owner
+was told: another host, method, model or file is asked about again. So is a copy of the folder: you could have been sent
+one with consent in it. Consent binds because the site answers that host alone (`signatures.py`), computes from its own
+copy of that file, and refuses a host that has another one (`agreement.py:check_digests`).
 """
 
 import json
@@ -82,23 +82,23 @@ def _introduced(format: SampleFormat) -> str:
     return ", ".join(facts)
 
 
-def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> bool:
-    """Whether the owner of this folder has agreed to just this."""
+def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host: str) -> bool:
+    """Whether the owner of this folder has agreed to just this; `host` is the line of its signing key."""
     path = folder / CONSENT
     if not path.exists() or not is_stamped(folder):
         return False
     with suppress(ValueError, DamagedError), explained("read", path):
         record = json_value(read_plain(path, MAX_CONSENT_BYTES))
-        return isinstance(record, dict) and {**record, **_about(file, leaves)} == record
+        return isinstance(record, dict) and {**record, **_about(file, leaves, host)} == record
     return False
 
 
-def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> None:
-    record = {**_about(file, leaves), "given": datetime.now(UTC).isoformat(timespec="seconds")}
+def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host: str) -> None:
+    record = {**_about(file, leaves, host), "given": datetime.now(UTC).isoformat(timespec="seconds")}
     stamp(folder)
     write_atomically(folder / CONSENT, json.dumps(record, indent=1, ensure_ascii=False).encode())
 
 
-def _about(file: FederationFile, leaves: Sequence[str]) -> Mapping[str, Any]:
+def _about(file: FederationFile, leaves: Sequence[str], host: str) -> Mapping[str, Any]:
     tables = json.dumps(file.common().tables(), sort_keys=True).encode()
-    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "leaves": list(leaves)}
+    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "host": host, "leaves": list(leaves)}

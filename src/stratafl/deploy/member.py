@@ -39,8 +39,11 @@ from stratafl.deploy.agreement import (
     shareable_format,
     with_listed_classes,
 )
+from stratafl.deploy.courier import Kind
 from stratafl.errors import DamagedError, DataError, WireError, shown
-from stratafl.execute.exchange import SiteExchange, open_site, state_form
+from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
+from stratafl.execute.exchange.blocks import BlockCache
+from stratafl.execute.exchange.site_store import BLOCKS
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
 
@@ -92,6 +95,12 @@ class SiteMember:
 
     # Messages
 
+    def answer(self, kind: Kind, table: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """The answer to a message of the host; whoever calls this knows that it is the host's (`signatures.py`)."""
+        if kind == "round":
+            return self.round(body)
+        return (self.introduce(table) if kind == "introduce" else self.agree(table)), b""
+
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """What this site says of itself."""
         self._check_federation(table)
@@ -119,6 +128,10 @@ class SiteMember:
         with open_site(self.folder / STATE, name, self.name, form) as store:
             reply = SiteExchange(store, working).answer(data)
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def clear_blocks(self) -> None:
+        """Make room on a full disk: what is removed can be downloaded again."""
+        BlockCache(site_folder(self.folder / STATE, self.file.deploy.name, self.name) / BLOCKS).clear()
 
     # Parts
 
