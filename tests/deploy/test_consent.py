@@ -115,7 +115,8 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
     def told(**tables):
         return what_leaves_site(with_tables(**tables), "a", str(tmp_path / "a.csv"))
 
-    once, score, *rest = told()
+    limits, once, score, *rest = told()
+    assert [word in limits for word in ("5 rounds", "4 sites", "a, b, c, d")] == [True] * 3
     assert "8 columns" in once
     assert "accuracy" in score
     assert "(deploy.scores)" in score
@@ -123,9 +124,9 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
     assert "site's samples (fc1)" in " ".join(rest)
     assert rest[-1].endswith(" fc")  # FedPer's head stays
     assert "(all layers)" in " ".join(told(algorithm={"name": "fedavg"}))
-    assert told(algorithm={"name": "local"})[2].endswith(": nothing")
+    assert told(algorithm={"name": "local"})[3].endswith(": nothing")
     predicts = {"sites": ["b", "c"], "predict": ["a"]}
-    _, rounds, model = told(deploy=predicts)
+    _, _, rounds, model = told(deploy=predicts)
     assert ": nothing" in rounds
     assert model.endswith(f": {METHODS['fedper'].new_client}")
     assert told(deploy=predicts, algorithm={"name": "fedavg+q8"})[-1].endswith("the global model")

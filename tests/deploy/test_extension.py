@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from test_hosting import Clock
 
-from hosted import SITES, Local, deployed, largest, simulated, with_tables, write_file, write_samples
+from hosted import SITES, Local, deployed, largest, simulated, with_tables, write_samples
 from stratafl.config.deployment import blueprint_of, server_of
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.extension import extensions
+from stratafl.deploy.extending import extensions
 from stratafl.deploy.folders import prepare_host, prepare_site
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import AGREED, Hosting
@@ -15,7 +16,6 @@ from stratafl.deploy.member import SiteMember
 from stratafl.deploy.serving import Serving, checked_log
 from stratafl.deploy.status import read_status
 from stratafl.errors import RunError
-from test_hosting import Clock
 
 pytestmark = pytest.mark.budget(4, "a federation of four sites in this process, and once more")
 PLACE = HostAddress("127.0.0.1", 9443)

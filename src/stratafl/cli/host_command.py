@@ -19,7 +19,7 @@ from stratafl.cli.federation_command import sites_table
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, what_leaves_site
+from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, since_last_consent, what_leaves_site
 from stratafl.deploy.folders import HostFolder, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.local_federation import divided, rehearsed
@@ -243,7 +243,12 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
         print_note(line, console)
     agreed = has_consent(folder, file, leaves, invited.key)
     if not agreed:
-        _ask(leaves, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
+        _ask(
+            [*since_last_consent(folder, file), *leaves],
+            f"site '{site}' in federation '{file.deploy.name}' at {server}",
+            yes,
+            console,
+        )
     prepared = prepare_site(folder, invited, site)  # the file may have changed since it was read
     if not agreed:
         keep_consent(folder, file, leaves, invited.key)

@@ -178,15 +178,12 @@ def with_listed_classes(format: SampleFormat, listed: Sequence[str]) -> SampleFo
     present, named = format.class_names, bool(format.preprocessing.classes)
     for name in present:
         if name not in listed:
-            wrong = f"class '{shown(name)}' of the samples is not in the invitation, which lists: {_few(listed)}"
+            wrong = f"class '{shown(name)}' of the samples is not in the invitation; {choices(listed)}"
             raise DataError(f"{wrong}; correct the labels, or ask the host for an invitation with this class")
     if not named and present != tuple(listed[: len(present)]):
-        raise DataError(f"labels are numbers from 0 to {len(present) - 1}, but the invitation lists {_few(listed)}")
+        wrong = f"labels are numbers from 0 to {len(present) - 1}, but the invitation has other classes"
+        raise DataError(f"{wrong}; {choices(listed)}")
     return replace(format, classes=len(listed), preprocessing=replace(format.preprocessing, classes=tuple(listed)))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(map(shown, names[:8])) + (", …" if len(names) > 8 else "")
 
 
 def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:

@@ -21,7 +21,9 @@ from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
+from stratafl.deploy.extending import stored_changes
 from stratafl.deploy.member import own_format, site_samples
+from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
 
@@ -29,10 +31,17 @@ CONSENT = "consent.json"
 MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 
 
+def since_last_consent(folder: Path, file: FederationFile) -> list[str]:
+    """What the owner of a site's folder has not agreed to yet, if the host has extended the federation since."""
+    changes = stored_changes(folder, file)
+    return [f"new since you agreed: {'; '.join(changes)}"] if changes else []
+
+
 def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
     """Lines that say what leaves this site, whose samples are at `place`."""
-    format = own_format(file, place)
-    lines = [f"leaves this site, once: {_introduced(format)}"]
+    format, rounds = own_format(file, place), counted(file.experiment.run.rounds, "round")
+    lines = [f"takes part in at most {rounds} with {counted(len(file.deploy.sites), 'site')}: {few(file.deploy.sites)}"]
+    lines.append(f"leaves this site, once: {_introduced(format)}")
     if site in file.deploy.predict:
         lines.append("leaves this site, in rounds: nothing, because it only predicts")
         return [*lines, f"its model, trained without samples of this site: {_welcomed(file)}"]

@@ -37,7 +37,7 @@ from stratafl.deploy.certificates import (
     read_key,
     write_once,
 )
-from stratafl.deploy.extension import check_extension, extensions
+from stratafl.deploy.extending import check_extension, extensions, stored_changes
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.serving import AGREED
 from stratafl.deploy.signatures import (
@@ -123,9 +123,9 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress, trust: bo
     make_private(path / KEYS)
     if not (path / AGREED).exists():
         file.check_classes()
-    changes = _stored_changes(path, file)
+    changes = stored_changes(path, file)
     if changes:
-        check_extension(path, read_federation(path / FILE, plain=True), file, trust)
+        check_extension(path, file, trust)
     file = _keep_file(path, file)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():
@@ -237,7 +237,7 @@ def read_invitation(path: Path, name: str) -> Invitation:
 
 
 def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:
-    """Write the federation's file and return it; one that is there may be extended, and its host may be more patient."""
+    """Write the federation's file and return it; one that is there may be extended or more patient."""
     path = folder / FILE
     stored = read_federation(path, plain=True) if path.exists() else None
     if stored is not None:
@@ -250,15 +250,6 @@ def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> 
         with explained("write", path):
             write_atomically(path, tomli_w.dumps(with_format(file.tables())).encode())
     return file
-
-
-def _stored_changes(folder: Path, file: FederationFile) -> list[str]:
-    """By what a file extends the federation in this folder."""
-    path = folder / FILE
-    if not path.exists():
-        return []
-    stored = read_federation(path, plain=True)
-    return extensions(stored, file.as_begun(read_toml(path, plain=True)))
 
 
 def _differs(stored: FederationFile, offered: FederationFile) -> str:

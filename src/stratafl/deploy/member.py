@@ -93,6 +93,11 @@ class SiteMember:
         self.client = self.file.deploy.number(self.name)
         self.trains = self.name in self.file.deploy.sites
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds its owner has agreed to: the number in the site's own file, which consent is to."""
+        return self.file.experiment.run.rounds
+
     # Messages
 
     def answer(self, kind: Kind, table: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -126,7 +131,7 @@ class SiteMember:
         working.score = None
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
-            reply = SiteExchange(store, working).answer(data)
+            reply = SiteExchange(store, working, self.rounds).answer(data)
         return ({} if working.score is None else {"score": working.score}), reply
 
     def clear_blocks(self) -> None:

@@ -77,7 +77,7 @@ class Status:
         if frozenset(connected) != self._connected:
             self._connected = frozenset(connected)
             missing = [f"'{site}'" for site in self._sites if site not in connected]
-            not_there = f"; not connected: {_few(missing)}" if missing else ""
+            not_there = f"; not connected: {few(missing)}" if missing else ""
             self.say(f"{len(self._sites) - len(missing)} of {len(self._sites)} sites are connected{not_there}")
         elif changed:
             self._save()
@@ -94,7 +94,7 @@ class Status:
         log.info("round %d: %d uploads absorbed in %.1f s", round, uploads, seconds)
         if without and without != self._without:
             reasons = [f"'{site}' ({self.reason(site)})" for site in without]
-            self.say(f"round {round} ended without {_few(reasons)}")
+            self.say(f"round {round} ended without {few(reasons)}")
         self._without = without
         self._note(round=round, seconds=round_to(seconds), uploads=uploads)
 
@@ -137,7 +137,8 @@ class Status:
         write_atomically(self._path, json.dumps({**self._about, "sites": self._sites}).encode())
 
 
-def _few(texts: Sequence[str]) -> str:
+def few(texts: Sequence[str]) -> str:
+    """The first of these texts, and how many more there are."""
     more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
     return ", ".join(texts[:MAX_NAMED]) + more
 

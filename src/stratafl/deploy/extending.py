@@ -7,10 +7,11 @@ rounds and to the sites of a federation; until it has, it refuses what goes beyo
 from dataclasses import replace
 from pathlib import Path
 
-from stratafl.config.deployment import FederationFile, blueprint_of
+from stratafl.config.deployment import FederationFile, blueprint_of, read_federation
+from stratafl.config.experiment import read_toml
 from stratafl.core.pace import check_goes_on, check_more_clients
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.serving import AGREED, SERVER
+from stratafl.deploy.serving import AGREED, FILE, SERVER
 from stratafl.execute.exchange.server_store import saved_rounds
 
 
@@ -33,9 +34,18 @@ def extensions(stored: FederationFile, offered: FederationFile) -> list[str]:
     return [*changes, *(f"{what}: {', '.join(sites)}" for what, sites in further.items() if sites)]
 
 
-def check_extension(folder: Path, stored: FederationFile, offered: FederationFile, trust: bool) -> None:
+def stored_changes(folder: Path, offered: FederationFile) -> list[str]:
+    """In what an offered file goes beyond the one in the folder of a host or a site."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    stored, offered = read_federation(path, plain=True), offered.as_begun(read_toml(path, plain=True))
+    return extensions(stored, offered) or extensions(stored.invited(), offered)
+
+
+def check_extension(folder: Path, offered: FederationFile, trust: bool) -> None:
     """Raise if the federation in a host's folder cannot become the offered one: what is done would have differed."""
-    agreed = Agreement.load(folder / AGREED)
+    stored, agreed = read_federation(folder / FILE, plain=True), Agreement.load(folder / AGREED)
     if agreed is None:
         return
     counts = len(stored.deploy.sites), len(offered.deploy.sites)
