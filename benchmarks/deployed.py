@@ -44,7 +44,7 @@ def federation(sites: int, megabytes: float, rounds: int) -> FederationFile:
             "data": {"validation": 0.0, "test": 0.25},
             "train": {"lr": 0.01, "batch": 10},
             "run": {"rounds": rounds, "engine": "stacked", "device": "cpu"},
-            "deploy": {"sites": [f"site-{n}" for n in range(sites)], "deadline": 900, "wait": 900},
+            "deploy": {"sites": [f"site-{n}" for n in range(sites)], "deadline": 900, "wait": 900, "classes": CLASSES},
         }
     )
 
@@ -68,10 +68,9 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
         for number, name in enumerate(file.deploy.sites):
             write_samples(folder / f"{name}.npz", number)
             mine = prepare_site(folder / name, invitation, name)
-            host.register(name, mine.key.public)
+            host.register(name, prepared.store_keys(name, mine.key.public))
             settings = {"data": str(folder / f"{name}.npz")}
-            files = {"server": mine.server, "key": mine.key.key, "authority": mine.authority}
-            site = SiteProcesses(mine.path, name, **files, client_app=CLIENT_APP, settings=settings)
+            site = SiteProcesses(mine, settings, CLIENT_APP)
             running.append(stack.enter_context(site))
         run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
         until_it_ends(host, running, run)
@@ -85,7 +84,7 @@ def until_it_ends(host: Host, sites: Sequence[SiteProcesses], run: int) -> None:
         for each in (host, *sites):
             each.tend()
         try:
-            state = host.run_state(run)
+            state = host.control.run_state(run)
         except DeployError:
             continue
         if state.finished:

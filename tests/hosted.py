@@ -17,10 +17,11 @@ from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import flatten
 from stratafl.data import digits_federation
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.courier import Content, Delivered, Kind
+from stratafl.deploy.courier import Content, Delivered, Kind, SignedMessage
 from stratafl.deploy.hosting import AGREED, FILE, SERVER
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import Serving
+from stratafl.deploy.signatures import HOST_KEY, KEYS, SIGNING_KEY, SignedMember, create_signing_key, public_line
 from stratafl.deploy.site_model import final_model
 from stratafl.errors import StrataError
 from stratafl.execute import Matrix, Progress, Simulation
@@ -49,7 +50,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "data": {"validation": 0.2, "test": 0.25, "seed": 3},
     "train": {"lr": 0.1, "batch": 10},
     "run": {"rounds": 5, "participation": 0.7, "seed": 8, "engine": "stacked"},
-    "deploy": {"sites": list(SITES), "name": "test", "wait": 900, "deadline": 900},
+    "deploy": {"sites": list(SITES), "name": "test", "wait": 900, "deadline": 900, "classes": 10},
 }
 
 
@@ -205,9 +206,42 @@ class Local:
         return self._members[place]
 
     def _answer(self, member: SiteMember, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
-        if kind == "round":
-            return member.round(body)
-        return (member.introduce(table) if kind == "introduce" else member.agree(table)), b""
+        return member.answer(kind, table, body)
+
+
+def write_keys(host: Path, sites: Mapping[str, Path]) -> None:
+    """Signing keys of host and sites, and what each knows of the others."""
+    (host / KEYS).mkdir(mode=0o700)
+    public = public_line(create_signing_key(host / SIGNING_KEY), "host")
+    for name, folder in sites.items():
+        (folder / HOST_KEY).write_text(public)
+        signing = public_line(create_signing_key(folder / SIGNING_KEY), name)
+        (host / KEYS / f"{name}.pub").write_text(f"the key of its connection\n{signing}\n")
+
+
+class SignedLocal:
+    """Carries signed messages to members in this process.
+
+    `change` is given kind, site, request and reply, and returns the reply that arrives.
+    """
+
+    def __init__(self, folder: Path, sites: Mapping[str, Path]) -> None:
+        self._folder, self._sites = folder, dict(sites)
+        self.change: Callable[[Kind, str, SignedMessage, SignedMessage], SignedMessage] = lambda *given: given[-1]
+        self.requests, self._members = list[tuple[Kind, str, SignedMessage]](), dict[str, SignedMember]()
+
+    def connected(self) -> frozenset[str]:
+        return frozenset(self._sites)
+
+    def member(self, site: str) -> SignedMember:
+        return SignedMember(SiteMember(self._sites[site], site, str(self._folder / f"{site}.csv")))
+
+    def carry(self, kind: Kind, messages: Mapping[str, SignedMessage], seconds: float) -> Delivered[SignedMessage]:
+        self.requests += [(kind, site, request) for site, request in messages.items()]
+        for site in set(messages) - set(self._members):
+            self._members[site] = self.member(site)
+        replies = {site: self._members[site].answer(kind, request) for site, request in messages.items()}
+        return Delivered({site: self.change(kind, site, messages[site], reply) for site, reply in replies.items()}, {})
 
 
 def largest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

@@ -18,6 +18,7 @@ from stratafl.deploy.agreement import (
     check_digests,
     common_format,
     shareable_format,
+    with_listed_classes,
 )
 from stratafl.errors import DamagedError, DataError, WireError
 
@@ -28,11 +29,16 @@ def table_format(*names: str, classes: int | None = None, **changed: Any) -> Sam
     return replace(SampleFormat(made, classes or len(names), columns=("p", "q")), **changed)
 
 
-def test_classes_are_all_that_any_site_has_in_alphabetical_order():
-    found = common_format({"x": table_format("dog", "cat"), "y": table_format("ant", "dog")})
-    assert found.preprocessing.classes == ("ant", "cat", "dog")
-    assert found.classes == 3
-    assert common_format({"x": table_format(classes=3), "y": table_format(classes=7)}).classes == 7
+def test_a_site_says_the_classes_of_the_invitation_whichever_it_holds():
+    listed = ("ill", "well", "unknown")
+    told = [with_listed_classes(table_format(*own), listed) for own in (("ill",), ("unknown", "well"), listed)]
+    assert told == [table_format(*listed)] * 3
+    assert with_listed_classes(table_format("ill"), ()) == table_format("ill")  # an invitation of earlier versions
+    assert with_listed_classes(table_format(classes=2), ("0", "1", "2")).classes == 3
+    numbers = SampleFormat(Preprocessing("float32", (2,)), None)
+    for wrong, says in ((table_format("ill", "dead"), "'dead'"), (table_format(classes=2), "ill"), (numbers, "3")):
+        with pytest.raises(DataError, match=says):
+            with_listed_classes(wrong, listed)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,8 @@ def test_classes_are_all_that_any_site_has_in_alphabetical_order():
     [
         (table_format("a", columns=("p", "r")), "'y'.*'x'"),
         (table_format("a", own_columns=True), "'y'.*True"),
-        (table_format(classes=1), "'x'.*'y'"),
+        (table_format(classes=1), "'y'.*'x'"),
+        (table_format("b"), "'y'.*'x'"),
         (table_format("a", dtype=torch.float64), r"'y'.*torch\.float64"),
         (SampleFormat(Preprocessing("float32", (3,), classes=("a",)), 1), r"'y'.*\(3,\)"),
         (SampleFormat(Preprocessing("uint8", (2,), classes=("a",)), 1, columns=("p", "q")), "uint8"),
@@ -68,7 +75,7 @@ def test_means_and_deviations_stay_with_the_site():
 
 
 def agreed() -> Agreement:
-    sites = {"x": Introduction(table_format("a", "b"), 12, 3), "y": Introduction(table_format("b"), 5, 0)}
+    sites = {"x": Introduction(table_format("a", "b"), 12, 3), "y": Introduction(table_format("a", "b"), 5, 0)}
     return agreement(sites, {"x": 1, "y": 0}, 2)
 
 

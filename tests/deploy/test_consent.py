@@ -97,13 +97,13 @@ def test_consent_that_came_with_a_folder_is_asked_for_again(join, tmp_path):
 
 def test_consent_is_to_one_file_and_to_what_was_told(tmp_path):
     file, told = with_tables(), ["theta"]
-    assert not has_consent(tmp_path, file, told)
-    keep_consent(tmp_path, file, told)
-    assert has_consent(tmp_path, with_tables(), told)
-    assert not has_consent(tmp_path, with_tables(run={"rounds": 6}), told)
-    assert not has_consent(tmp_path, file, [*told, "theta of another layer"])
+    assert not has_consent(tmp_path, file, told, "host")
+    keep_consent(tmp_path, file, told, "host")
+    assert has_consent(tmp_path, with_tables(), told, "host")
+    assert not has_consent(tmp_path, with_tables(run={"rounds": 6}), told, "host")
+    assert not has_consent(tmp_path, file, [*told, "theta of another layer"], "host")
     (tmp_path / CONSENT).write_text("{")
-    assert not has_consent(tmp_path, file, told)
+    assert not has_consent(tmp_path, file, told, "host")
 
 
 def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):

@@ -1,5 +1,7 @@
 """Folders of hosts and sites that were left half made are completed; what others rely on is never made anew."""
 
+import dataclasses
+
 import pytest
 
 import stratafl.deploy.certificates as certificates
@@ -10,6 +12,7 @@ from stratafl.config.migrations import FORMAT
 from stratafl.deploy.certificates import read_public_key
 from stratafl.deploy.folders import prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.signatures import HOST_KEY, SIGNING_KEY
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
 
@@ -33,6 +36,16 @@ def test_an_authority_that_sites_know_is_not_made_anew(tmp_path):
     with pytest.raises(DeployError, match=r"'.*ca\.pem'.*'.*invitation\.toml'"):
         prepare_host(tmp_path / "host", with_tables(), PLACE)
     assert (host.path / "ca.key").exists()
+
+
+def test_a_host_that_does_not_list_the_classes_is_refused_unless_it_predicts_numbers(tmp_path):
+    with pytest.raises(StrataError, match=r"classes = \["):
+        prepare_host(tmp_path / "host", with_tables(deploy={"classes": ()}), PLACE)
+    prepare_host(tmp_path / "numbers", with_tables(deploy={"classes": ()}, data={"targets": "numbers"}), PLACE)
+    begun = tmp_path / "begun"  # before hosts listed them
+    write_file(begun, with_tables(deploy={"classes": ()}))
+    (begun / "agreement.json").touch()
+    prepare_host(begun, with_tables(deploy={"classes": ()}), PLACE)
 
 
 def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
@@ -112,3 +125,42 @@ def test_a_public_key_that_is_missing_is_written_from_the_private_one(tmp_path):
     again.key.write_text("nothing")
     with pytest.raises(DeployError, match=r"a\.key'"):
         prepare_site(tmp_path / "a", invitation, "a")
+
+
+def test_a_file_with_one_key_gets_the_second_one_at_the_site_and_is_refused_at_the_host(tmp_path):
+    """As earlier versions made it."""
+    host = prepare_host(tmp_path / "host", with_tables(), PLACE)
+    invitation = host.invite(PLACE)
+    key = prepare_site(tmp_path / "a", invitation, "a").key
+    (tmp_path / "a" / SIGNING_KEY).unlink()
+    connection = read_public_key(key.public)
+    key.public.write_text(key.public.read_text().splitlines()[0] + "\n")
+    with pytest.raises(DeployError, match=r"a\.pub'.*strata join"):
+        host.store_keys("a", key.public)
+    prepare_site(tmp_path / "a", invitation, "a")
+    assert read_public_key(key.public) == connection
+    stored = host.store_keys("a", key.public)
+    assert stored.read_bytes() == key.public.read_bytes()
+    assert {path.stat().st_mode & 0o777 for path in (stored, tmp_path / "a" / SIGNING_KEY)} == {0o600}
+    (tmp_path / "a" / SIGNING_KEY).unlink()
+    prepare_site(tmp_path / "a", invitation, "a")
+    with pytest.raises(DeployError, match=r"a\.pub' differs"):  # another key under the same name
+        host.store_keys("a", key.public)
+
+
+def test_the_key_with_which_a_host_signs_is_made_once_and_known_from_its_invitation(tmp_path):
+    host = prepare_host(tmp_path / "host", with_tables(), PLACE)
+    invitation, signing = host.invite(PLACE), tmp_path / "host" / SIGNING_KEY
+    before = signing.read_bytes()
+    prepare_site(tmp_path / "a", invitation, "a")
+    assert prepare_host(tmp_path / "host", with_tables(), PLACE).invite(PLACE).read_text() == invitation.read_text()
+    assert signing.read_bytes() == before
+    assert (tmp_path / "a" / HOST_KEY).read_text() == read_invitation(invitation, "a").key
+    signing.unlink()
+    with pytest.raises(DeployError, match=SIGNING_KEY):  # sites know it
+        prepare_host(tmp_path / "host", with_tables(), PLACE)
+    other = prepare_host(tmp_path / "other", with_tables(), PLACE).invite(PLACE)
+    authority = read_invitation(invitation, "a").authority
+    same = dataclasses.replace(read_invitation(other, "a"), authority=authority)
+    with pytest.raises(DeployError, match=HOST_KEY):
+        prepare_site(tmp_path / "a", same, "a")

@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,18 +20,19 @@ from hosted import (
     simulated_models,
     with_tables,
     write_file,
+    write_keys,
     write_samples,
 )
 from stratafl.config.deployment import blueprint_of
 from stratafl.data.sample_format import SampleFormat
-from stratafl.deploy import attendance, client_app
+from stratafl.deploy import attendance
 from stratafl.deploy.agreement import Agreement, Offer
 from stratafl.deploy.courier import REFUSED, Delivered
 from stratafl.deploy.hosting import AGREED, SERVER, Hosting, _score
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.messages import content_of, read_content
-from stratafl.deploy.processes import SITE_FOLDER
 from stratafl.deploy.serving import checked_log, forget_site
+from stratafl.deploy.signatures import HostSignatures, SignedMember
 from stratafl.deploy.status import read_status
 from stratafl.errors import DamagedError, DeployError, WireError
 from stratafl.execute.exchange import read_site, site_folder, state_form
@@ -382,16 +382,15 @@ def test_a_cohort_that_is_gone_for_good_does_not_end_a_federation(tmp_path):
     assert sum(not line["absorbed"] for line in log) >= 2
 
 
-def test_what_a_site_cannot_read_is_not_quoted(tmp_path, monkeypatch, caplog):
+def test_what_a_site_cannot_read_is_not_quoted(tmp_path, caplog):
     """A cell of its samples, or where they are, would be in the host's log."""
-    file, _, sites = prepared(tmp_path, data={"columns": "p0:number"})
+    _, _, sites = prepared(tmp_path, data={"columns": "p0:number"})
+    write_keys(tmp_path / "host", sites)
     table = tmp_path / "b.csv"
     table.write_text(table.read_text().replace("\n", "\nJane Roe HIV+,1,1,1,1,1,1,1,3\n", 1))
-    monkeypatch.setenv(SITE_FOLDER, str(sites["b"]))
-    monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    member = SiteMember(sites["b"], "b", str(table))
-    asked = SimpleNamespace(content=content_of({"federation": file.deploy.name}, b""))
-    reply, _ = read_content(client_app._answered(asked, lambda about, _: (member.introduce(about), b"")))
+    request = HostSignatures(tmp_path / "host").request("introduce", "b", ({"federation": "test"}, b""))
+    member = SignedMember(SiteMember(sites["b"], "b", str(table)))
+    reply = json.loads(member.answer("introduce", read_content(content_of(request))).table)
     assert list(reply) == [REFUSED]
     assert "DataError" in reply[REFUSED]
     assert "Jane Roe" not in reply[REFUSED]

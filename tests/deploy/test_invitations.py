@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import save_file
 
 from hosted import TABLES as FEDERATION
@@ -28,10 +29,12 @@ from stratafl.data import PARTITIONS
 from stratafl.deploy.folders import Invitation, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.local_federation import rehearsed
+from stratafl.deploy.signatures import public_line
 from stratafl.errors import DeployError, RecordError
 from stratafl.models import MODELS
 
 PLACE = HostAddress("127.0.0.1", 9443)
+KEY = public_line(Ed25519PrivateKey.generate(), "host")
 # Settings that are free texts and yet name nothing on a disk; `test_such_a_text_opens_no_file` tries each of them.
 TEXTS = {
     "model.head": "a module of the model",
@@ -45,6 +48,7 @@ TEXTS = {
     "deploy.name": "letters, digits, - and _ alone",
     "deploy.sites": "letters, digits, - and _ alone",
     "deploy.predict": "letters, digits, - and _ alone",
+    "deploy.classes": "names of classes",
 }
 OPTION_TEXTS = {"stem": "`cifar` or `torchvision`, which the model checks"}
 
@@ -87,7 +91,7 @@ def join(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     monkeypatch.setattr("stratafl.cli.host_command.SiteProcesses", None)  # which would take part
     write_samples(tmp_path, ["a"])
     tables = {name: dict(table) for name, table in FEDERATION.items()}
-    tables["invitation"] = {"server": "127.0.0.1:9443", "authority": ""}
+    tables["invitation"] = {"server": "127.0.0.1:9443", "authority": "", "key": KEY}
 
     def called(settings: dict[str, Any]) -> tuple[int, str]:
         for setting, value in settings.items():
@@ -181,7 +185,7 @@ def test_a_site_that_joined_when_invitations_named_the_hosts_samples_joins_again
     site.mkdir(mode=0o700)
     old = dataclasses.replace(with_tables(data={"name": "/host/samples.csv"}))
     (site / "federation.toml").write_text(tomli_w.dumps(with_format(old.tables())))
-    assert prepare_site(site, Invitation("127.0.0.1:1", pem, with_tables()), "a").file == with_tables()
+    assert prepare_site(site, Invitation("127.0.0.1:1", pem, "key", with_tables()), "a").file == with_tables()
 
 
 def test_a_host_cannot_carry_off_a_file(tmp_path, join) -> None:

@@ -40,7 +40,7 @@ def write_patients(folder):
 @pytest.mark.parametrize("normalise", ["auto", pytest.param("columns", marks=pytest.mark.slow)])
 def test_sites_with_raw_tables_end_as_a_simulation_does(tmp_path, normalise):
     write_patients(tmp_path)
-    deploy = {"sites": list(SITES)}
+    deploy = {"sites": list(SITES), "classes": ["died", "left"]}
     run = {"rounds": 2, "participation": 1.0}
     file = with_tables(data={"normalise": normalise}, deploy=deploy, run=run)
     sites = {name: tmp_path / name for name in SITES}
@@ -82,7 +82,7 @@ def test_an_introduction_with_columns_is_read_again_and_checked(tmp_path):
     head, first, second, *rest = (tmp_path / "a.csv").read_text().splitlines()
     first, second = f"X1,unknown,{first.split(',', 2)[2]}", second.replace("ICU", "Jane Roe").replace("ER", "Jane Roe")
     (tmp_path / "a.csv").write_text("\n".join([head, first, second, *rest]))
-    write_file(tmp_path / "a", with_tables(deploy={"sites": list(SITES)}))
+    write_file(tmp_path / "a", with_tables(deploy={"sites": list(SITES), "classes": ["died", "left"]}))
     told = SiteMember(tmp_path / "a", "a", str(tmp_path / "a.csv")).introduce({"federation": "test"})
     told = json.loads(json.dumps(told))
     assert json.loads(json.dumps(Introduction.from_table(told).to_table())) == told

@@ -23,7 +23,7 @@ from hosted import (
     write_samples,
 )
 from stratafl.cli.host_command import SERVER_APP
-from stratafl.deploy.folders import prepare_host, prepare_site
+from stratafl.deploy.folders import HostFolder, prepare_host, prepare_site
 from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
@@ -31,12 +31,12 @@ from stratafl.errors import DeployError
 
 
 @contextmanager
-def sites_of(folder: Path, host: Host, invitation: Path) -> Iterator[dict[str, SiteProcesses]]:
+def sites_of(folder: Path, prepared: HostFolder, host: Host, invitation: Path) -> Iterator[dict[str, SiteProcesses]]:
     with ExitStack() as stack:
         found = {}
         for name in SITES:
             mine = prepare_site(folder / name, invitation, name)
-            host.register(name, mine.key.public)
+            host.register(name, prepared.store_keys(name, mine.key.public))
             made = SiteProcesses(mine, {"data": str(folder / f"{name}.csv")})
             found[name] = stack.enter_context(made)
         yield found
@@ -65,7 +65,7 @@ def check(folder: Path, method: str) -> None:
     prepared = prepare_host(folder / "host", file, place)
     with Host(folder / "host" / "flower", place.listens, prepared.certificate, prepared.authority) as host:
         invitation = prepared.invite(HostAddress(place.host, host.address.port))
-        with sites_of(folder, host, invitation) as sites:
+        with sites_of(folder, prepared, host, invitation) as sites:
             run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
             finished(host, sites, run)
     status = read_status(folder / "host")

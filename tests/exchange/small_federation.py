@@ -165,6 +165,7 @@ class Federation:
         default_factory=lambda: {site: ArithmeticSite(site) for site in SITES}
     )
     trained: list[tuple[str, int]] = field(default_factory=list)
+    agreed: int = 100  # rounds that sites have agreed to
 
     def server(self):
         return open_server(self.folder / "server", FEDERATION, SITES, self.server_work)
@@ -176,7 +177,7 @@ class Federation:
         """What a site does with a message, in a process of its own as far as the disk is concerned."""
         self.arrow(f"{name} has received")
         with self.site(name) as store:
-            reply = SiteExchange(store, _Watched(self, store)).answer(data)
+            reply = SiteExchange(store, _Watched(self, store), self.agreed).answer(data)
         self.arrow(f"{name} replies")
         return reply
 

@@ -164,7 +164,7 @@ def test_a_site_without_a_cache_gets_everything(tmp_path):
     with federation.server() as server:
         for _ in range(2):
             with open_site(tmp_path / "sites", FEDERATION, ANNA, state_form(work.enrol()), cache_bytes=0) as store:
-                reply = SiteExchange(store, work).answer(server.ask(ANNA))
+                reply = SiteExchange(store, work, 3).answer(server.ask(ANNA))
             assert decode_reply(reply).have == ()
             assert server.take(ANNA, reply).kind == "accepted"
             server.absorb()

@@ -264,6 +264,27 @@ def test_a_server_that_was_put_back_is_refused(federation):
             refused_by_site(federation, ANNA, encode_message(request), server.absorbed[ANNA][:12])
 
 
+def test_a_site_keeps_to_the_rounds_that_it_agreed_to(federation):
+    """Neither a round beyond them, nor a final model after more of them, and no round before its final model."""
+    federation.agreed = 2
+    with federation.server() as server:
+        one_round(federation, server)
+        message = decode_request(server.ask(ANNA))
+        for number in (2, 3, 99, 10**6):
+            late = replace(message, address=replace(message.address, round=number))
+            for request in (late, Commit(replace(late.address, round=number + 1), late.absorbed, (), b"")):
+                refused_by_site(federation, ANNA, encode_message(request), " 2 rounds")
+        one_round(federation, server, ANNA, BELA)
+        assert server.take(CARL, federation.answer(CARL, server.commit(CARL))).kind == "committed"
+        missed = decode_request(server.ask(CARL)).address
+        for number, said in ((0, "round 0"), (1, " 2 rounds")):  # Carl has not answered round 1
+            asked = replace(message, address=replace(missed, round=number), absorbed=server.absorbed[CARL])
+            refused_by_site(federation, CARL, encode_message(asked), said)
+        refused_by_site(federation, CARL, server.ask(CARL), " 2 rounds")
+        federation.agreed = 3  # more, and its final model is that of fewer
+        assert server.take(CARL, federation.answer(CARL, server.ask(CARL))).kind == "accepted"
+
+
 # A method that leaves uploads out, and sites that are forgotten
 
 

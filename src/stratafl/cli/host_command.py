@@ -66,7 +66,7 @@ def host_federation(config: Path, options: HostOptions) -> int:
             flower.unregister(name)
             print_note(f"the key of site '{name}' is no longer registered", console)
         for path in options.register or ():
-            flower.register(path.stem, path)
+            flower.register(path.stem, prepared.store_keys(path.stem, path))
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invitation)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
         if not local:
@@ -80,7 +80,7 @@ def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterat
     """Sites of a rehearsal, each in processes of its own."""
     for name, samples in divided(prepared.file, prepared.path).items():
         folder = prepare_site(prepared.path / "sites" / name, invitation, name)
-        flower.register(name, folder.key.public)
+        flower.register(name, prepared.store_keys(name, folder.key.public))
         yield SiteProcesses(folder, {"data": str(samples.absolute())})
 
 
@@ -154,7 +154,7 @@ class _Watch:
         events = []
         for site, path in self._prepared.waiting_keys(self._flower.registered).items():
             try:
-                self._flower.register(site, path)
+                self._flower.register(site, self._prepared.store_keys(site, path))
                 events.append(f"site '{site}' is registered")
             except OutageError:
                 raise
@@ -271,12 +271,12 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
         leaves = what_leaves_site(file, site, str(place), trust=trust)
     for line in data_doubts(file, str(place)):
         print_note(line, console)
-    agreed = has_consent(folder, file, leaves)
+    agreed = has_consent(folder, file, leaves, invited.key)
     if not agreed:
         _ask(leaves, f"site '{site}' in federation '{file.deploy.name}' at {server}", yes, console)
     prepared = prepare_site(folder, invited, site)  # the file may have changed since it was read
     if not agreed:
-        keep_consent(folder, file, leaves)
+        keep_consent(folder, file, leaves, invited.key)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
     delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False

@@ -86,6 +86,10 @@ def _with_merge(algorithm: Algorithm, experiment: Experiment) -> Algorithm:
         raise RecordError("server.factor has no effect with server.norm, which sets the largest norm: leave one out")
     if server.merge == "mean":
         return algorithm
+    if server.secure:
+        raise RecordError(
+            f"server.merge = '{server.merge}' compares single uploads, which server.secure hides: leave one out"
+        )
     try:
         return robust(algorithm, server.merge, **{key: getattr(server, key) for key in OF_MERGE})
     except RecordError as error:
@@ -282,6 +286,7 @@ def simulation_with(
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
         norm_limit=experiment.server.norm_limit or None,
+        secure=experiment.server.secure,
         drop=run.drop,
         time=time_of(run),
         **more,

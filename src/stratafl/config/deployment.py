@@ -67,6 +67,10 @@ class DeployTable:
         float, Range(above=0, most=1e9), "MB that a site may send per minute; the gate refuses more"
     ] = 4000.0
     scores: Annotated[bool, "whether sites report the test scores of the models that they receive"] = True
+    classes: Annotated[
+        Annotated[int, Range(least=1, most=10_000)] | tuple[str, ...],
+        "the classes in the order of the model's outputs; a number n: 0 to n − 1; none: `data.targets` are numbers",
+    ] = ()
 
     def __post_init__(self) -> None:
         check_exchange_name("a federation", self.name)
@@ -78,6 +82,8 @@ class DeployTable:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise RecordError(f"two sites are named '{shown(twice)}': give every site its own name")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise RecordError("deploy.classes names a class twice: name every class once")
         if self.least > len(self.sites):
             raise RecordError(f"deploy.least = {self.least}, but there are {len(self.sites)} sites: set it lower")
 
@@ -85,6 +91,10 @@ class DeployTable:
     def all_sites(self) -> tuple[str, ...]:
         """In the order of their numbers as clients: those that only predict come after the others."""
         return (*self.sites, *self.predict)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else self.classes
 
     def number(self, site: str) -> int:
         """The number of a site as a client."""
@@ -94,6 +104,7 @@ class DeployTable:
 
 
 SIMULATED = ("data.shift", "run.drop", "run.slow")  # differences between clients that a federation really has
+REGRESSION = "to predict numbers, set data.targets = 'numbers' instead"
 OF_THE_HOST = ("wait", "deadline", "least", "failures", "megabytes")
 
 
@@ -113,10 +124,18 @@ class FederationFile:
             table, _, key = path.partition(".")
             if getattr(getattr(self.experiment, table), key) != getattr(getattr(Experiment(), table), key):
                 raise RecordError(f"{path} is for simulations: leave it out of a federation")
+        if self.experiment.server.secure:
+            raise RecordError("server.secure is for simulations in this version: leave it out of a federation")
         if self.experiment.train.class_weight == POOLED:
             with_class_weights(self.experiment.train, (), None)  # which says why not
         if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first
             raise RecordError(f"run.rounds = {self.experiment.run.rounds:,}: a federation has at most {MAX_ROUNDS:,}")
+
+    def check_classes(self) -> None:
+        """Raise if sites would have to say which classes they hold: the host has no samples, so its file lists them."""
+        if not self.deploy.classes and self.experiment.data.targets != "numbers":
+            how = 'classes = ["no", "yes"], or classes = 10 if labels are 0 to 9'
+            raise RecordError(f"the federation's file does not list the classes: add to [deploy] {how}; {REGRESSION}")
 
     def tables(self) -> dict[str, dict[str, Any]]:
         return {**to_tables(self.experiment), DEPLOY: to_settings(self.deploy)}

@@ -123,6 +123,9 @@ class ServerTable:
         "updates with a norm above this multiple of the cohort's median are left out of the round; 0: none;",
         f"by default none in a simulation, {DEPLOYED:g} in a deployment",
     ] = None
+    secure: Annotated[bool, "whether the server sees sums of uploads alone, see [secure sums](../guide/secure.md)"] = (
+        False
+    )
 
 
 @record

@@ -152,29 +152,46 @@ def introduced_format(format: SampleFormat) -> SampleFormat:
     return replace(format, columns=(), preprocessing=bare)
 
 
+def with_listed_classes(format: SampleFormat, listed: Sequence[str]) -> SampleFormat:
+    """The format with all classes of the invitation, so that a site does not say which of them it holds."""
+    if not listed:
+        return format
+    if format.classes is None:
+        raise DataError(f"the labels here are numbers to predict, but the invitation lists {len(listed)} classes")
+    present, named = format.class_names, bool(format.preprocessing.classes)
+    for name in present:
+        if name not in listed:
+            wrong = f"class '{shown(name)}' of the samples is not in the invitation, which lists: {_few(listed)}"
+            raise DataError(f"{wrong}; correct the labels, or ask the host for an invitation with this class")
+    if not named and present != tuple(listed[: len(present)]):
+        raise DataError(f"labels are numbers from 0 to {len(present) - 1}, but the invitation lists {_few(listed)}")
+    return replace(format, classes=len(listed), preprocessing=replace(format.preprocessing, classes=tuple(listed)))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(shown, names[:8])) + (", …" if len(names) > 8 else "")
+
+
 def common_format(formats: Mapping[str, SampleFormat]) -> SampleFormat:
-    """The format that all sites can read: of classes with names all that any of them has, in alphabetical order."""
+    """The format that all sites can read."""
     (first, common), *rest = formats.items()
     for site, other in rest:
         for what, a, b in compared_facts(common, other):
             if a != b:
                 raise DataError(f"'{site}' has {what} {shown(b)}, but '{first}' has {shown(a)}: prepare both alike")
-    named = {site: bool(each.preprocessing.classes) for site, each in formats.items()}
-    if len(set(named.values())) > 1:
-        by_name, by_number = (next(site for site in named if named[site] is each) for each in (True, False))
-        raise DataError(f"'{by_name}' labels classes by name, but '{by_number}' by number: prepare both alike")
-    names = tuple(sorted({name for each in formats.values() for name in each.preprocessing.classes}))
-    most = max((each.classes for each in formats.values() if each.classes is not None), default=None)
-    classes = len(names) if names else most
-    read = replace(common.preprocessing, classes=names)
-    if read.text is not None:  # shorter texts are padded
-        length = max(each.shape[0] for each in formats.values())
-        read = replace(read, shape=(length,), text=replace(read.text, length=length))
-    return replace(common, classes=classes, preprocessing=read)
+    text = common.preprocessing.text
+    if text is None:
+        return common
+    length = max(each.shape[0] for each in formats.values())  # shorter texts are padded
+    read = replace(common.preprocessing, shape=(length,), text=replace(text, length=length))
+    return replace(common, preprocessing=read)
 
 
-def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, object]]:
-    """What the samples of all sites must have alike: what it is, and how both have it."""
+def compared_facts(a: SampleFormat, b: SampleFormat, listed: bool = True) -> list[tuple[str, object, object]]:
+    """What the samples of all sites must have alike: what it is, and how both have it.
+
+    Classes only if the invitation `listed` them; in federations that began earlier, sites named their own.
+    """
     tables = a.preprocessing.table is not None, b.preprocessing.table is not None
     a, b = introduced_format(a), introduced_format(b)  # all sites together agree on the columns of an encoded table
     return [
@@ -186,6 +203,7 @@ def compared_facts(a: SampleFormat, b: SampleFormat) -> list[tuple[str, object, 
         ("the scaling", a.preprocessing.scaling, b.preprocessing.scaling),
         ("targets of shape", a.target, b.target),
         ("targets that are", _kind_of_targets(a), _kind_of_targets(b)),
+        *([("the classes", a.class_names, b.class_names)] if listed else []),
         ("the columns", sorted(a.columns), sorted(b.columns)),
         ("columns standardised by its own samples:", a.own_columns, b.own_columns),
     ]

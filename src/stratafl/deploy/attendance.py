@@ -17,7 +17,11 @@ class Attendance:
     """What a running host knows of its sites. Nothing of it is saved: a restarted host asks every site again."""
 
     def __init__(
-        self, deploy: DeployTable, courier: Courier, status: Status, clock: Callable[[], float] = time.monotonic
+        self,
+        deploy: DeployTable,
+        courier: Courier[Content],
+        status: Status,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deploy, self._courier, self._status, self._clock = deploy, courier, status, clock
         self.sites = deploy.all_sites
@@ -26,6 +30,7 @@ class Attendance:
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
         self._gone = set[str]()  # sites that were not connected when last looked at
         self._lost = set[str]()  # sites that say that their state is lost
+        self.on_unverified: Callable[[str, str], object] = lambda site, reason: None  # writes it down
 
     def begin(self) -> None:
         """A round begins; failures are counted from zero."""
@@ -73,13 +78,16 @@ class Attendance:
         done = self._courier.carry(kind, named, max(min(left, self._deploy.deadline / MAX_TRIES), 1.0))
         for site, reason in done.failures.items():
             self.fail(site, reason)
+        for site, reason in done.unverified.items():
+            self.on_unverified(site, reason)
+            self.fail(site, reason, tries=0)  # somebody else may have sent it
         refused = {site: table[REFUSED] for site, (table, _) in done.replies.items() if REFUSED in table}
         for site, reason in refused.items():
             self.fail(site, shown(reason, 300))
         return {site: content for site, content in done.replies.items() if site not in refused}
 
-    def fail(self, site: str, reason: str, lost: bool = False) -> None:
-        self._failed[site] += MAX_TRIES if lost else 1  # asked again at once, it would say the same
+    def fail(self, site: str, reason: str, lost: bool = False, *, tries: int = 1) -> None:
+        self._failed[site] += MAX_TRIES if lost else tries  # asked again at once, it would say the same
         if lost:
             self._lost.add(site)
         self._next[site] = self._clock() + RETRY_SECONDS

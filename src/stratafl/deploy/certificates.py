@@ -116,16 +116,15 @@ def create_site_key(folder: Path, site: str) -> Pair:
     return _write_pair(Pair(folder / f"{site}.key", folder / f"{site}.pub"), private, _public_half(key, site))
 
 
-def restore_public_key(pair: Pair, site: str) -> Pair:
-    """Write `SITE.pub` again from `SITE.key`, for a pair of which it is missing."""
+def public_half(pair: Pair, site: str) -> bytes:
+    """What `SITE.pub` says of `SITE.key`."""
     try:
         key = serialization.load_ssh_private_key(read_key(pair.key), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DeployError(f"'{pair.key}' is not a private key: restore it, or join as another site") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeployError(f"'{pair.key}' is not an ECDSA key: restore it, or join as another site")
-    write_once(pair.public, _public_half(key, site))
-    return pair
+    return _public_half(key, site)
 
 
 def _public_half(key: ec.EllipticCurvePrivateKey, site: str) -> bytes:
@@ -134,9 +133,9 @@ def _public_half(key: ec.EllipticCurvePrivateKey, site: str) -> bytes:
 
 
 def read_public_key(path: Path) -> bytes:
-    """A site's public key, in the form in which Flower names it (PEM)."""
+    """A site's public key for its connection, in the form in which Flower names it (PEM)."""
     try:
-        key = serialization.load_ssh_public_key(read_key(path))
+        key = serialization.load_ssh_public_key(read_key(path).split(b"\n")[0])  # then the one that signs
     except (ValueError, UnsupportedAlgorithm) as error:
         raise DeployError(f"'{path}' is not a public key: ask the site for the file NAME.pub") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):

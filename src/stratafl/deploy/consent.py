@@ -1,9 +1,9 @@
 """What leaves a site, shown before it joins, and its owner's consent, kept in the site's folder.
 
-Consent is to a federation's file, but for how patient its host is, and to what its owner was told: another method,
-another model or another file is asked about again. So is a copy of the folder: you could have been sent one with
-consent in it. Consent binds because the site computes from its own copy of that file, and refuses a host that has
-another one (`agreement.py:check_digests`).
+Consent is to a host, by its signing key, to a federation's file, but for how patient its host is, and to what its owner
+was told: another host, method, model or file is asked about again. So is a copy of the folder: you could have been sent
+one with consent in it. Consent binds because the site answers that host alone (`signatures.py`), computes from its own
+copy of that file, and refuses a host that has another one (`agreement.py:check_digests`).
 """
 
 import json
@@ -22,7 +22,7 @@ from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.member import own_format, site_samples
-from stratafl.errors import DamagedError, DeployError, counted, first_line, shown
+from stratafl.errors import DamagedError, DeployError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
 
 CONSENT = "consent.json"
@@ -31,7 +31,7 @@ MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 
 def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
     """Lines that say what leaves this site, whose samples are at `place`."""
-    format = own_format(file.experiment, place)
+    format = own_format(file, place)
     lines = [f"leaves this site, once: {_introduced(format)}"]
     if site in file.deploy.predict:
         lines.append("leaves this site, in rounds: nothing, because it only predicts")
@@ -77,32 +77,28 @@ def _introduced(format: SampleFormat) -> str:
             "deviations unless data.normalise = 'columns', and every site receives it)"
         )
     facts += [f"the names of its {counted(len(format.columns), 'column')}"] if format.columns else []
-    names = format.preprocessing.classes
-    if names:
-        few = ", ".join(map(shown, names[:8])) + (", …" if len(names) > 8 else "")
-        facts.append(f"the names of its {counted(len(names), 'class', 'classes')} ({few})")
-    elif format.classes is not None:
-        facts.append("the number of its classes")
+    if format.classes is not None:
+        facts.append("that its labels are among the classes of the invitation, but not which of them")
     return ", ".join(facts)
 
 
-def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> bool:
-    """Whether the owner of this folder has agreed to just this."""
+def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host: str) -> bool:
+    """Whether the owner of this folder has agreed to just this; `host` is the line of its signing key."""
     path = folder / CONSENT
     if not path.exists() or not is_stamped(folder):
         return False
     with suppress(ValueError, DamagedError), explained("read", path):
         record = json_value(read_plain(path, MAX_CONSENT_BYTES))
-        return isinstance(record, dict) and {**record, **_about(file, leaves)} == record
+        return isinstance(record, dict) and {**record, **_about(file, leaves, host)} == record
     return False
 
 
-def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str]) -> None:
-    record = {**_about(file, leaves), "given": datetime.now(UTC).isoformat(timespec="seconds")}
+def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host: str) -> None:
+    record = {**_about(file, leaves, host), "given": datetime.now(UTC).isoformat(timespec="seconds")}
     stamp(folder)
     write_atomically(folder / CONSENT, json.dumps(record, indent=1, ensure_ascii=False).encode())
 
 
-def _about(file: FederationFile, leaves: Sequence[str]) -> Mapping[str, Any]:
+def _about(file: FederationFile, leaves: Sequence[str], host: str) -> Mapping[str, Any]:
     tables = json.dumps(file.common().tables(), sort_keys=True).encode()
-    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "leaves": list(leaves)}
+    return {"federation": blake2b(tables, digest_size=16).hexdigest(), "host": host, "leaves": list(leaves)}

@@ -3,9 +3,12 @@
 host                                          site
     federation.toml  experiment and [deploy]      federation.toml  as the host was given it
     invitation.toml  what sites are given         ca.pem           the authority that signed the host's certificate
-    ca.key, ca.pem, server.key, server.pem        NAME.key         the site's private key, which never leaves it
-    keys/NAME.pub    keys of sites, to be let in  NAME.pub         its public half, which the host registers
+    ca.key, ca.pem, server.key, server.pem        NAME.key         the private key of its connection
+    signing.key      with which it signs          signing.key      with which it signs; neither leaves it
+    keys/NAME.pub    keys of sites, to be let in  NAME.pub         the public halves, which the host registers
+    starts           its number of starts         host.pub         the public half of the host's signing key
     flower/          processes, database, logs    consent.json     what its owner agreed to send
+                                                  inbox/           the request that was answered last
                                                   state/           the personal state
 """
 
@@ -30,14 +33,26 @@ from stratafl.deploy.certificates import (
     create_server_certificate,
     create_site_key,
     ends_soon,
-    restore_public_key,
+    public_half,
+    read_key,
     write_once,
 )
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.serving import AGREED
+from stratafl.deploy.signatures import (
+    HOST_KEY,
+    KEYS,
+    SIGNING_KEY,
+    create_signing_key,
+    public_line,
+    read_signing_key,
+    site_verifying_key,
+    verifying_key,
+)
 from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
-FILE, INVITATION, KEYS = "federation.toml", "invitation.toml", "keys"
+FILE, INVITATION = "federation.toml", "invitation.toml"
 
 
 @dataclass(frozen=True)
@@ -59,11 +74,22 @@ class HostFolder:
 
     def invite(self, place: HostAddress) -> Path:
         """Write what sites are given, with the address that they are to use."""
-        invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        key = public_line(read_signing_key(self.path / SIGNING_KEY), self.file.deploy.name)
+        invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8"), "key": key}
         path = self.path / INVITATION
         tables = with_format({"invitation": invitation, **self.file.invited().tables()})
         write_atomically(path, tomli_w.dumps(tables).encode())
         return path
+
+    def store_keys(self, site: str, path: Path) -> Path:
+        """The file NAME.pub of a site, with both of its keys and in the folder `keys`."""
+        site_verifying_key(path)
+        stored = self.keys / f"{check_site_name(site)}.pub"
+        if not stored.exists():
+            write_once(stored, read_key(path))
+        elif read_key(stored) != read_key(path):
+            raise DeployError(f"'{stored}' differs from '{path}': remove one of them")
+        return stored
 
     def waiting_keys(self, registered: Sequence[str]) -> dict[str, Path]:
         """Keys in the folder `keys` of sites that are not known yet."""
@@ -77,10 +103,15 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress) -> HostFo
     """The folder of this federation, new or as it was left."""
     make_private(path)
     make_private(path / KEYS)
+    if not (path / AGREED).exists():
+        file.check_classes()
     file = _keep_file(path, file)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():
         authority = _new_authority(path, authority)
+    if not (path / SIGNING_KEY).exists():
+        _check_new_key(path)
+        create_signing_key(path / SIGNING_KEY)
     named = path / "server.txt"
     certificate = Pair(path / "server.key", path / "server.pem")
     fits = belong(certificate) and named.exists() and named.read_text(encoding="utf-8") == place.host
@@ -109,6 +140,13 @@ def _new_authority(path: Path, pair: Pair) -> Pair:
     return create_authority(path)
 
 
+def _check_new_key(path: Path) -> None:
+    """Refuse to replace a signing key that sites know; invitations of earlier versions have none."""
+    invitation = path / INVITATION
+    if invitation.exists() and read_toml(invitation).get("invitation", {}).get("key"):
+        raise DeployError(f"'{path / SIGNING_KEY}' is missing, but sites rely on it: restore it from a copy")
+
+
 @dataclass(frozen=True)
 class SiteFolder:
     """A folder that is ready to join."""
@@ -123,10 +161,11 @@ class SiteFolder:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Address and authority of a host, and its federation."""
+    """Address, authority and signing key of a host, and its federation."""
 
     server: str
     authority: str
+    key: str
     file: FederationFile
 
 
@@ -137,16 +176,28 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     make_private(path)
     file = _keep_file(path, invitation.file, of_site=True)
     pem = path / "ca.pem"
-    if not pem.exists():
-        write_once(pem, invitation.authority.encode())
-    elif pem.read_text(encoding="utf-8") != invitation.authority:
-        raise DeployError(f"'{pem}' differs from the authority of the invitation: choose another folder with --out")
-    key = Pair(path / f"{name}.key", path / f"{name}.pub")
-    if not key.key.exists():
-        key = create_site_key(path, name)
-    elif not key.public.exists():
-        key = restore_public_key(key, name)
-    return SiteFolder(path, file, name, invitation.server, key, pem)
+    _keep_once(pem, invitation.authority, "authority")
+    _keep_once(path / HOST_KEY, invitation.key, "signing key")
+    return SiteFolder(path, file, name, invitation.server, _prepare_keys(path, name), pem)
+
+
+def _keep_once(path: Path, text: str, what: str) -> None:
+    if not path.exists():
+        write_once(path, text.encode())
+    elif path.read_text(encoding="utf-8") != text:
+        raise DeployError(f"'{path}' differs from the {what} of the invitation: choose another folder with --out")
+
+
+def _prepare_keys(path: Path, name: str) -> Pair:
+    """Both keys of a site, made once, and the file with their public halves, a line each."""
+    pair, signing = Pair(path / f"{name}.key", path / f"{name}.pub"), path / SIGNING_KEY
+    if not pair.key.exists():
+        pair = create_site_key(path, name)
+    signer = read_signing_key(signing) if signing.exists() else create_signing_key(signing)
+    public = public_half(pair, name) + f"{public_line(signer, name)}\n".encode()
+    if not pair.public.exists() or read_key(pair.public) != public:
+        write_atomically(pair.public, public)
+    return pair
 
 
 def read_invitation(path: Path, name: str) -> Invitation:
@@ -154,12 +205,14 @@ def read_invitation(path: Path, name: str) -> Invitation:
     check_site_name(name)
     tables: Mapping[str, Any] = read_toml(path)
     invited = tables.get("invitation")
-    if not isinstance(invited, dict) or not all(isinstance(invited.get(key), str) for key in ("server", "authority")):
-        raise RecordError(f"'{path}' is not an invitation: ask the host for its file {INVITATION}")
+    facts = ("server", "authority", "key")
+    if not isinstance(invited, dict) or not all(isinstance(invited.get(fact), str) for fact in facts):
+        raise RecordError(f"'{path}' is not an invitation of this version: ask the host for its file {INVITATION}")
+    verifying_key(invited["key"], f"'{path}'", f"ask the host for its file {INVITATION}")
     rest = {name: table for name, table in tables.items() if name != "invitation"}
     file = invited_from(rest)
     file.deploy.number(name)  # raises if there is no such site
-    return Invitation(str(HostAddress.parse(invited["server"])), invited["authority"], file)
+    return Invitation(str(HostAddress.parse(invited["server"])), invited["authority"], invited["key"], file)
 
 
 def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:

@@ -38,7 +38,7 @@ class Hosting:
     def __init__(
         self,
         folder: Path,
-        courier: Courier,
+        courier: Courier[Content],
         *,
         trust: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -63,6 +63,7 @@ class Hosting:
             server = serving.server
             offer = Offer(agreed, server.widest, blueprint.digests)
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
+                self._sites.on_unverified = exchange.refuse
                 self.status.begin(exchange.round, server.rounds)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
                     while exchange.round < server.rounds:

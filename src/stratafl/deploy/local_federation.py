@@ -3,6 +3,7 @@
 import csv
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ def rehearsed(tables: Mapping[str, Any], count: int) -> FederationFile:
         raise DeployError("scaled targets would need a mean over all sites: set data.targets = 'numbers'")
     if file.deploy.predict:
         raise DeployError("a rehearsal has no sites that only predict: remove deploy.predict from the file")
-    return file
+    if file.deploy.classes:
+        return file
+    samples = samples_of(file.experiment.data, seeds_of(file.experiment).partition)
+    y = np.asarray(samples.y)
+    numbered = int(y.max()) + 1 if y.dtype.kind in "iu" else ()
+    return replace(file, deploy=replace(file.deploy, classes=samples.names or samples.classes or numbered))
 
 
 def divided(file: FederationFile, folder: Path) -> dict[str, Path]:

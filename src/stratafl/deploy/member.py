@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from stratafl.config.assemble import federation_of
-from stratafl.config.deployment import blueprint_of, read_federation, site_columns_of, site_federation_of, site_of
+from stratafl.config.deployment import (
+    FederationFile,
+    blueprint_of,
+    read_federation,
+    site_columns_of,
+    site_federation_of,
+    site_of,
+)
 from stratafl.config.experiment import Experiment, with_values
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
@@ -30,9 +37,13 @@ from stratafl.deploy.agreement import (
     compared_facts,
     introduced_format,
     shareable_format,
+    with_listed_classes,
 )
+from stratafl.deploy.courier import Kind
 from stratafl.errors import DamagedError, DataError, WireError, shown
-from stratafl.execute.exchange import SiteExchange, open_site, state_form
+from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
+from stratafl.execute.exchange.blocks import BlockCache
+from stratafl.execute.exchange.site_store import BLOCKS
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
 
@@ -82,11 +93,23 @@ class SiteMember:
         self.client = self.file.deploy.number(self.name)
         self.trains = self.name in self.file.deploy.sites
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds its owner has agreed to: the number in the site's own file, which consent is to."""
+        return self.file.experiment.run.rounds
+
     # Messages
+
+    def answer(self, kind: Kind, table: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """The answer to a message of the host; whoever calls this knows that it is the host's (`signatures.py`)."""
+        if kind == "round":
+            return self.round(body)
+        return (self.introduce(table) if kind == "introduce" else self.agree(table)), b""
 
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """What this site says of itself."""
         self._check_federation(table)
+        self.file.check_classes()
         federation = self._federation(self._own_format)
         format, columns = self._own_format, site_columns_of(self.file.experiment, self.place, self.client)
         pooled = format.preprocessing.columns is not None
@@ -108,8 +131,12 @@ class SiteMember:
         working.score = None
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
-            reply = SiteExchange(store, working).answer(data)
+            reply = SiteExchange(store, working, self.rounds).answer(data)
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def clear_blocks(self) -> None:
+        """Make room on a full disk: what is removed can be downloaded again."""
+        BlockCache(site_folder(self.folder / STATE, self.file.deploy.name, self.name) / BLOCKS).clear()
 
     # Parts
 
@@ -133,7 +160,8 @@ class SiteMember:
         # Means and deviations are refused by `Agreement.from_table`.
         alike = agreed.preprocessing.scaling == ours.preprocessing.scaling
         if self.trains:
-            alike &= all(here == common for _, here, common in compared_facts(ours, agreed))
+            facts = compared_facts(ours, agreed, listed=bool(self.file.deploy.classes))
+            alike &= all(here == common for _, here, common in facts)
         if not alike:
             wrong = "the host asks this site to read its samples differently from what its own file says"
             raise WireError(f"{wrong}: ask the host which site introduced that")
@@ -176,14 +204,15 @@ class SiteMember:
 
     @cached_property
     def _own_format(self) -> SampleFormat:
-        return own_format(self.file.experiment, self.place)
+        return own_format(self.file, self.place)
 
     def _federation(self, agreed: SampleFormat) -> Federation:
         return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
 
 
-def own_format(experiment: Experiment, place: str) -> SampleFormat:
-    """The format of a site's own samples, without what they are like."""
+def own_format(file: FederationFile, place: str) -> SampleFormat:
+    """The format of a site's own samples, without what they are like, with the classes of the federation."""
+    experiment = file.experiment
     alone = {"channel": "'image', 'half' or 'unit'", "pooled": "'columns'"}
     samples = site_samples(experiment, place)
     if experiment.data.normalise in alone and samples.table is None:  # its numbers would leave the site
@@ -191,7 +220,8 @@ def own_format(experiment: Experiment, place: str) -> SampleFormat:
         raise DataError(f"{wrong}: use {alone[experiment.data.normalise]}")
     if experiment.data.tokens == "trained":
         raise DataError("data.tokens = 'trained' would need the texts of all sites: use 'hashed'")
-    return check_names(shareable_format(SampleFormat.of(samples)))
+    format = with_listed_classes(shareable_format(SampleFormat.of(samples)), file.deploy.class_names)
+    return check_names(format)
 
 
 def site_samples(experiment: Experiment, place: str) -> Federation:

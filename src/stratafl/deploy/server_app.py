@@ -7,11 +7,12 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.courier import Content, Delivered, Kind
+from stratafl.deploy.courier import Delivered, Kind, SignedMessage
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import TYPES, content_of, read_content
 from stratafl.deploy.processes import FLOWER_FOLDER
 from stratafl.deploy.replies import MessageRound, nodes_of_sites
+from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.errors import WireError
 
 app = ServerApp()
@@ -26,13 +27,13 @@ class GridCourier:
     def connected(self) -> frozenset[str]:
         return frozenset(nodes_of_sites(self._grid))
 
-    def carry(self, kind: Kind, messages: Mapping[str, Content], seconds: float) -> Delivered:
+    def carry(self, kind: Kind, messages: Mapping[str, SignedMessage], seconds: float) -> Delivered[SignedMessage]:
         nodes = {site: node for site, node in nodes_of_sites(self._grid).items() if site in messages}
-        sent = [Message(content_of(*messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
+        sent = [Message(content_of(messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
         # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
         done = MessageRound(self._grid, seconds, late=2 * seconds).run(sent)
         replies, failures = (
-            dict[str, Content](),
+            dict[str, SignedMessage](),
             {site: "not connected" for site in messages if site not in nodes},
         )
         for site, node in nodes.items():
@@ -49,7 +50,11 @@ class GridCourier:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     trust = bool(context.run_config.get("trust", False))
-    Hosting(host_folder(), GridCourier(grid), trust=trust).run()
+    Hosting(host_folder(), signed_courier(grid), trust=trust).run()
+
+
+def signed_courier(grid: Grid) -> SignedCourier:
+    return SignedCourier(GridCourier(grid), HostSignatures(host_folder()))
 
 
 def host_folder() -> Path:

@@ -11,6 +11,7 @@ from stratafl.core.keys import Seeds
 from stratafl.core.layers import Select, select
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.round import Setup
+from stratafl.core.secure_sums import check_secure
 from stratafl.data.federation import Federation
 from stratafl.data.outliers import outlier_warnings
 from stratafl.data.sample_format import SampleFormat
@@ -54,6 +55,7 @@ def simulation(
     diagnosed_clients: int = 0,
     begun: bool = False,
     norm_limit: float | None = None,
+    secure: bool = False,
     drop: float = 0.0,
     time: SimulatedTime | None = None,
 ) -> Simulation:
@@ -67,7 +69,7 @@ def simulation(
     the last `new_clients` clients of the federation never take part in training; a run that has `begun` may go on
     although its rounds never reach a phase of the algorithm; updates more than `norm_limit` times
     as long as the cohort's median are left out, as in a deployment; a client drops out of a round with the probability
-    `drop`; `time` is written down if it is given.
+    `drop`; with `secure` the server sees sums of uploads alone; `time` is written down if it is given.
     """
     device = device_of(device)
     if not 0 <= new_clients < federation.clients:
@@ -105,6 +107,8 @@ def simulation(
     )
     setup = blueprint.setup(device, runtime.features)
     _check_algorithm(algorithm, setup, begun)
+    if secure:
+        check_secure(algorithm, setup)
     exceeded = begun and memory_limit is not None and memory_taken(runtime.device) >= memory_limit
     left = None if exceeded else limit_left(memory_limit, runtime.device)
     needed = client_state_format(algorithm, setup).size * blueprint.clients
@@ -122,6 +126,7 @@ def simulation(
         blueprint,
         time,
         norm_limit=norm_limit,
+        secure=secure,
         drop=drop,
     )
     return _within_memory(sim, left if store == "auto" else None, begun)

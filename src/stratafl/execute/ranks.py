@@ -210,17 +210,19 @@ class Ranks(ProcessGroup):
         return buffers
 
     def _added(self, sums: tuple[State, ...]) -> tuple[State, ...]:
-        """Sums over all processes, in float64. A process without a client in the cohort adds nothing."""
+        """Sums over all processes, in float64 or of whole numbers. A process without a client adds nothing."""
         with self._exchange():
             sums_here = {(i, name): x for i, each in enumerate(sums) for name, x in flatten(each).items()}
             named = self._words([{name: TensorSpec.of(x) for name, x in flatten(each).items()} for each in sums])
             specs = {(i, name): s for of_rank in named for i, each in enumerate(of_rank) for name, s in each.items()}
             merges = max(map(len, named))
             wire = self._wire(iter(specs.values()))
+            whole = all(spec.dtype == torch.int64 for spec in specs.values())  # secure sums: float64 would round them
+            dtype = torch.int64 if whole else torch.float64
             parts = [
-                sums_here[name].reshape(-1).to(wire, torch.float64)
+                sums_here[name].reshape(-1).to(wire, dtype)
                 if name in sums_here
-                else torch.zeros(torch.Size(spec.shape).numel(), dtype=torch.float64, device=wire)
+                else torch.zeros(torch.Size(spec.shape).numel(), dtype=dtype, device=wire)
                 for name, spec in specs.items()
             ]
             if not parts:

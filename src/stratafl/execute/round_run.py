@@ -1,5 +1,6 @@
 """One round, the same for every executor: download · receive · work · inspect · fold, group by group, then absorb."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,7 +25,9 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Inspection, LeftOut, OutlyingUpdate, flagged, inspect
+from stratafl.execute.uploads import Flagged, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
+
+log = logging.getLogger("stratafl")
 
 
 class Executor(Protocol):
@@ -174,7 +177,14 @@ class RoundRun:
         inspections = ((report.ids.tolist(), report.inspection) for report in reports)
         flags = flagged(inspections, ids.tolist(), sim.norm_limit)
         refused = [each for each in flags.left_out if each not in flags.too_long]  # the others are in the total
-        server = self._absorbed(total, ids[_not_among(ids, refused)])
+        present = ids[_not_among(ids, refused)]
+        unopened = sim.unopened(rnd, self.server, len(present))
+        if unopened:
+            log.warning("round %d changes nothing: %s", rnd.t + 1, unopened)
+            named = {each.client for each in refused}
+            skipped = (LeftOut(client, unopened) for client in ids.tolist() if client not in named)
+            flags, states = Flagged((*refused, *skipped), (), ()), self.clients
+        server = self.server if unopened else self._absorbed(total, present)
         server_seconds = own_seconds + now() - all_arrived
         down, up, notes = _summed(reports, ids)
         train_seconds = now() - begin - server_seconds
@@ -197,6 +207,8 @@ class RoundRun:
         work, down = self._work(group)
         form = sim.upload_form(rnd, self.server)
         up = _upload_bytes(work.upload, form, layout, len(group))
+        if sim.secure:
+            up = sim.secure_sums(rnd, self.server).sent(layout, len(group))
         _check_rows(sim, up, len(group), len(self.ids))
         if sim.runtime.device.type == "cuda":
             # Otherwise the time of training would be counted where its result is first read.
@@ -208,7 +220,7 @@ class RoundRun:
             if len(accepted.ids) < len(group):
                 uploads = uploads.pick(inspection.sound.to(sim.runtime.device))
             if len(accepted.ids):
-                total = sim.algorithm.fold(rnd, self.server, total, uploads, accepted.ids)
+                total = sim.fold(rnd, self.server, total, uploads, accepted.ids)
         report = GroupReport(group, down, up, work.notes, inspection, now() - begin)
         if len(accepted.ids):
             if self.examine is not None:
@@ -251,7 +263,12 @@ class RoundRun:
         # With a limit, updates count from what a server in a deployment knows: what it sent.
         start = work.parcel if limited else {sim.algorithm.row: Field(work.received)}
         samples = sim.samples[work.ids]
-        return opened.uploads, inspect(arrived, form, work.state, start, samples, layout, opened, limited=limited)
+        inspection = inspect(arrived, form, work.state, start, samples, layout, opened, limited=limited)
+        if sim.secure:
+            too_large = sim.overflowing(self.rnd, self.server, opened.uploads, work.ids)
+            reasons = [reason or other for reason, other in zip(inspection.reasons, too_large, strict=True)]
+            inspection = replace(inspection, reasons=reasons)
+        return opened.uploads, inspection
 
     def _absorbed(self, total: Total, present: Tensor) -> State:
         """The server's next state, from the uploads of the clients that are present."""

@@ -14,12 +14,15 @@ from torch import Tensor
 from stratafl.core import keys
 from stratafl.core.algorithm import Algorithm, Requirements, Total
 from stratafl.core.form import Form
+from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, tensors
-from stratafl.errors import DataError, RecordError
+from stratafl.core.secure_sums import SecureSums, too_few
+from stratafl.core.state import State, tensor_of, tensors
+from stratafl.errors import DataError, RecordError, WireError
 
 log = logging.getLogger("stratafl")
+SUMS = "secure"  # the only field of a total in whole numbers
 
 
 @holder
@@ -32,12 +35,17 @@ class Rounds:
     # An update more than this many times as long as the cohort's median is left out.
     norm_limit: float | None = field(default=None, kw_only=True)
     drop: float = field(default=0.0, kw_only=True)  # the probability that a client drops out of a round
+    secure: bool = field(default=False, kw_only=True)  # whether the server sees sums alone
 
     def __post_init__(self) -> None:
         if self.norm_limit is not None and self.requires.noise:
             raise RecordError(
                 "server.norm_limit leaves clients out because of others' uploads, which this method's noise does not "
                 "hide: leave norm_limit out, or set it to 0; this method clips updates itself"
+            )
+        if self.norm_limit is not None and self.secure:
+            raise RecordError(
+                "server.norm_limit compares single updates, which server.secure hides: leave one of them out"
             )
 
     @cached_property
@@ -99,8 +107,47 @@ class Rounds:
     def _forms(self) -> dict[int, Form]:
         return {}
 
+    def secure_sums(self, rnd: Round, server: State) -> SecureSums:
+        """The sums of a secure round, found once for each phase."""
+        phase = rnd.plan.phase
+        if phase not in self._sums:
+            self._sums[phase] = SecureSums.of(self.algorithm, rnd, server, len(self.invited(rnd)))
+        return self._sums[phase]
+
+    @cached_property
+    def _sums(self) -> dict[int, SecureSums]:
+        return {}
+
+    def fold(self, rnd: Round, server: State, total: Total, uploads: Parcel, ids: Tensor) -> Total:
+        """The total with the uploads of these clients in it; if it is secure, in whole numbers."""
+        if not self.secure:
+            return self.algorithm.fold(rnd, server, total, uploads, ids)
+        sums = self.secure_sums(rnd, server)
+        vector = tensor_of(total.sums[0], SUMS) if total.sums else torch.zeros(sums.size, dtype=torch.int64)
+        for place, client in enumerate(ids.tolist()):
+            vector = vector + sums.contribution(rnd, uploads.pick(slice(place, place + 1)), client)
+        return Total(({SUMS: vector},))
+
+    def overflowing(self, rnd: Round, server: State, uploads: Parcel, ids: Tensor) -> list[str]:
+        """For each of these clients, why its upload cannot be summed in whole numbers; "" if it can."""
+        reasons = [""] * len(ids)
+        for place, client in enumerate(ids.tolist()):
+            try:
+                self.secure_sums(rnd, server).contribution(rnd, uploads.pick(slice(place, place + 1)), client)
+            except WireError as error:
+                reasons[place] = str(error)
+        return reasons
+
+    def unopened(self, rnd: Round, server: State, present: int) -> str:
+        """Why a round with this number of uploads changes nothing; "" if it does."""
+        hides = self.secure and self.secure_sums(rnd, server).size
+        return too_few(present, len(self.invited(rnd))) if hides else ""
+
     def absorbed(self, rnd: Round, server: State, total: Total) -> State:
         """The server's next state; what it was, if finite uploads came to numbers that are not finite."""
+        if self.secure:
+            device = next(iter(self.setup.start.values())).device
+            total = self.secure_sums(rnd, server).opened(tensor_of(total.sums[0], SUMS), device)
         after = self.algorithm.absorb(rnd, server, total)
         floats = [x for x in tensors(after) if x.is_floating_point()]
         if not floats or bool(torch.stack([torch.isfinite(x).all() for x in floats]).all()):

@@ -193,6 +193,10 @@ class ServerExchange:
             return self._refused(sender, len(data), wrong, reply)
         return self._taken(sender, reply, len(data))
 
+    def refuse(self, site: str, reason: str) -> None:
+        """Write down that what came as the reply of a site is not its own; its real reply is still awaited."""
+        self._log.append("refused", site=shown(site), reason=shown(reason, MAX_REFUSAL_LETTERS))
+
     def absorb(self) -> Mapping[str, str]:
         """Absorb what has arrived, and save; returns the sites that were left out, and why."""
         if not self._arrived:

@@ -36,10 +36,10 @@ class SiteComputation(Protocol):
 
 
 class SiteExchange:
-    """Answers messages for one site; its folder is open and locked."""
+    """Answers messages for one site; its folder is open and locked. It takes part in `rounds` rounds at most."""
 
-    def __init__(self, store: SiteStore, work: SiteComputation) -> None:
-        self._store, self._work = store, work
+    def __init__(self, store: SiteStore, work: SiteComputation, rounds: int) -> None:
+        self._store, self._work, self._rounds = store, work, rounds
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; a `WireError` if it is no message at all.
@@ -65,6 +65,7 @@ class SiteExchange:
         ):
             if addressee != ours:
                 raise WireError(f"this message is for {what} '{addressee}', but this is '{ours}'")
+        self._check_agreed(request)
         pending = store.pending()
         if pending is not None and request.absorbed == pending.digest:
             _check_new(request, pending, done=True)
@@ -77,6 +78,10 @@ class SiteExchange:
             if current is not None:
                 _check_new(request, current, done=True)
             _check_known(request, current, pending)
+        final = store.committed_round() if isinstance(request, DownloadMessage) else None
+        if final is not None and address.round < final:
+            wrong = f"the host asks for round {address.round + 1}"
+            raise WireError(f"{wrong}, but this site has its final model, after {final} rounds")
         if isinstance(request, DownloadMessage) and pending is not None and pending.answers(request):
             return self._upload(request, pending)
         parcel = self._parcel(request)
@@ -86,6 +91,13 @@ class SiteExchange:
             return self._trained(request, parcel, current)
         store.deliver(address.round, address.attempt, request.absorbed, parcel)
         return Committed(address, request.absorbed)
+
+    def _check_agreed(self, request: Request) -> None:
+        """Refuse what comes after the rounds that this site has agreed to."""
+        asked, is_round = request.address.round, isinstance(request, DownloadMessage)
+        if asked + is_round > self._rounds:
+            what = f"round {asked + 1}" if is_round else f"a final model after {asked} rounds"
+            raise WireError(f"the host asks for {what}, but this site has agreed to {self._rounds} rounds")
 
     def _parcel(self, request: Request) -> bytes | None:
         """What the server sent, with the blocks that it left out; None if one of them is not here."""

@@ -159,6 +159,13 @@ class SiteStore:
         about = {"round": round, "attempt": attempt, "absorbed": absorbed}
         self._write(DELIVERED, about, {_PARCEL: _as_tensor(parcel)})
 
+    def committed_round(self) -> int | None:
+        """After how many rounds the last parcel came; None if it has not come, or its file is damaged."""
+        with suppress(DamagedError):
+            stored = self._delivered()
+            return None if stored is None else int(stored[0]["round"])
+        return None
+
     def final(self) -> Final | None:
         """What the site ends with; None before the commit, and an error if its state is not the one of the commit."""
         stored = self._delivered()  # first: a commit makes the state current before it is delivered
