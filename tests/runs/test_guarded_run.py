@@ -15,7 +15,7 @@ from stored_runs import UNSTEADY, selected_early
 from stored_runs import finished as finished_run
 
 import stratafl
-from stratafl.algorithms import ditto, fedper, fedrod, local
+from stratafl.algorithms import algorithm, ditto, fedper, local
 from stratafl.api import guarded as api
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, from_tables, with_values
@@ -23,10 +23,10 @@ from stratafl.config.setting_tables import EvaluateTable
 from stratafl.core.layout import Rows
 from stratafl.core.round import Round
 from stratafl.data import digits_federation
-from stratafl.errors import DamagedError, DataError, ModelError, RecordError, RunError
+from stratafl.errors import DamagedError, DataError, RecordError, RunError
 from stratafl.evaluation import candidates
 from stratafl.evaluation.candidates import GuardCandidates, local_descent
-from stratafl.evaluation.guard import Choice
+from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.evaluation.trial import Trial
@@ -260,13 +260,16 @@ def test_a_loaded_run_trains_alone_as_the_run_would(method: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_model_with_layers_of_a_method_cannot_be_trained_alone() -> None:
-    train = LocalTraining(batch=600)
-    fitted = stratafl.fit(
-        fedrod(train=train), digits_federation(clients=3, validation=0.2), model, rounds=1, device="cpu"
-    )
-    with pytest.raises(ModelError, match="'strata run --guard'"):
-        fitted.guard()
+@pytest.mark.parametrize("name", ["fedper+prior", "fedrod"])
+def test_the_guard_of_a_method_that_adds_layers_trains_the_plain_model_alone(name: str) -> None:
+    train, federation = LocalTraining(lr=0.1, batch=400), digits_federation(clients=3, validation=0.2)
+    methods = (algorithm(name, train=train), fedper(train=train))
+    fits = [stratafl.fit(each, federation, model, rounds=1, device="cpu") for each in methods]
+    guarded, plain = (fitted.guard(epochs=1) for fitted in fits)
+    alone, expected = (each.models.candidates.rows(SAFE, torch.arange(3)) for each in (guarded, plain))
+    assert alone.keys() == expected.keys()
+    assert all(torch.equal(rows, expected[tensor]) for tensor, rows in alone.items())
+    assert all(guarded.model(client)(federation.x[:5]).shape == (5, 10) for client in guarded.choices)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Field, Parcel
 from stratafl.errors import RecordError, UnknownNameError
-from stratafl.evaluation.evaluate import client_models
+from stratafl.evaluation.evaluate import client_models, global_field
 from stratafl.execute import Matrix, simulation
 from stratafl.models import build
 from stratafl.models.heads import OwnOffset
@@ -189,6 +189,14 @@ def test_a_prior_is_no_part_of_a_guided_head_and_no_update_that_conflicts():
     assert algorithm("fedavg+prior+lag").phases[-1].algorithm.mix[-1] == OwnPrior()
 
 
+@pytest.mark.parametrize("host", ["fedavg", "fedala", "fedper", "flayer", "fedlag"])
+def test_a_prior_gives_no_method_a_global_model_that_it_lacks(host):
+    options = {"rounds": 4, "dtype": torch.float64, "engine": "loop"}
+    sims = [simulation(algorithm(n), tiny_federation(), tiny_model(), **options) for n in (host, f"{host}+prior")]
+    plain, with_prior = (global_field(sim, sim.start().server) for sim in sims)
+    assert plain == with_prior == (None if host in ("fedper", "flayer", "fedlag") else "theta")
+
+
 @pytest.mark.parametrize("host", ["apple", "fedfomo", "ifca"])  # they score models or build them while they mix
 def test_clients_use_no_model_without_their_prior(host, monkeypatch):
     used, add = list[torch.Tensor](), OwnOffset.forward
@@ -211,7 +219,7 @@ def test_a_prior_hides_no_class_counts_that_a_method_sends():
     assert composition("fedper+prior").sends != METHODS["fedper"].sends
 
 
-UNFIT = ["fedrod+prior", "fedprior+prior", "local+prior", "fedper+flayer+flayer", "fedper+q8+topk"]
+UNFIT = ["fedrod+prior", "fedprior+prior", "fedlc+prior", "local+prior", "fedper+flayer+flayer", "fedper+q8+topk"]
 
 
 @pytest.mark.parametrize("name", [*UNFIT, "fedavg+q8+flayer", "fedavg+topk+lag"])

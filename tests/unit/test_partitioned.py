@@ -4,10 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import stratafl
 from stratafl.config.assemble import federation_of
 from stratafl.config.experiment import from_tables
+from stratafl.data.shift import Shift
+from stratafl.errors import RecordError, UnknownNameError
 from stratafl.methods import Assignment, Partition, record
 
 X = np.arange(24.0).reshape(12, 2)
@@ -107,3 +110,21 @@ def test_what_does_not_fit_is_refused(options, words):
         arguments.pop("minimum")
     with pytest.raises(stratafl.StrataError, match=words):
         stratafl.partition(**arguments)
+
+
+def test_fit_shifts_clients_as_the_commands_do():
+    rng = np.random.default_rng(0)
+    clients = [(rng.random((8, 1, 6, 6), np.float32), np.arange(8) % 4) for _ in range(3)]
+    options = {"rounds": 1, "seed": 4, "test": 0.5, "validation": 0.0, "device": "cpu", "normalise": "none"}
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    shifted, plain = (
+        stratafl.fit("fedavg", clients, model, **options, **shift).sim.runtime.federation
+        for shift in ({"shift": "rotation+labels", "strength": 1.0}, {})
+    )
+    expected = Shift(("rotation", "labels"), 1.0, seed=4).applied(plain)
+    assert torch.equal(shifted.x, expected.x)
+    assert torch.equal(shifted.y, expected.y)
+    assert not torch.equal(shifted.x, plain.x)
+    for wrong in ({"strength": 0.5}, {"shift": "rotations"}, {"shift": "blur", "strength": 2.0}, {"shift": 3}):
+        with pytest.raises((RecordError, UnknownNameError)):
+            stratafl.fit("fedavg", clients, model, **wrong)

@@ -86,7 +86,7 @@ def test_recipes_come_by_claims_per_minute_and_the_finished_ones_last(monkeypatc
 @pytest.mark.parametrize("width", [80, 130])
 def test_the_list_has_a_line_for_each_result(capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    recipe_list.print_recipes("flayer", Path("nowhere"))
+    recipe_list.print_recipes("flayer", Path("nowhere"), "smoke")
     lines = capsys.readouterr().out.splitlines()
     table2 = next(number for number, line in enumerate(lines) if "flayer/table2" in line)
     assert " headline " in lines[table2]
@@ -95,7 +95,9 @@ def test_the_list_has_a_line_for_each_result(capsys, monkeypatch, width):
     assert any("flayer/table5 " in line and "not run" in line for line in lines)
     assert not any("fedlag/" in line for line in lines)
     with pytest.raises(UnknownNameError, match="flayer/table2"):
-        recipe_list.print_recipes("flayer/tabel2", Path("nowhere"))
+        recipe_list.print_recipes("flayer/tabel2", Path("nowhere"), "smoke")
+    with pytest.raises(UnknownNameError, match=r"'shorts'.*'short'"):
+        recipe_list.print_recipes("flayer", Path("nowhere"), "shorts")
 
 
 @pytest.mark.budget(1, "a process of its own")

@@ -13,10 +13,12 @@ from torch.nn.functional import pad
 
 from stratafl.algorithms.declaration import method
 from stratafl.algorithms.fedavg import fedavg
+from stratafl.algorithms.fedlc import Calibrated
 from stratafl.algorithms.prototypes import NeedsClasses
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Range, Tune
 from stratafl.core.fields import FieldSpec, Start, Together
+from stratafl.core.layers import select
 from stratafl.core.layerwise import Layerwise
 from stratafl.core.parcel import Parcel
 from stratafl.core.phased import records_of, with_records
@@ -60,7 +62,10 @@ def _with_prior(host: Layerwise, smoothing: float) -> Layerwise:
         raise RecordError("it already has a class prior: leave out +prior")
     if host.extension is not None:
         raise RecordError("it changes the head of the model itself: choose another method")
-    shared = host.row if host.server_fields.get(host.row) == Start() else None
+    if any(isinstance(getattr(step, "objective", None), Calibrated) for step in host.train):
+        raise RecordError("its loss corrects for class counts itself: leave out +prior, or take fedprior")
+    keeps_none = host.client_fields.get(host.row) == Start(select("none"))
+    shared = host.row if keeps_none and host.server_fields.get(host.row) == Start() else None
     return replace(
         host,
         mix=_with_own_priors(host, smoothing),

@@ -21,12 +21,13 @@ from stratafl.api.training import Callback, TrainingRun, stop_after, watchers
 from stratafl.config.assemble import model_of, split_plan
 from stratafl.config.metric_choice import chosen_by_classes, metric_for
 from stratafl.config.protocols import text_options, training_options
-from stratafl.config.setting_tables import EvaluateTable, ModelTable
+from stratafl.config.setting_tables import DataTable, EvaluateTable, ModelTable, shift_of
 from stratafl.config.trust import Trust, accepted
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Size, checked
 from stratafl.core.layout import Buffers, Granularity
 from stratafl.core.objectives import balanced_weights
+from stratafl.core.records import from_settings
 from stratafl.data import Federation
 from stratafl.data.builders import Clients
 from stratafl.data.splitting import SplitPlan
@@ -59,6 +60,8 @@ def fit(
     test: float = 0.25,
     split: str = "stratified",
     normalise: Literal["auto", "columns", "none"] = "auto",
+    shift: str | None = None,
+    strength: float | None = None,
     seed: int = 0,
     evaluate_every: int = 1,
     metric: str | Callable[..., object] = "auto",
@@ -119,6 +122,9 @@ def fit(
         normalise: By default rows of numbers with fractions are standardised, each client's columns by its own training
             samples, images of 8 bits are scaled to −1 … 1, and `predict` does the same to raw samples. `"none"`: leave
             them as they are. `"columns"`: standardise every table. A `Federation` is taken as it is.
+        shift: Make clients differ, for experiments: `"rotation"`, `"blur"`, `"colour"`, `"noise"` or `"domains"` of
+            images, permuted `"labels"`, or several, as in `"rotation+noise"` (see the page on partitions).
+        strength: How large shifts are, from 0 to 1, by default 0.5.
         seed: A whole number, from which everything random is drawn.
         evaluate_every: Evaluate after every so many rounds.
         metric: What the round is selected by: a name (`strata list metrics`) or a function `f(y_true, y_score)`.
@@ -165,6 +171,8 @@ def fit(
         raise ModelError(f"model must be an nn.Module, a function that returns one or a name, not {model!r}")
     plan = SplitPlan(validation, test, seed=seed, split=split)
     federation = federation_in_memory(clients, label, client, plan, normalise, int(new_clients))
+    shifts = shift_of(from_settings("data", DataTable, {"shift": shift, "strength": strength}), seed)
+    federation = federation if shifts is None else shifts.applied(federation)
     method = _method(algorithm, lr, _usual_training(model, federation))
     if not (isinstance(class_weight, str) and class_weight == "none"):
         method = _weighted(method, class_weight, federation, int(new_clients))

@@ -14,7 +14,7 @@ from stratafl.config.setting_tables import EvaluateTable
 from stratafl.config.trust import Trust
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
-from stratafl.errors import DataError, ModelError, RunError
+from stratafl.errors import DataError, RunError
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded, local_descent
 from stratafl.evaluation.guard import SAFE, Choice
 from stratafl.evaluation.metrics import Metric
@@ -23,7 +23,7 @@ from stratafl.execute import Progress, Simulation
 from stratafl.execute.drawing import filled
 from stratafl.models import own_model
 from stratafl.runs.directory import GUARD, config_of
-from stratafl.runs.guard_files import companion, extended, local_model, read_guard, run_to_end, train_alone
+from stratafl.runs.guard_files import local_model, read_guard, run_to_end, train_alone
 
 
 class Trained(Protocol):
@@ -82,13 +82,8 @@ class Guarded:
 def choose_models(fitted: Trained, epochs: int) -> Guarded:
     """Train local models, and let each client choose."""
     sim, stored = fitted.sim, None if fitted.folder is None else config_of(fitted.folder)
-    if stored is None and extended(sim):
-        raise ModelError(
-            "guard() cannot train the model alone, because this method adds layers to it: use "
-            "'strata run --guard', and load that run"
-        )
     train = local_descent(sim.algorithm) if stored is None else stored.train
-    alone = alone_like(sim, train) if stored is None else companion(sim, stored, fitted.trust)
+    alone = alone_like(sim, train)
     trial = Trial(sim)
     metric = fitted.selected_by or metric_for(fitted.evaluate, sim.runtime.federation, fitted.trust)
     best = run_to_end(train_alone(Trial(alone, metric=metric), fitted.evaluate, sim.setup.rounds))
@@ -111,8 +106,7 @@ def stored_choice(fitted: Trained, client: int) -> nn.Module:
         raise DataError(f"client {client!r} has no chosen model: give one of the clients {first_few(record.choices)}")
     name, experiment = record.choices[client].candidate, config_of(folder)
     if name == SAFE:
-        alone = companion(sim, experiment, fitted.trust) if extended(sim) else sim
-        return own_model(module_of(alone, local_model(folder, client)))
+        return own_model(module_of(alone_like(sim, experiment.train), local_model(folder, client)))
     train, stage = experiment.train, experiment.evaluate.stage
     candidates = GuardCandidates(sim, fitted.progress, train=train, stage=stage, epochs=record.epochs)
     return own_model(module_of(sim, _only_row(candidates.rows(name, torch.tensor([client])))))

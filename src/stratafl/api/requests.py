@@ -50,6 +50,8 @@ class SharedOptions(TypedDict, total=False):
     test: float
     split: Literal["stratified", "random", "ordered"]
     normalise: Literal["auto", "columns", "none"]
+    shift: str
+    strength: float
     metric: str
     evaluate_every: int
     participation: float
@@ -59,7 +61,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 TABLES = {
-    "data": ("label", "client", "validation", "test", "split", "normalise"),
+    "data": ("label", "client", "validation", "test", "split", "normalise", "shift", "strength"),
     "run": ("rounds", "seed", "participation", "device"),
     "train": ("lr",),
     "model": ("frozen",),

@@ -221,7 +221,7 @@ def reproduce(
     if options.only_list:
         from stratafl.cli.recipe_list import print_recipes
 
-        return print_recipes(name, options.folder)
+        return print_recipes(name, options.folder, options.scale)
     from stratafl.cli.reproduce_command import reproduce_tables
 
     return reproduce_tables(name, options)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from stratafl.cli.console import fitting_columns, result_console, titled_table
 from stratafl.errors import unknown
-from stratafl.recipes.recorded import ListedRecipe, RecipeResult, every_recipe, own_results, recorded_results
+from stratafl.recipes.recorded import SCALES, ListedRecipe, RecipeResult, every_recipe, own_results, recorded_results
 
 MEASURED = ("short", "headline")  # scales with the papers' data
 NAMES = ("recipe", "scale", "last run")
@@ -22,8 +22,10 @@ FOOT = (
 )
 
 
-def print_recipes(name: str | None, out: Path) -> int:
-    """List all recipes, those of a paper, or one."""
+def print_recipes(name: str | None, out: Path, scale: str) -> int:
+    """List all recipes, those of a paper, or one, at every scale."""
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
     recipes = [recipe for recipe in every_recipe() if name in (None, recipe.name, recipe.name.partition("/")[0])]
     if not recipes:
         names = [recipe.name for recipe in every_recipe()]

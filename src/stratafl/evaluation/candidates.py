@@ -27,7 +27,7 @@ from stratafl.evaluation.evaluate import ClientModels, client_models, deployed, 
 from stratafl.evaluation.guard import SAFE, Choice, choose
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import Predictions, join_predictions, row_predictions
-from stratafl.execute import Progress, Simulation
+from stratafl.execute import Progress, Simulation, simulation
 from stratafl.execute.context import client_state_format
 from stratafl.execute.executors import chunk_size
 from stratafl.execute.memory import choose_store, limit_left
@@ -114,12 +114,45 @@ def local_descent(algorithm: Algorithm) -> LocalTraining:
 
 
 def alone_like(sim: Simulation, train: LocalTraining) -> Simulation:
-    """Local training of the same model from the same start, on the same data and device."""
+    """Local training of the same model, less what the method adds to it, from the same start on the same data."""
     algorithm, device = local(train=train), sim.runtime.device
+    if _extended(sim.algorithm):
+        return _built_anew(sim, algorithm)
     needed = client_state_format(algorithm, sim.setup).size * sim.setup.clients
     left = limit_left(sim.memory_limit, device)
     store = choose_store("auto", needed, device, left, participation=sim.setup.participation, saved=False)
     return replace(sim, algorithm=algorithm, store=store, diagnosed_clients=0)
+
+
+def _extended(algorithm: Algorithm) -> bool:
+    """Whether a method adds layers to the model."""
+    return any(getattr(each, "extension", None) is not None for each in getattr(algorithm, "records", (algorithm,)))
+
+
+def _built_anew(sim: Simulation, algorithm: Algorithm) -> Simulation:
+    """The simulation with another method, which may have other layers."""
+    plan, runtime = sim.blueprint, sim.runtime
+    assert plan is not None  # every assembled simulation has one
+    return simulation(
+        algorithm,
+        runtime.federation,
+        plan.model,
+        rounds=plan.rounds,
+        participation=plan.participation,
+        seed=plan.seeds,
+        granularity=plan.granularity,
+        buffers=plan.buffers,
+        head=plan.head,
+        frozen=plan.frozen,
+        weights=plan.weights,
+        dtype=plan.dtype,
+        device=str(runtime.device),
+        engine="loop" if runtime.prefers_loop else plan.engine,
+        speed=runtime.speed,
+        memory_limit=sim.memory_limit,
+        new_clients=runtime.federation.clients - plan.clients,
+        begun=True,
+    )
 
 
 @holder

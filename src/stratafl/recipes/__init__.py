@@ -7,8 +7,8 @@ both down. `recorded` is what was run so far, without torch. It stands on `repor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stratafl.recipes.recipe import SCALES, Recipe, RecipeCell, parse_recipe, recipes
-    from stratafl.recipes.recorded import recipe_names
+    from stratafl.recipes.recipe import Recipe, RecipeCell, parse_recipe, recipes
+    from stratafl.recipes.recorded import SCALES, recipe_names
 
 __all__ = ["SCALES", "Recipe", "RecipeCell", "parse_recipe", "recipe_names", "recipes"]
 

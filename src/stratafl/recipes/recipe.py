@@ -35,9 +35,8 @@ from stratafl.core.annotations import Range, checked
 from stratafl.core.records import from_settings
 from stratafl.errors import RecordError, StrataError, unknown
 from stratafl.recipes.claims import MEASURES, REFERENCE, Claim, UnjudgedClaim
-from stratafl.recipes.recorded import recipe_names
+from stratafl.recipes.recorded import SCALES, recipe_names
 
-SCALES = ("smoke", "short", "headline")
 FULL = "scale 'full' is now 'headline': the paper's own rounds on one column; name other columns with --columns"
 SCORES = {"last": 1, "best": 2}  # of a row that is fine-tuned before it is scored: at the end, and also half-way
 EXTENSIONS = ("flayer", "lag")  # what follows "+" in the name of a combination

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "results.toml"
+SCALES = ("smoke", "short", "headline")
 COUNTED = ("hold", "fail", "untold", "unjudged")  # a verdict is one of these
 FOLDER_ENDINGS = ("short", "short-tuned", "headline", "headline-tuned")  # of your own runs that are evidence
 

@@ -19,10 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import Experiment, to_tables
 from stratafl.config.setting_tables import AlgorithmTable, EvaluateTable, StopTable
-from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, StrataError, shown
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
@@ -114,24 +112,10 @@ def run_to_end(steps: Generator[int, None, T]) -> T:
             return done.value  # type: ignore[no-any-return]
 
 
-def companion(sim: Simulation, experiment: Experiment, trust: Trust | bool = NO_TRUST) -> Simulation:
-    """Local training beside a simulation; of the model without the layers that its method adds to it."""
-    if not extended(sim):
-        return alone_like(sim, experiment.train)
-    return simulation_of(replace(experiment, algorithm=AlgorithmTable(SAFE)), sim.runtime.tuning, trust, begun=True)
-
-
-def extended(sim: Simulation) -> bool:
-    """Whether its method adds layers to the model."""
-    records = getattr(sim.algorithm, "records", (sim.algorithm,))
-    return any(getattr(each, "extension", None) is not None for each in records)
-
-
 def guarding(
     experiment: Experiment,
     trial: Trial,
     progress: Progress,
-    trust: Trust | bool = NO_TRUST,
     local: Path | None = None,
     train: LocalTraining | None = None,
 ) -> Generator[int, None, GuardedModels]:
@@ -142,7 +126,7 @@ def guarding(
     """
     safe = replace(experiment, algorithm=AlgorithmTable(SAFE))
     safe = replace(safe, train=train or _train_of(local, safe) or experiment.train)
-    alone = companion(trial.sim, safe, trust)
+    alone = alone_like(trial.sim, safe.train)
     best = None if local is None else trained_alone(local, safe, alone)
     if best is None:
         beside = replace(trial, sim=alone, lab=LayerDiagnostics(), stage="deployed")

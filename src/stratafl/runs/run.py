@@ -197,7 +197,7 @@ class Run:
         self.save()
         begin = time.monotonic()
         local = local_beside(self.folder)
-        models = yield from guarding(self.experiment, self.trial, selected, self._trust, local, self.alone)
+        models = yield from guarding(self.experiment, self.trial, selected, local, self.alone)
         self._check_place()
         with uninterrupted():
             write_guard(self.folder, models, self.trial, self.history, time.monotonic() - begin)
