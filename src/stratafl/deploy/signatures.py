@@ -34,6 +34,7 @@ from stratafl.files import json_value, private_folder, read_plain, write_atomica
 log = logging.getLogger("stratafl.deploy")
 SIGNING_KEY, HOST_KEY, KEYS = "signing.key", "host.pub", "keys"  # files of host and site, of a site, folder of a host
 STARTS, INBOX, LAST = "starts", "inbox", "last.json"  # of a host; of a site
+KEYS_AT = "keys.txt"  # names another folder of keys
 MAX_RECORD_BYTES = 1000  # bytes of these files
 _NUMBERS = 1 << 32  # requests that a host may send in one start
 
@@ -75,6 +76,12 @@ def verifying_key(line: str, where: str, todo: str) -> Ed25519PublicKey:
     return key
 
 
+def keys_folder(folder: Path) -> Path:
+    """Where a host takes the keys of its sites from: `keys` in its folder, or the place that its operator chose."""
+    chosen = folder / KEYS_AT
+    return Path(read_plain(chosen, MAX_RECORD_BYTES).decode()) if chosen.exists() else folder / KEYS
+
+
 def site_verifying_key(path: Path) -> Ed25519PublicKey:
     """The second key in NAME.pub; files of earlier versions have only the first one, that of the connection."""
     if not path.exists():
@@ -91,7 +98,7 @@ class HostSignatures:
     """Signs the requests of a host and verifies replies, by the files in its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._key, self._keys = read_signing_key(folder / SIGNING_KEY), folder / KEYS
+        self._key, self._keys = read_signing_key(folder / SIGNING_KEY), keys_folder(folder)
         self._federation = read_federation(folder / FILE, plain=True).deploy.name
         self._next = _started(folder / STARTS) * _NUMBERS
 
