@@ -23,7 +23,7 @@ from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.extending import read_rejoining, write_rejoining
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
-from stratafl.deploy.signatures import keys_folder
+from stratafl.deploy.signing_keys import keys_folder
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
