@@ -51,7 +51,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "data": {"validation": 0.2, "test": 0.25, "seed": 3},
     "train": {"lr": 0.1, "batch": 10},
     "run": {"rounds": 5, "participation": 0.7, "seed": 8, "engine": "stacked"},
-    "deploy": {"sites": list(SITES), "name": "test", "wait": 900, "deadline": 900, "classes": 10},
+    "deploy": {"sites": list(SITES), "name": "test", "wait": 900, "deadline": 900, "classes": 10, "report": False},
 }
 
 

@@ -202,7 +202,10 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     options: ReportOptions,
 ) -> None:
-    """Rank runs in a table, or write one HTML report."""
+    """Rank runs in a table, or write one HTML report.
+
+    The folder of a federation's host or of a site gets the federation's report.
+    """
     from stratafl.cli.report_command import print_report
 
     print_report(folders, options)
@@ -287,6 +290,7 @@ def join_(
     public_key: Annotated[
         Path | None, option("--public-key FILE.pub", "Another place for its public key.", OUTPUT)
     ] = None,
+    keep_scores: Annotated[bool, option("--keep-scores", "Keep the scores of this site's models here.", OTHER)] = False,
     yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.", OTHER)] = False,
     trust: Trust = False,
 ) -> int:
@@ -299,7 +303,7 @@ def join_(
     require_flower()
     from stratafl.cli.host_command import join_federation
 
-    return join_federation(invitation, site, data, out, public_key, yes, trust)
+    return join_federation(invitation, site, data, out, public_key, keep_scores, yes, trust)
 
 
 @app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata status federations/ward")

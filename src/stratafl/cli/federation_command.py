@@ -12,14 +12,20 @@ from rich.table import Table
 
 from stratafl.cli.console import note_console, result_console, titled_table
 from stratafl.config.deployment import FederationFile, read_federation
+from stratafl.deploy.federation_page import federation_page, report_of
+from stratafl.deploy.federation_report import HEAD, FederationReport, cells, sentences
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import FILE, checked_log
 from stratafl.deploy.site_model import NODE, member_in
+from stratafl.deploy.site_scores import report_metric
 from stratafl.deploy.status import read_counts, read_status
 from stratafl.errors import BusyError, DeployError, counted, unknown
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import read_standing
 from stratafl.files import lock
+from stratafl.report.formats import size_text
+from stratafl.report.page import REPORT as PAGE
+from stratafl.report.page import check_report_file, write_page
 
 AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
@@ -45,6 +51,9 @@ def print_status(folder: Path, as_json: bool, trust: bool) -> None:
         console.print(sites_table(file, facts, read_counts(folder / "flower")))
     for line in lines:
         console.print(line, markup=False)
+    file, report = report_of(folder)
+    if report.scores:
+        console.print(report_table(file, report))
 
 
 def is_running(folder: Path) -> bool:
@@ -102,6 +111,29 @@ def sites_table(file: FederationFile, status: Mapping[str, Any], counts: Mapping
             "" if seen is None else _ago(now - seen),
         )
     return table
+
+
+def report_table(file: FederationFile, report: FederationReport) -> Table:
+    """The scores of the sites that share them, at the end."""
+    metric = report_metric(file.experiment)
+    title = f"{metric.title} on each site's test samples after {counted(report.rounds, 'round')}"
+    table = titled_table(title, HEAD, names=("site", HEAD[-1]))
+    for site, scores in report.scores.items():
+        table.add_row(*cells(site, scores, metric))
+    return table
+
+
+def print_federation_report(folder: Path, out: Path | None) -> None:
+    """Print the scores of the sites of a federation, and write its report."""
+    path = out or folder / PAGE
+    check_report_file(path)
+    file, report = report_of(folder)
+    page, console = federation_page(folder), result_console()
+    if report.scores:
+        console.print(report_table(file, report))
+    for line in sentences(report, file):
+        console.print(line, markup=False)
+    console.print(f"report: {path} ({size_text(write_page(page, path))}, opens in any browser)", markup=False)
 
 
 def _ago(seconds: float) -> str:

@@ -224,7 +224,14 @@ class _Watch:
 
 
 def join_federation(
-    invitation: Path, site: str, data: str, out: Path | None, public_key: Path | None, yes: bool, trust: bool
+    invitation: Path,
+    site: str,
+    data: str,
+    out: Path | None,
+    public_key: Path | None,
+    keep_scores: bool,
+    yes: bool,
+    trust: bool,
 ) -> int:
     """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
     place, folder = Path(data).absolute(), out or Path("sites") / site
@@ -235,7 +242,7 @@ def join_federation(
     console = note_console()
     try:
         with show_warnings(console):
-            leaves = what_leaves_site(file, site, str(place), trust=trust)
+            leaves = what_leaves_site(file, site, str(place), trust=trust, keeps_scores=keep_scores)
     except LabelError as error:
         todo = f"give the column of labels the name '{error.label}', or ask the host to set data.label to another name"
         raise DataError(f"{error.wrong}; {todo}, which all sites then use") from error
@@ -256,7 +263,7 @@ def join_federation(
         )
     prepared = prepare_site(folder, invited, site)  # the file may have changed since it was read
     if not agreed:
-        keep_consent(folder, file, leaves, invited.key)
+        keep_consent(folder, file, leaves, invited.key, keep_scores)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     public = prepared.copy_public_key(public_key)
     if not (folder / AGREED).exists():

@@ -7,8 +7,10 @@ from rich.text import Text
 
 from stratafl.cli.command_options import ReportOptions
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
+from stratafl.cli.federation_command import print_federation_report
 from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds_differ, target_table
 from stratafl.config.metric_choice import metric_of
+from stratafl.deploy.federation_page import is_federation
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_new, write_atomically
@@ -32,6 +34,12 @@ NO_OPTIONS = ReportOptions()
 def print_report(folders: Sequence[Path], options: ReportOptions) -> None:
     """Print the ranking, and write the HTML report if a file is given."""
     out = options.out
+    federations = [folder for folder in folders if is_federation(folder)]
+    if federations:
+        if len(folders) > 1 or options != ReportOptions(out=out):
+            raise RunError(f"'{federations[0]}' is a federation, which has a report of its own: name it alone, with -o")
+        print_federation_report(federations[0], out)
+        return
     if out is not None:
         check_report_file(out)
     by = None if options.metric is None else metric_of(options.metric)

@@ -67,6 +67,9 @@ class DeployTable:
         float, Range(above=0, most=1e9), "MB that a site may send per minute; the gate refuses more"
     ] = 4000.0
     scores: Annotated[bool, "whether sites report the test scores of the models that they receive"] = True
+    report: Annotated[
+        bool, "whether, at the end, each site also trains alone, and all get a report (needs `scores`)"
+    ] = True
     classes: Annotated[
         Annotated[int, Range(least=1, most=10_000)] | tuple[str, ...],
         "the classes in the order of the model's outputs; a number n: 0 to n − 1; none: `data.targets` are numbers",

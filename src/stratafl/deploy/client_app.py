@@ -41,6 +41,11 @@ def agree(message: Message, context: Context) -> Message:
     return _answered("agree", message, context)
 
 
+@app.query("report")
+def report(message: Message, context: Context) -> Message:
+    return _answered("report", message, context)
+
+
 @app.train("round")
 def work(message: Message, context: Context) -> Message:
     return _answered("round", message, context)

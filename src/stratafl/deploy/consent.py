@@ -22,13 +22,10 @@ from stratafl.config.deployment import FederationFile, blueprint_of
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.extending import stored_changes
-from stratafl.deploy.member import own_format, site_samples
+from stratafl.deploy.member import CONSENT, MAX_CONSENT_BYTES, own_format, site_samples
 from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
-
-CONSENT = "consent.json"
-MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 
 
 def since_last_consent(folder: Path, file: FederationFile) -> list[str]:
@@ -37,7 +34,9 @@ def since_last_consent(folder: Path, file: FederationFile) -> list[str]:
     return [f"new since you agreed: {'; '.join(changes)}"] if changes else []
 
 
-def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool = False) -> list[str]:
+def what_leaves_site(
+    file: FederationFile, site: str, place: str, *, trust: bool = False, keeps_scores: bool = False
+) -> list[str]:
     """Lines that say what leaves this site, whose samples are at `place`."""
     format, rounds = own_format(file, place), counted(file.experiment.run.rounds, "round")
     lines = [f"takes part in at most {rounds} with {counted(len(file.deploy.sites), 'site')}: {few(file.deploy.sites)}"]
@@ -45,10 +44,16 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
     if site in file.deploy.predict:
         lines.append("leaves this site, in rounds: nothing, because it only predicts")
         return [*lines, f"its model, trained without samples of this site: {_welcomed(file)}"]
-    if file.deploy.scores:
+    if keeps_scores and file.deploy.scores:
+        lines.append("never leaves this site: the scores of its models, because you keep them")
+    elif file.deploy.scores:
         score = "mean squared error" if format.classes is None else "accuracy"
         scored = f"the {score} of the model that it received, on its test samples (deploy.scores)"
         lines.append(f"leaves this site, every round: {scored}")
+    if file.deploy.scores and file.deploy.report and not keeps_scores:
+        when = "leaves this site, after the last round, for the host and all sites"
+        stages = "trained alone, as received and personalised, and how many test samples there are (deploy.report)"
+        lines.append(f"{when}: the scores of its models {stages}")
     train = replace(file.experiment.train, class_weight="none")  # weights name classes that this site may lack
     experiment = replace(file.experiment, train=train)
     blueprint = blueprint_of(experiment, format, len(file.deploy.sites), trust)
@@ -102,8 +107,11 @@ def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host:
     return False
 
 
-def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host: str) -> None:
-    record = {**_about(file, leaves, host), "given": datetime.now(UTC).isoformat(timespec="seconds")}
+def keep_consent(
+    folder: Path, file: FederationFile, leaves: Sequence[str], host: str, keeps_scores: bool = False
+) -> None:
+    about = {**_about(file, leaves, host), "keeps_scores": keeps_scores}
+    record = {**about, "given": datetime.now(UTC).isoformat(timespec="seconds")}
     stamp(folder)
     write_atomically(folder / CONSENT, json.dumps(record, indent=1, ensure_ascii=False).encode())
 

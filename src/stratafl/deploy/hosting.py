@@ -6,6 +6,7 @@
     agreement.json     what was agreed on when all sites had introduced themselves
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
     rounds.jsonl       a line for each absorbed round, as of a run (status.py)
+    report.json        the scores of sites that share them (federation_report.py)
     status.json        the progress that `strata host` shows
     rejoining.json     the sites that have not agreed yet to its extension
     noise.key          the secret of a method whose server adds noise (docs/guide/privacy.md)
@@ -22,8 +23,10 @@ from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.extending import read_rejoining, write_rejoining
+from stratafl.deploy.federation_report import FederationReport, sentences
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
 from stratafl.deploy.signing_keys import keys_folder
+from stratafl.deploy.site_scores import SiteScores
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
@@ -76,6 +79,7 @@ class Hosting:
                 if spent := server.algorithm.spent(server.at(exchange.round)):
                     self.status.say(in_words(spent, exchange.round, simulated=False))
                 left = self._commit(exchange, offer)
+                self._report(exchange)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
             raise
@@ -262,6 +266,43 @@ class Hosting:
                     break
                 self._pause(POLL_SECONDS)
         return missing
+
+    def _report(self, exchange: ServerExchange) -> None:
+        """Collect the scores of the sites that have their model, and give them to all; what is known is not asked."""
+        if not (self.deploy.report and self.deploy.scores):
+            return
+        known = FederationReport.load(self._folder, self.file)
+        report = known if known is not None and known.rounds == exchange.round else FederationReport(exchange.round)
+        asked_before, latest = report, self._clock() + self.deploy.deadline
+        self._sites.begin()
+        self.status.say("every site compares its models and training alone")
+        committed = [site for site in exchange.committed if site in self.deploy.sites]
+        while (left := latest - self._clock()) > 0:
+            missing = [site for site in committed if site not in report.heard and self._sites.may_try(site)]
+            if not missing:
+                break
+            asked = self._sites.there(missing)
+            for site, (table, _) in self._sites.sent("report", dict.fromkeys(asked, ({}, b"")), left).items():
+                report = self._with_scores(report, site, table)
+            if not asked:
+                self._pause(POLL_SECONDS)
+        report.save(self._folder)
+        if report != asked_before:
+            for line in sentences(report, self.file):
+                self.status.say(line)
+            told = {site: ({"report": report.to_table()}, b"") for site in self._sites.there(committed)}
+            self._sites.sent("report", told, self.deploy.deadline)
+        for site in committed:  # those that failed here, too
+            self.status.committed(site)
+
+    def _with_scores(self, report: FederationReport, site: str, table: Mapping[str, Any]) -> FederationReport:
+        if "scores" not in table:
+            return replace(report, private=(*report.private, site))
+        try:
+            return replace(report, scores={**report.scores, site: SiteScores.from_table(table["scores"])})
+        except WireError as error:
+            self._sites.fail(site, str(error))
+            return report
 
     def _give(self, exchange: ServerExchange, sites: Sequence[str], left: float, missing: list[str]) -> None:
         """Send the last message to those that have the agreement; who confirms it is no longer missing."""

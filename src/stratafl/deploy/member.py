@@ -6,12 +6,15 @@
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
     model.safetensors  the final model (stored_model.py)
+    scores.json        how its models compare (site_scores.py)
+    report.json        the same of all sites that share it (federation_report.py)
 """
 
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -44,6 +47,8 @@ from stratafl.deploy.agreement import (
     with_listed_classes,
 )
 from stratafl.deploy.courier import Kind
+from stratafl.deploy.federation_report import FederationReport
+from stratafl.deploy.site_scores import SiteScores, compared
 from stratafl.deploy.stored_model import write_model
 from stratafl.errors import DamagedError, DataError, StrataError, WireError, shown
 from stratafl.execute.blueprint import Blueprint
@@ -54,7 +59,10 @@ from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
 
 log = logging.getLogger("stratafl.deploy")
-FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
+FILE, AGREED, STATE, SCORES = "federation.toml", "agreement.json", "state", "scores.json"
+CONSENT = "consent.json"
+MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
+MAX_SCORES_BYTES = 1 << 16  # bytes of its scores
 
 
 @dataclass
@@ -111,7 +119,8 @@ class SiteMember:
         """The answer to a message of the host; whoever calls this knows that it is the host's (`signatures.py`)."""
         if kind == "round":
             return self.round(body)
-        return (self.introduce(table) if kind == "introduce" else self.agree(table)), b""
+        answers = {"introduce": self.introduce, "agree": self.agree, "report": self.report}
+        return answers[kind](table), b""
 
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """What this site says of itself."""
@@ -143,6 +152,36 @@ class SiteMember:
             if exchange.delivered:
                 self._write_model(store, working.site)
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def report(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """The scores of this site's models, unless its owner keeps them; what others share is kept for its owner."""
+        self._check_federation(table)
+        if not self.file.deploy.report or not self.trains:
+            raise WireError("the host asks for scores, but this site has not agreed to that")
+        own = self._own_scores()
+        known = FederationReport.load(self.folder, self.file) or FederationReport(own.rounds)
+        if "report" in table:
+            known = FederationReport.from_table(table["report"], self.file)
+        replace(known, rounds=own.rounds, scores={**known.scores, self.name: own}).save(self.folder)
+        return {} if keeps_scores(self.folder) else {"scores": own.to_table()}
+
+    def _own_scores(self) -> SiteScores:
+        """Computed once for each end of the federation: training alone takes as long as its rounds did here."""
+        working, path = self._ready(), self.folder / SCORES
+        form = state_form(working.enrol())
+        with open_site(self.folder / STATE, self.file.deploy.name, self.name, form) as store:
+            final = store.final()
+        if final is None:
+            raise WireError("this site has no final model yet, so it has no scores")
+        with suppress(ValueError, WireError, KeyError, TypeError):
+            record = json_value(read_plain(path, MAX_SCORES_BYTES)) if path.exists() else {}
+            if record["mark"] == final.mark:
+                return SiteScores.from_table(record["scores"])
+        agreed = self._kept()
+        blueprint = self._blueprint(agreed.agreement.format)
+        scores = compared(working.site, final, self.file.experiment, blueprint, agreed.widest)
+        write_atomically(path, json.dumps({"mark": final.mark, "scores": scores.to_table()}).encode())
+        return scores
 
     def _write_model(self, store: SiteStore, site: Site) -> None:
         """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
@@ -222,7 +261,7 @@ class SiteMember:
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores, blueprint.digests)
+        return Working(site, self.file.deploy.scores and not keeps_scores(self.folder), blueprint.digests)
 
     def _blueprint(self, agreed: SampleFormat) -> Blueprint:
         return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)
@@ -233,6 +272,17 @@ class SiteMember:
 
     def _federation(self, agreed: SampleFormat) -> Federation:
         return site_federation_of(self.file.experiment, agreed, self.place, self.client, trains=self.trains)
+
+
+def keeps_scores(folder: Path) -> bool:
+    """Whether the owner of a site has said at joining that its scores stay there; a damaged file counts as yes."""
+    path = folder / CONSENT
+    if not path.exists():
+        return False
+    with suppress(ValueError, DamagedError):
+        record = json_value(read_plain(path, MAX_CONSENT_BYTES))
+        return not isinstance(record, dict) or record.get("keeps_scores") is True
+    return True
 
 
 def own_format(file: FederationFile, place: str) -> SampleFormat:

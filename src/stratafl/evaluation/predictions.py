@@ -205,11 +205,15 @@ def row_predictions(sim: Simulation, rnd: Round, rows: Rows, ids: Tensor, split:
     """What these rows give for the clients' own samples; the split may be `test`."""
     with sim.arithmetic():
         place, y, outputs = sim.task(ids, rnd, splits=(split,)).outputs(rows, split)
-    classes = sim.setup.classes
+    return predictions_of(ids[place.cpu()], y, outputs, sim.setup.classes)
+
+
+def predictions_of(clients: Tensor, y: Tensor, outputs: Tensor, classes: int | None) -> Predictions:
+    """What models say of samples, by the client of each sample, its target and the model's outputs."""
     loss = sample_losses(outputs, y, classes).double()
     scores = (outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)).double()
     scores = scores if classes is None else torch.softmax(scores, -1)
-    clients, scores, loss = ids[place.cpu()], scores.float().cpu(), loss.cpu()
+    scores, loss = scores.float().cpu(), loss.cpu()
     wrong = is_guess(scores) | ~loss.isfinite()
     if wrong.any():  # a model that fails for some of its client's samples counts as guessing all of them
         scores[torch.isin(clients, clients[wrong])] = torch.nan

@@ -136,6 +136,17 @@ class Site:
         with precision(self.runtime.speed.precision):
             return self._task(self._at(t), (split,)).scores(rows, split)
 
+    def outputs(self, t: int, rows: Rows, split: str) -> tuple[Tensor, Tensor]:
+        """The targets of its own samples of a split, and what such a model gives for them."""
+        with precision(self.runtime.speed.precision):
+            _, y, outputs = self._task(self._at(t), (split,)).outputs(rows, split)
+        return y, outputs
+
+    def nothing_sent(self, t: int) -> bytes:
+        """What a site is sent by the server of a method that sends nothing."""
+        parcel = self.algorithm.download(self._at(t), self.algorithm.init(self.setup), self._ids)
+        return wire.encode(parcel, self.setup.layout)
+
     @contextmanager
     def _model(self, t: int, state: State | None, download: bytes) -> Iterator[tuple[Round, State, CohortTask]]:
         """The round, the client's state after `receive`, and its task."""

@@ -176,7 +176,7 @@ def gains_chart(study: Study) -> charts.Chart | None:
         if all(client.training_samples is not None for client in gains.clients):
             orders["training samples"] = sorted(gains.clients, key=lambda client: client.training_samples or 0)
         tree[charts.plain_text(label)] = charts.Branches(
-            {name: _figure(gains, clients) for name, clients in orders.items()}
+            {name: gains_figure(gains, clients) for name, clients in orders.items()}
         )
     most = max(len(gains.clients) for gains in all_gains)
     cut = f" {MAX_CLIENTS_DRAWN} of {most} clients, evenly spaced." if most > MAX_CLIENTS_DRAWN else ""
@@ -188,7 +188,8 @@ def gains_chart(study: Study) -> charts.Chart | None:
     )
 
 
-def _figure(gains: Gains, ordered: Sequence[ClientGain]) -> charts.Figure:
+def gains_figure(gains: Gains, ordered: Sequence[ClientGain]) -> charts.Figure:
+    """Each of these clients' difference with its interval, in their order."""
     clients = [ordered[at] for at in charts.thinned(len(ordered), MAX_CLIENTS_DRAWN)]
     names = charts.distinct([charts.plain_text(charts.shortened(gains.client_label(client))) for client in clients])
     factor = 100 if gains.metric.percent else 1

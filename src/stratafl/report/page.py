@@ -85,7 +85,12 @@ def _part(part: Part, title: str) -> str:
 
 def write_report(study: Study, path: Path) -> int:
     """Write the report of a study, and return its size in bytes."""
-    data = page(study).encode()
+    return write_page(page(study), path)
+
+
+def write_page(text: str, path: Path) -> int:
+    """Write a page, and return its size in bytes."""
+    data = text.encode()
     write_atomically(path, data)
     return len(data)
 
@@ -106,12 +111,15 @@ def check_report_file(path: Path) -> None:
 
 
 def page(study: Study) -> str:
-    all_sections = sections(study)
+    return document(*_title(study), sections(study))
+
+
+def document(title: str, subtitle: str, all_sections: Sequence[Section]) -> str:
+    """A page of these sections, of which the first is the decision."""
     first, *rest = all_sections
     parts = [part for section in all_sections for part in section.parts]
     charts = [part for part in parts if isinstance(part, Chart)]
     tables = {part.name: part.csv for part in parts if isinstance(part, ReportTable)}
-    title, subtitle = _title(study)
     return Template(_asset("page.html")).substitute(
         title=escaped(title),
         subtitle=escaped(subtitle),
@@ -131,7 +139,7 @@ def decision_section(study: Study) -> Section:
     decided, short = decision(study), _joined(in_short(study))
     headline = f'<p class="headline">{escaped(_joined(decided.headline))}</p>'
     sentences = f'<p class="lead">{escaped(short)}</p>' if short else None
-    answers = _definitions({title: _joined(findings) for title, findings in decided.answers.items()}, "answers")
+    answers = definitions({title: _joined(findings) for title, findings in decided.answers.items()}, "answers")
     chart, warning = kinds_chart(study), _warning("Before you act", decided.cautions)
     if chart is None:
         return Section("decision", "Decision", warning, headline, answers, decision_chart(study, decided.use))
@@ -161,7 +169,7 @@ def sections(study: Study) -> list[Section]:
             Section("lab", "Layers", *layers),
             Section("held", "Data", class_counts_chart(study) or "<p>These runs record no class counts.</p>"),
             Section("ablations", "Ablations", *ablation_tables(study)),
-            Section("made", "What was run", _definitions(run_facts(study)), runs_table(study)),
+            Section("made", "What was run", definitions(run_facts(study)), runs_table(study)),
         ]
     return [decision_section(study), *(section for section in after if section.parts)]
 
@@ -184,7 +192,7 @@ def _warning(title: str, lines: Sequence[object]) -> str | None:
     return f'<div class="caution" role="note"><strong>{title}</strong><ul>{listed}</ul></div>' if lines else None
 
 
-def _definitions(texts: Mapping[str, str], look: str = "") -> str | None:
+def definitions(texts: Mapping[str, str], look: str = "") -> str | None:
     listed = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in texts.items())
     return f'<dl class="{look}">{listed}</dl>' if texts and look else f"<dl>{listed}</dl>" if texts else None
 
