@@ -3,15 +3,18 @@
 import json
 
 import pytest
+import torch
 from test_hosting import Clock
 
 from hosted import SITES, Local, simulation, with_all_samples, with_tables, write_file, write_samples
+from stratafl.api import Fitted
 from stratafl.cli import main as strata
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import with_values
 from stratafl.deploy.federation_report import FederationReport, sentences
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import CONSENT, SiteMember
+from stratafl.deploy.site_model import final_model, member_in
 from stratafl.deploy.site_scores import SiteScores
 from stratafl.deploy.status import read_status
 from stratafl.errors import WireError
@@ -61,9 +64,20 @@ def test_scores_are_those_of_the_simulation_and_of_training_alone_in_it(federati
 
 
 def _everybody(sim):
-    import torch
-
     return torch.arange(sim.setup.clients)
+
+
+def test_a_site_predicts_with_the_model_that_it_trained_alone(federation, tmp_path, capsys):
+    folder, *_ = federation
+    (folder / "a" / "node.toml").write_text(f'site = "a"\ndata = "{folder / "nowhere.csv"}"\n')
+    command = ["predict", str(folder / "a"), "--data", str(folder / "a.csv")]
+    assert strata(command) == strata([*command, "--alone"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(lines) // 2] != lines[len(lines) // 2 :]
+    sim = simulation_of(with_values(with_all_samples(folder, FILE), {"algorithm.name": "local"}))
+    state = Fitted(sim, sim.run(Matrix()), []).client(0).state
+    alone = final_model(member_in(folder / "a"), alone=True).module.state_dict()
+    assert all(torch.equal(alone[name], x) for name, x in state.items())
 
 
 def test_a_site_keeps_its_scores_and_sees_those_of_the_others(federation):

@@ -217,10 +217,10 @@ def test_a_model_of_an_earlier_end_or_a_damaged_one_is_not_used(copied):
     folder, file = copied
     stored, place = folder / "b" / MODEL, site_folder(folder / "b" / STATE, file.deploy.name, "b")
     mark, template = read_site(folder / "b" / STATE, "test", "b", {}).delivery_mark(), member_in(folder / "b")
-    assert read_model(folder / "b", mark, template.model_template()) is not None
-    assert read_model(folder / "b", "0" * 32, template.model_template()) is None
+    assert read_model(stored, mark, template.model_template()) is not None
+    assert read_model(stored, "0" * 32, template.model_template()) is None
     stored.write_bytes(stored.read_bytes()[:-1] + b"x")
-    assert read_model(folder / "b", mark, template.model_template()) is None
+    assert read_model(stored, mark, template.model_template()) is None
     record, tensors = read_state(place / DELIVERED, 1 << 20)
     write_state(place / DELIVERED, {**record, "round": 7}, tensors)
     assert read_site(folder / "b" / STATE, "test", "b", {}).delivery_mark() != mark

@@ -346,12 +346,13 @@ def predict(
     data: Annotated[Path, option("--data -d PATH", "New samples in the format of the others; labels are not needed.")],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
     out: Annotated[Path | None, option("--out -o FILE", "A .csv or .npz file; else CSV is printed.", OUTPUT)] = None,
+    alone: Annotated[bool, option("--alone", "Of a site: the model that it trained without the others.")] = False,
     trust: Trust = False,
 ) -> None:
     """Predict new samples with a client's own model."""
     from stratafl.cli.predict_command import print_predictions
 
-    print_predictions(folder, client, data, out, trust)
+    print_predictions(folder, client, data, out, alone, trust)
 
 
 @app.command(cls=Example, rich_help_panel=MODELS, epilog="strata export runs/first --client Basel -o basel.onnx")
@@ -361,12 +362,13 @@ def export(
         Path, option("--out -o FILE", "A .onnx or .safetensors file, or a folder for a PEFT adapter.", OUTPUT)
     ],
     client: Annotated[str | None, option("--client -c NAME", "Of a run: whose model, by name or number.")] = None,
+    alone: Annotated[bool, option("--alone", "Of a site: the model that it trained without the others.")] = False,
     trust: Trust = False,
 ) -> None:
     """Write a client's model as ONNX, safetensors or PEFT adapter."""
     from stratafl.cli.predict_command import export_client_model
 
-    export_client_model(folder, client, out, trust)
+    export_client_model(folder, client, out, alone, trust)
 
 
 @app.command(

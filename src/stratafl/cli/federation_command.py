@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from stratafl.cli.console import note_console, result_console, titled_table
+from stratafl.cli.console import fitting_columns, note_console, result_console, titled_table
 from stratafl.config.deployment import FederationFile, read_federation
 from stratafl.deploy.federation_page import federation_page, report_of
 from stratafl.deploy.federation_report import HEAD, FederationReport, cells, sentences
@@ -28,6 +28,7 @@ from stratafl.report.page import REPORT as PAGE
 from stratafl.report.page import check_report_file, write_page
 
 AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
+SPARE_COLUMNS = ("as received", "test samples", HEAD[-1])  # of the report, left out of a narrow console
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
@@ -53,7 +54,7 @@ def print_status(folder: Path, as_json: bool, trust: bool) -> None:
         console.print(line, markup=False)
     file, report = report_of(folder)
     if report.scores:
-        console.print(report_table(file, report))
+        console.print(report_table(file, report, console.width))
 
 
 def is_running(folder: Path) -> bool:
@@ -73,7 +74,10 @@ def host_lines(facts: Mapping[str, Any]) -> list[str]:
         if site.get("reason")
     ]
     lines += [str(facts["reason"])] if facts.get("reason") else []
-    return [*lines, "the host is running" if facts["running"] else "the host is not running: host again to continue"]
+    if facts["running"]:
+        return [*lines, "the host is running"]
+    rest = "all rounds are done" if facts.get("state") == "finished" else "host again to continue"
+    return [*lines, f"the host is not running: {rest}"]
 
 
 def site_status(member: SiteMember) -> dict[str, Any]:
@@ -113,13 +117,16 @@ def sites_table(file: FederationFile, status: Mapping[str, Any], counts: Mapping
     return table
 
 
-def report_table(file: FederationFile, report: FederationReport) -> Table:
+def report_table(file: FederationFile, report: FederationReport, width: int) -> Table:
     """The scores of the sites that share them, at the end."""
     metric = report_metric(file.experiment)
     title = f"{metric.title} on each site's test samples after {counted(report.rounds, 'round')}"
-    table = titled_table(title, HEAD, names=("site", HEAD[-1]))
-    for site, scores in report.scores.items():
-        table.add_row(*cells(site, scores, metric))
+    rows = [dict(zip(HEAD, cells(site, scores, metric), strict=True)) for site, scores in report.scores.items()]
+    widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in HEAD}
+    columns = fitting_columns(widths, SPARE_COLUMNS, width)
+    table = titled_table(title, columns, names=("site", HEAD[-1]))
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
     return table
 
 
@@ -130,7 +137,7 @@ def print_federation_report(folder: Path, out: Path | None) -> None:
     file, report = report_of(folder)
     page, console = federation_page(folder), result_console()
     if report.scores:
-        console.print(report_table(file, report))
+        console.print(report_table(file, report, console.width))
     for line in sentences(report, file):
         console.print(line, markup=False)
     console.print(f"report: {path} ({size_text(write_page(page, path))}, opens in any browser)", markup=False)

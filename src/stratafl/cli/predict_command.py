@@ -21,13 +21,13 @@ from stratafl.runs.directory import config_of, is_run, refuse_runs
 MAX_NAMED_CLIENTS = 8  # in a message
 
 
-def print_predictions(folder: Path, client: str | None, data: Path, out: Path | None, trust: bool) -> None:
+def print_predictions(folder: Path, client: str | None, data: Path, out: Path | None, alone: bool, trust: bool) -> None:
     """Print predictions as CSV, or write them to a file."""
     if out is not None:
         check_prediction_file(out)
     console = note_console()
     with show_warnings(console):
-        predictions = _predicted(folder, client, data, trust)
+        predictions = _predicted(folder, client, data, alone, trust)
     if out is None:
         sys.stdout.write(predictions.csv())
         return
@@ -35,27 +35,29 @@ def print_predictions(folder: Path, client: str | None, data: Path, out: Path | 
     console.print(f"{counted(len(predictions.samples), 'sample')} predicted, '{out}'", markup=False)
 
 
-def export_client_model(folder: Path, client: str | None, out: Path, trust: bool) -> None:
+def export_client_model(folder: Path, client: str | None, out: Path, alone: bool, trust: bool) -> None:
     """Write the model with its preprocessing."""
     check_new([out])
     console = note_console()
     with show_warnings(console):
         if _has_clients(folder):
+            _refuse_alone(folder, alone)
             _client_of(folder, client, trust).export(out)
         else:
             _refuse_client(folder, client)
             from stratafl.deploy.site_model import export_final, member_in
 
-            export_final(member_in(folder, trust=trust), out)
+            export_final(member_in(folder, trust=trust), out, alone)
     console.print(f"exported, '{out}'", markup=False)
 
 
-def _predicted(folder: Path, client: str | None, data: Path, trust: bool) -> Predicted:
+def _predicted(folder: Path, client: str | None, data: Path, alone: bool, trust: bool) -> Predicted:
     if not _has_clients(folder):
         _refuse_client(folder, client)
         from stratafl.deploy.site_model import member_in, predicted
 
-        return predicted(member_in(folder, trust=trust), data)
+        return predicted(member_in(folder, trust=trust), data, alone)
+    _refuse_alone(folder, alone)
     chosen = _client_of(folder, client, trust)
     form = SampleFormat.of(chosen.fitted.sim.runtime.federation)
     samples = new_samples_of(_experiment_of(folder), form, data)
@@ -83,6 +85,11 @@ def _has_clients(folder: Path) -> bool:
 
 def _experiment_of(folder: Path) -> Experiment:
     return config_of(folder) if is_run(folder) else experiment_of_saved(folder)
+
+
+def _refuse_alone(folder: Path, alone: bool) -> None:
+    if alone:
+        raise RunError(f"--alone is for the folder of a site, and '{folder}' is not one: compare with the method local")
 
 
 def _refuse_client(folder: Path, client: str | None) -> None:

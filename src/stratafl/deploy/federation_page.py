@@ -23,7 +23,7 @@ MAX_POINTS = 500  # of a curve
 CAPTION = (
     "Scores on the test samples of each site, which no model was trained on. Alone: trained on the site's own samples "
     "for as many rounds. As received: the model that the site was sent, with the layers that it keeps. Personalised: "
-    "the model that the site predicts with. Interval: of the gain over other test samples"
+    "the model that the site predicts with. In brackets: the 95 % interval of the gain over other test samples"
 )
 
 
@@ -73,8 +73,7 @@ def _table(report: FederationReport, metric: Metric) -> ReportTable | None:
     for site, scores in report.scores.items():
         raw = (site, scores.samples, scores.alone, scores.received, scores.personalised, scores.gain(metric))
         shown = cells(site, scores, metric)
-        rest = (f"{scores.low} to {scores.high}", scores.outlook)
-        rows.append(tuple(Cell(text, value) for text, value in zip(shown, (*raw, *rest), strict=True)))
+        rows.append(tuple(Cell(text, value) for text, value in zip(shown, (*raw, scores.outlook), strict=True)))
     caption = f"{CAPTION}. {metric.title[:1].upper()}{metric.title[1:]}."
     return ReportTable("sites", caption, HEAD, tuple(rows)) if rows else None
 

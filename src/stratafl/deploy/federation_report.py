@@ -80,12 +80,12 @@ def sentences(report: FederationReport, file: FederationFile) -> list[str]:
     return [f"{what}: {', '.join(sites)}" for what, sites in parts.items() if sites]
 
 
-HEAD = ("site", "test samples", "alone", "as received", "personalised", "gain", "95 % interval", "personalised is")
-OUTLOOKS: dict[Outlook, str] = {"gains": "better", "loses": "worse than alone", "unclear": "not clearly different"}
+HEAD = ("site", "test samples", "alone", "as received", "personalised", "gain", "federation")
+OUTLOOKS: dict[Outlook, str] = {"gains": "better", "loses": "worse", "unclear": "unclear"}
 
 
 def cells(site: str, scores: SiteScores, metric: Metric) -> tuple[str, ...]:
     """A row of the report's table, under `HEAD`."""
-    ends = "" if scores.low is None else f"{signed(scores.low, metric)} to {signed(scores.high, metric)}"
+    ends = "" if scores.low is None else f" ({signed(scores.low, metric)} to {signed(scores.high, metric)})"
     stages = (score_text(value, metric) for value in (scores.alone, scores.received, scores.personalised))
-    return site, str(scores.samples), *stages, signed(scores.gain(metric), metric), ends, OUTLOOKS[scores.outlook]
+    return site, str(scores.samples), *stages, f"{signed(scores.gain(metric), metric)}{ends}", OUTLOOKS[scores.outlook]

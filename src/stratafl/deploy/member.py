@@ -6,6 +6,7 @@
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
     model.safetensors  the final model (stored_model.py)
+    alone.safetensors  the model that it trained alone, for its scores
     scores.json        how its models compare (site_scores.py)
     report.json        the same of all sites that share it (federation_report.py)
 """
@@ -48,8 +49,8 @@ from stratafl.deploy.agreement import (
 )
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.federation_report import FederationReport
-from stratafl.deploy.site_scores import SiteScores, compared
-from stratafl.deploy.stored_model import write_model
+from stratafl.deploy.site_scores import SiteScores, alone_blueprint, compared
+from stratafl.deploy.stored_model import MODEL, write_model
 from stratafl.errors import DamagedError, DataError, StrataError, WireError, shown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
@@ -179,7 +180,7 @@ class SiteMember:
                 return SiteScores.from_table(record["scores"])
         agreed = self._kept()
         blueprint = self._blueprint(agreed.agreement.format)
-        scores = compared(working.site, final, self.file.experiment, blueprint, agreed.widest)
+        scores = compared(working.site, final, self.file.experiment, blueprint, agreed.widest, self.folder)
         write_atomically(path, json.dumps({"mark": final.mark, "scores": scores.to_table()}).encode())
         return scores
 
@@ -187,7 +188,8 @@ class SiteMember:
         """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
         try:
             if (final := store.final()) is not None:
-                write_model(self.folder, site, final)
+                rows = site.deployed(final.round, final.state, final.parcel)
+                write_model(self.folder / MODEL, site, rows, final.mark)
         except StrataError as error:
             log.warning("the final model was not written: %s", error)
 
@@ -227,9 +229,10 @@ class SiteMember:
         """What this site computes with, as it was agreed on."""
         return self._ready().site
 
-    def model_template(self) -> nn.Module:
+    def model_template(self, alone: bool = False) -> nn.Module:
         """The model as it was drawn, into which its tensors fit; it needs no samples."""
-        return self._blueprint(self.agreed_format()).module.cpu()
+        blueprint = self._blueprint(self.agreed_format())
+        return (alone_blueprint(blueprint, self.rounds) if alone else blueprint).module.cpu()
 
     def agreed_format(self) -> SampleFormat:
         return self._kept().agreement.format

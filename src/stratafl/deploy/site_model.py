@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stratafl.config.deployment import new_samples_of
 from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
-from stratafl.deploy.stored_model import read_model
+from stratafl.deploy.stored_model import ALONE, MODEL, read_model
 from stratafl.errors import DeployError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
@@ -37,16 +37,20 @@ def member_in(folder: Path, *, trust: bool = False) -> SiteMember:
         raise DeployError(f"'{path}' is damaged: run 'strata join' again, which rewrites it") from error
 
 
-def final_model(member: SiteMember) -> Predictor:
-    """The model that a site ends with, which takes raw samples."""
+def final_model(member: SiteMember, alone: bool = False) -> Predictor:
+    """The model that a site ends with, or the one that it trained alone; both take raw samples."""
     root, federation = member.folder / STATE, member.file.deploy.name
     if not (member.folder / AGREED).exists() or not (site_folder(root, federation, member.name) / DELIVERED).exists():
         wait = "the host sends it after the last round to every site that has joined"
         raise DeployError(f"site '{member.name}' has no final model yet: {wait}")
     mark = read_site(root, federation, member.name, {}).delivery_mark()
-    stored = None if mark is None else read_model(member.folder, mark, member.model_template())
+    path, template = member.folder / (ALONE if alone else MODEL), member.model_template(alone)
+    stored = None if mark is None else read_model(path, mark, template)
     if stored is not None:
         return stored
+    if alone:
+        why = "it trains one at the end of a federation with deploy.report, when the host asks for its scores"
+        raise DeployError(f"site '{member.name}' has no model that it trained alone: {why}")
     site = member.site()
     final = read_site(root, federation, member.name, state_form(site.enrol())).final()
     if final is None:
@@ -55,14 +59,14 @@ def final_model(member: SiteMember) -> Predictor:
     return Predictor(module, site.runtime.federation.preprocessing.of(0), site.runtime.dtype)
 
 
-def export_final(member: SiteMember, path: Path) -> None:
+def export_final(member: SiteMember, path: Path, alone: bool = False) -> None:
     """Write that model to a file, as `export_model` does."""
     facts = ModelFacts.of(member.name, member.agreed_format())
-    export_model(final_model(member), path, facts, f"site '{member.name}'")
+    export_model(final_model(member, alone), path, facts, f"site '{member.name}'")
 
 
-def predicted(member: SiteMember, place: Path) -> Predicted:
+def predicted(member: SiteMember, place: Path, alone: bool = False) -> Predicted:
     """What a site's final model says of the samples in a file or folder."""
-    model, agreed = final_model(member), member.agreed_format()
+    model, agreed = final_model(member, alone), member.agreed_format()
     samples = new_samples_of(member.file.experiment, agreed, place)
     return predict_samples(model, samples, agreed, f"site '{member.name}'")

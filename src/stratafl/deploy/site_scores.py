@@ -7,6 +7,7 @@ The gain, personalised over alone, is paired sample by sample; its 95 % interval
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import stored_metric
 from stratafl.core.layout import Rows
 from stratafl.core.state import State
+from stratafl.deploy.stored_model import ALONE, write_model
 from stratafl.errors import StageError, WireError, shown
 from stratafl.evaluation.candidates import local_descent
 from stratafl.evaluation.metrics import METRICS, Metric
@@ -89,9 +91,9 @@ def report_metric(experiment: Experiment) -> Metric:
 
 
 def compared(
-    site: Site, final: Final, experiment: Experiment, blueprint: Blueprint, widest: Mapping[str, int]
+    site: Site, final: Final, experiment: Experiment, blueprint: Blueprint, widest: Mapping[str, int], folder: Path
 ) -> SiteScores:
-    """The scores of the models of this site at its end; it trains alone for them."""
+    """The scores of the models of this site at its end; it trains alone for them, and writes that model."""
     metric, count = report_metric(experiment), site.samples["test"]
     if not count:
         return SiteScores(final.round, 0, None, None, None)
@@ -102,6 +104,7 @@ def compared(
     }
     try:
         alone, rows = trained_alone(site, final.round, experiment, blueprint, widest)
+        write_model(folder / ALONE, alone, rows, final.mark)
         stages["alone"] = _scores(alone, final.round, rows, metric)
     except StageError:  # training alone diverges
         stages["alone"] = None
@@ -115,12 +118,16 @@ def trained_alone(
     site: Site, rounds: int, experiment: Experiment, blueprint: Blueprint, widest: Mapping[str, int]
 ) -> tuple[Site, Rows]:
     """The site of a federation in which nothing is sent, and its model after these rounds."""
-    plan = replace(blueprint, algorithm=local(train=local_descent(blueprint.algorithm)), rounds=max(rounds, 1))
-    alone = site_of(experiment, plan, site.runtime.federation, site.client, widest)
+    alone = site_of(experiment, alone_blueprint(blueprint, rounds), site.runtime.federation, site.client, widest)
     state: State | None = None
     for t in range(rounds):
         state = alone.work(t, state, alone.nothing_sent(t)).state
     return alone, alone.deployed(rounds, state, alone.nothing_sent(rounds))
+
+
+def alone_blueprint(blueprint: Blueprint, rounds: int) -> Blueprint:
+    """The same model and training without the federation, and without the layers that its method adds."""
+    return replace(blueprint, algorithm=local(train=local_descent(blueprint.algorithm)), rounds=max(rounds, 1))
 
 
 def _scores(site: Site, t: int, rows: Rows, metric: Metric) -> ClientScores:
