@@ -36,6 +36,7 @@ class Meaning:
 UNKNOWN = Meaning("unknown", "its meaning is not declared: ask the author of the method")
 _UP = {
     "theta": Meaning("model", "the model after training on this site's samples"),
+    "theta.update": Meaning("model", "the change of the model, shortened, to which this site adds noise"),
     "core": Meaning("model", "this site's own model of a mixture, which every other site receives unchanged"),
     "c_change": Meaning("gradient", "the change of this site's control variate, which is its mean gradient"),
     "statistics": Meaning("running statistics", "means and variances inside the model, on this site's samples"),

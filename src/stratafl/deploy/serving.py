@@ -16,7 +16,8 @@ from stratafl.errors import DamagedError, DeployError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import open_server, verify
 from stratafl.execute.exchange.server_store import AUDIT, STATE, known_mark
-from stratafl.execute.server import SECRET, Server
+from stratafl.execute.rounds import SECRET_BYTES
+from stratafl.execute.server import Server
 from stratafl.files import read_plain
 
 log = logging.getLogger("stratafl.deploy")
@@ -65,10 +66,10 @@ def served(
 def _secret(path: Path) -> bytes:
     """From the operating system, once: an absorbed round must have the same noise when it is absorbed again."""
     if not path.exists():
-        write_once(path, token_bytes(SECRET))
-    secret = read_plain(path, SECRET)
-    if len(secret) != SECRET:
-        raise DamagedError(f"'{path}' does not have {SECRET} bytes: remove it, and the host makes a new secret")
+        write_once(path, token_bytes(SECRET_BYTES))
+    secret = read_plain(path, SECRET_BYTES)
+    if len(secret) != SECRET_BYTES:
+        raise DamagedError(f"'{path}' does not have {SECRET_BYTES} bytes: remove it, and the host makes a new secret")
     return secret
 
 

@@ -7,6 +7,7 @@ leaves it; what crosses is bytes of `core/wire.py`. `server.py` is the other sid
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from stratafl.errors import DataError, StageError, counted
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.drawing import filled
 from stratafl.execute.memory import device_of
-from stratafl.execute.rounds import round_at
+from stratafl.execute.rounds import check_secret, round_at
 from stratafl.execute.tokens import check_tokens
 from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.runtime.build import build_runtime
@@ -61,11 +62,13 @@ class Site:
         device: str = "cpu",
         speed: Speed = DEFAULT_SPEED,
         widest: Mapping[str, int] | None = None,
+        secret: bytes | None = None,
     ) -> "Site":
         """The site of a client whose samples are the federation, which `blueprint.samples.client(…)` makes.
 
         `widest` is what the server says of the largest client (`Server.widest`); without it, a site whose samples fill
-        no batch agrees with a simulation only up to rounding.
+        no batch agrees with a simulation only up to rounding. A site that adds noise needs a `secret`, 32 bytes of the
+        operating system that nobody else knows.
         """
         _check(blueprint, federation, client)
         check_tokens(blueprint.module, federation)
@@ -82,7 +85,7 @@ class Site:
             numbers=(client,),
             widest=widest,
         )
-        setup = blueprint.setup(runtime.device, runtime.features)
+        setup = replace(blueprint.setup(runtime.device, runtime.features), secret=secret)
         blueprint.algorithm.check(setup)
         return Site(blueprint.algorithm, setup, runtime, client, blueprint.module.cpu())
 
@@ -109,6 +112,8 @@ class Site:
         if not self.trains:
             reason = f"it is client {self.client}, but only clients 0 to {self.setup.clients - 1} train"
             raise DataError(f"this site does not take part in training: {reason}")
+        if self.algorithm.requires.client_noise:
+            check_secret(self.setup.secret)
         with self._model(t, state, download) as (rnd, client, task):
             after, upload, _ = self.algorithm.work(rnd, client, task)
         if not all(bool(torch.isfinite(x).all()) for x in tensors(after) if x.is_floating_point()):
