@@ -267,7 +267,8 @@ def test_noise_of_a_site_follows_from_its_own_secret():
     start = server.start()
 
     def sent(secret):
-        site = Site.of(blueprint, own[0], 0, secret=secret)
+        site = Site.of(blueprint, own[0], 0)
+        site = site if secret is None else site.with_secret(secret)
         return site.work(0, None, server.download(0, start, 0)).upload
 
     first = sent(b"a" * 32)

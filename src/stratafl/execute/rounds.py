@@ -170,7 +170,6 @@ def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:
 def check_secret(secret: bytes | None) -> bytes:
     """The secret of a deployed server or site that adds noise, or an error if it has none."""
     if secret is None or len(secret) < SECRET_BYTES:
-        raise RecordError(
-            f"noise that others cannot know needs a secret: give Server.of or Site.of {SECRET_BYTES} random bytes"
-        )
+        say = f"give Server.of or Site.with_secret {SECRET_BYTES} random bytes"
+        raise RecordError(f"noise that others cannot know needs a secret: {say}")
     return secret

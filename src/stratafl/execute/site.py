@@ -62,13 +62,11 @@ class Site:
         device: str = "cpu",
         speed: Speed = DEFAULT_SPEED,
         widest: Mapping[str, int] | None = None,
-        secret: bytes | None = None,
     ) -> "Site":
         """The site of a client whose samples are the federation, which `blueprint.samples.client(…)` makes.
 
         `widest` is what the server says of the largest client (`Server.widest`); without it, a site whose samples fill
-        no batch agrees with a simulation only up to rounding. A site that adds noise needs a `secret`, 32 bytes of the
-        operating system that nobody else knows.
+        no batch agrees with a simulation only up to rounding.
         """
         _check(blueprint, federation, client)
         check_tokens(blueprint.module, federation)
@@ -85,9 +83,13 @@ class Site:
             numbers=(client,),
             widest=widest,
         )
-        setup = replace(blueprint.setup(runtime.device, runtime.features), secret=secret)
+        setup = blueprint.setup(runtime.device, runtime.features)
         blueprint.algorithm.check(setup)
         return Site(blueprint.algorithm, setup, runtime, client, blueprint.module.cpu())
+
+    def with_secret(self, secret: bytes) -> "Site":
+        """The site whose noise follows from 32 bytes of the operating system that nobody else knows."""
+        return replace(self, setup=replace(self.setup, secret=secret))
 
     @property
     def trains(self) -> bool:
