@@ -5,10 +5,12 @@
     federation.toml    the experiment and [deploy], as the site was given it
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
+    model.safetensors  the final model (stored_model.py)
     noise.key          the secret of a site that adds noise (docs/guide/privacy.md), and in noise.json to which uploads
 """
 
 import json
+import logging
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +19,8 @@ from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from stratafl.config.assemble import federation_of
 from stratafl.config.deployment import (
@@ -45,14 +49,17 @@ from stratafl.deploy.agreement import (
 )
 from stratafl.deploy.certificates import secret_of
 from stratafl.deploy.courier import Kind
-from stratafl.errors import DamagedError, DataError, WireError, counted, shown
+from stratafl.deploy.stored_model import write_model
+from stratafl.errors import DamagedError, DataError, StrataError, WireError, counted, shown
+from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
 from stratafl.execute.exchange.blocks import BlockCache
-from stratafl.execute.exchange.site_store import BLOCKS
+from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
 from stratafl.policies.accountant import most_rounds, over_budget
 
+log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
 NOISE, RELEASED = "noise.key", "noise.json"
 MAX_RELEASED_BYTES = 1 << 22  # bytes of that file
@@ -178,8 +185,19 @@ class SiteMember:
         working.score = None
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
-            reply = SiteExchange(store, working, self.rounds).answer(data)
+            exchange = SiteExchange(store, working, self.rounds)
+            reply = exchange.answer(data)
+            if exchange.delivered:
+                self._write_model(store, working.site)
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def _write_model(self, store: SiteStore, site: Site) -> None:
+        """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
+        try:
+            if (final := store.final()) is not None:
+                write_model(self.folder, site, final)
+        except StrataError as error:
+            log.warning("the final model was not written: %s", error)
 
     def clear_blocks(self) -> None:
         """Make room on a full disk: what is removed can be downloaded again."""
@@ -217,6 +235,10 @@ class SiteMember:
         """What this site computes with, as it was agreed on."""
         return self._ready().site
 
+    def model_template(self) -> nn.Module:
+        """The model as it was drawn, into which its tensors fit; it needs no samples."""
+        return self._blueprint(self.agreed_format()).module.cpu()
+
     def agreed_format(self) -> SampleFormat:
         return self._kept().agreement.format
 
@@ -242,7 +264,7 @@ class SiteMember:
             raise WireError(
                 f"{problem}: restore the samples with which the site joined; they cannot change until the end"
             )
-        blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
+        blueprint = self._blueprint(agreed.agreement.format)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
             raise WireError(wrong)
@@ -253,6 +275,9 @@ class SiteMember:
             # In secure sums, the site takes part in opening one sum of a round (deploy/secure/).
             releases = None if site.algorithm.requires.secure else Releases.of(self.folder / RELEASED, site)
         return Working(site, self.file.deploy.scores, blueprint.digests, releases)
+
+    def _blueprint(self, agreed: SampleFormat) -> Blueprint:
+        return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)
 
     @cached_property
     def _own_format(self) -> SampleFormat:
