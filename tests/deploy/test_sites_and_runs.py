@@ -24,10 +24,11 @@ from stratafl.deploy import site_processes as sites
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.client_tasks import READY, _reply, load_app
 from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.flower_internals import be_patient, token_authn
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.host import RESTARTS, RestartedProcess
 from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus
-from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
+from stratafl.deploy.superlink import LOCKED, PATIENCE
 from stratafl.deploy.tasks import pause_after
 from stratafl.errors import DeployError
 
@@ -306,23 +307,23 @@ class FakeRuntime:
 def test_the_end_of_a_task_is_reported_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_AGAIN", 0.0)
     away = FakeRuntime(httpx.ConnectError("refused"), 503, None)
-    assert tasks.report_end(away, "token", "completed", "why")
+    assert tasks.report_end(away, "token", True, "why")
     assert (away.heard, away.closed) == ([("completed", "why")], True)
     known = FakeRuntime(401)  # the ServerApp was heard itself
-    assert tasks.report_end(known, "token", "completed", "why")
-    assert not tasks.report_end(FakeRuntime(httpx.ConnectError("refused")), "token", "failed", "why", patience=-1)
+    assert tasks.report_end(known, "token", True, "why")
+    assert not tasks.report_end(FakeRuntime(httpx.ConnectError("refused")), "token", False, "why", patience=-1)
 
 
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (0, ("completed", "the ServerApp ended with code 0")),
-        (1, ("failed", "the ServerApp ended with code 1")),
-        (-9, ("failed", "the ServerApp was killed by SIGKILL")),
+        (0, (True, "the ServerApp ended with code 0")),
+        (1, (False, "the ServerApp ended with code 1")),
+        (-9, (False, "the ServerApp was killed by SIGKILL")),
     ],
 )
 def test_every_end_of_a_serverapp_is_reported(
-    monkeypatch: pytest.MonkeyPatch, code: int, told: tuple[str, str]
+    monkeypatch: pytest.MonkeyPatch, code: int, told: tuple[bool, str]
 ) -> None:
     reported = []
     monkeypatch.setattr(server_tasks, "kept_alive", lambda runtime, token: nullcontext())
@@ -338,7 +339,7 @@ def test_the_superlink_waits_for_its_database_and_for_serverapps(monkeypatch: py
 
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
     monkeypatch.setattr(sql_corestate, "HEARTBEAT_PATIENCE", sql_corestate.HEARTBEAT_PATIENCE)
-    be_patient()
+    be_patient(PATIENCE, LOCKED)
     connection = sqlite3.connect(":memory:")
     sql_mixin._set_sqlite_pragmas(connection, None)  # what flwr calls for every connection
     assert connection.execute("PRAGMA busy_timeout").fetchone() == (LOCKED,)
@@ -347,7 +348,7 @@ def test_the_superlink_waits_for_its_database_and_for_serverapps(monkeypatch: py
 
 
 def test_the_token_of_the_control_api_is_compared_whole() -> None:
-    authn = TokenAuthn("secret")
+    authn = token_authn("secret")
     assert authn.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, "secret")])[0]
     for given in ([], [(ACCESS_TOKEN_KEY, "")], [(ACCESS_TOKEN_KEY, "secre")], [(ACCESS_TOKEN_KEY, "secret\ud800")]):
         assert authn.validate_tokens_in_metadata(given) == (False, None)

@@ -13,22 +13,23 @@ from importlib import import_module
 from pathlib import Path
 
 import httpx
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from stratafl.deploy.flower_internals import (
+    answered_task,
+    app_error,
+    message_is_incomplete,
+    push_was_refused,
+    run_is_over,
+)
 from stratafl.deploy.processes import log_to_stderr
 from stratafl.deploy.tasks import RuntimeApi, task_tokens
 from stratafl.errors import first_line, told_to_others
 
 log = logging.getLogger("stratafl.deploy")
 READY = "ready for messages"  # what site_processes.py waits for
-_OVER = (httpx.HTTPError, RuntimeError, ObjectPullError, ObjectPushError, RunNotRunningException, KeyboardInterrupt)
+_OVER = (httpx.HTTPError, RuntimeError, KeyboardInterrupt, run_is_over(), push_was_refused(), message_is_incomplete())
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
     app = load_app(options.app)
     log.info(READY)
     runtime = RuntimeApi(options.runtime)
-    for token in task_tokens(runtime, TaskType.CLIENT_APP, options.secret):
+    for token in task_tokens(runtime, "CLIENT_APP", options.secret):
         answer_message(runtime, token, app)
 
 
@@ -56,19 +57,14 @@ def load_app(name: str) -> ClientApp:
 def answer_message(runtime: RuntimeApi, token: str, app: ClientApp) -> None:
     """One message: fetch it, let the app answer, send the reply; an exception of the app is a reply too."""
     client = runtime.client(token=token)
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heartbeat.start()
     try:
-        message, context, _, _ = pull_task_input(client)
-        reply, problem = _reply(app, message, context)
-        push_message(client, reply, context)
-        push_task_output(client, context, SubStatus.FAILED if problem else SubStatus.COMPLETED, problem)
+        with answered_task(client) as (message, context, answer):
+            answer(*_reply(app, message, context))
     # The SuperNode is gone, or the run is over, which flwr says with a BaseException or by interrupting the process;
     # or the rest of the message will never come, or the answer is no longer wanted (supernode.py).
     except _OVER as error:
         log.warning("a message was not answered: %s", first_line(error, typed=True))
     finally:
-        heartbeat.stop()
         client.close()
 
 
@@ -79,10 +75,14 @@ def _reply(app: ClientApp, message: Message, context: Context) -> tuple[Message,
     except Exception as error:
         log.exception("the app failed on a message '%s'", message.metadata.message_type)
         problem = told_to_others(error)
-        failure = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=problem)
-        return Message(failure, reply_to=message), problem
+        return Message(app_error(problem), reply_to=message), problem
+
+
+def _exit_at_once(*_: object) -> None:
+    """A reply is sent whole or not at all: the SuperNode decides."""
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # a reply is sent whole or not at all: the SuperNode decides
+    signal.signal(signal.SIGTERM, _exit_at_once)
     main()

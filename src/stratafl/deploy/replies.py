@@ -9,15 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any, Self
+from typing import Self
 
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import RunNotRunningException
 
+from stratafl.deploy.flower_internals import bounded_pulls, bounded_retries, push_was_refused, run_is_over
 from stratafl.errors import first_line, shown
 
 log = logging.getLogger("stratafl.deploy")
@@ -53,7 +51,7 @@ class MessageRound:
             message.metadata.ttl = self.deadline + self.late + _MARGIN
         self.pool = ThreadPoolExecutor(max(1, len(messages)), "replies")
         try:
-            with self._bounded():
+            with bounded_pulls(lambda: self.left() + self.late, _PAUSES[-1]):
                 self._push(messages)
                 self._collect()
         finally:
@@ -102,7 +100,7 @@ class MessageRound:
         """The reply to one message, if it is there."""
         try:
             messages = pull.result()
-        except (httpx.HTTPError, RunNotRunningException):
+        except (httpx.HTTPError, run_is_over()):
             raise
         except Exception as error:  # whatever flwr makes of bytes that a site has chosen
             node = self.waiting.pop(number)
@@ -119,7 +117,7 @@ class MessageRound:
             with self._reachable():
                 try:
                     sent = list(self.grid.push_messages([message]))
-                except ObjectPushError as error:  # a site that confirms a message too early takes it away from us
+                except push_was_refused() as error:  # a site that confirms a message too early takes it away from us
                     why = f"its message could not be sent: {shown(first_line(error), 200)}"
             if sent and sent[0]:
                 self.waiting[sent[0]] = node
@@ -147,33 +145,12 @@ class MessageRound:
             log.info("waiting for %s for %.0f s; the deadline is %.0f s", waiting, passed, self.deadline)
 
     @contextmanager
-    def _bounded(self) -> Iterator[None]:
-        """Limit how long the grid waits for the rest of a reply: flwr waits for more than an hour."""
-        grids: Any = import_module("flwr.superlink.grid.http_grid")
-        pull = grids.pull_objects
-
-        def bounded(*arguments: Any, **options: Any) -> Any:
-            limits = {"max_time": max(0.0, self.left() + self.late), "backoff_cap": _PAUSES[-1]}
-            return pull(*arguments, **{**options, **limits})
-
-        grids.pull_objects = bounded
-        try:
-            yield
-        finally:
-            grids.pull_objects = pull
-
-    @contextmanager
     def _reachable(self) -> Iterator[None]:
         """Limit how long the grid retries: flwr retries for ever, past any deadline."""
-        retries = getattr(self.grid, "_retry_invoker", None)
-        if retries is not None:
-            retries.max_time = max(1.0, self.left())
         try:
-            yield
+            with bounded_retries(self.grid, max(1.0, self.left())):
+                yield
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if time.monotonic() - self.outage_said >= SAID_EVERY:
                 self.outage_said = time.monotonic()
                 log.info("the SuperLink does not answer: %s", first_line(error, typed=True))
-        finally:
-            if retries is not None:
-                retries.max_time = None

@@ -11,9 +11,6 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from flwr.common.constant import SubStatus
-from flwr.supercore.constant import TaskType
-
 from stratafl.child_processes import safe_environment
 from stratafl.deploy.certificates import write_once
 from stratafl.deploy.processes import flower_command, log_to_stderr
@@ -30,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     log_to_stderr()
     runtime = RuntimeApi(options.runtime, options.root_certificates)
-    for token in task_tokens(runtime, TaskType.SERVER_APP, options.secret):
+    for token in task_tokens(runtime, "SERVER_APP", options.secret):
         _run(runtime, token)
 
 
@@ -45,9 +42,8 @@ def _run(runtime: RuntimeApi, token: str) -> None:
             # flwr installs the app below FLWR_HOME and imports from there first, so nothing else may be there.
             code = subprocess.run(command, env=safe_environment(FLWR_HOME=folder), check=False).returncode
     log.info("the ServerApp ended with code %d", code)
-    status = SubStatus.COMPLETED if code == 0 else SubStatus.FAILED
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    if not report_end(runtime, token, status, f"the ServerApp {how}"):
+    if not report_end(runtime, token, code == 0, f"the ServerApp {how}"):
         log.warning("the ServerApp's end could not be reported: the SuperLink does not answer")
 
 

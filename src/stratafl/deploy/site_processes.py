@@ -17,12 +17,10 @@ import httpx
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from stratafl.deploy.certificates import read_key
 from stratafl.deploy.client_tasks import READY
+from stratafl.deploy.flower_internals import sign_off
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.member import AGREED
 from stratafl.deploy.processes import RETRY, SITE_FOLDER, Process, flower_environment, free_port, python_module
@@ -205,9 +203,6 @@ class SiteProcesses:
             key = load_ssh_private_key(read_key(self._key), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 return
-            signer = NodeAuthHttpInterceptor(key, key.public_key())
-            roots = read_key(self._authority)
-            with FleetHttpClient.from_server_address(self._server, False, roots, [signer]) as client:
-                client.DeactivateNode(DeactivateNodeRequest(node_id=int(read_plain(place, 100))))
+            sign_off(self._server, read_key(self._authority), key, int(read_plain(place, 100)))
         with suppress(FileNotFoundError):
             place.unlink()

@@ -18,11 +18,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
-from flwr.supernode.cli import flower_supernode
-
+from stratafl.deploy.flower_internals import run_supernode
 from stratafl.deploy.processes import RETRY
 
 FIRST_POLL_SECONDS = (0.5, 1.0, 2.0)  # seconds before each of the first polls after an answer
@@ -81,15 +79,15 @@ class _Answers:
         return [reply for reply in replies if reply.metadata.reply_to_message_id == self._message]
 
 
+def _in_turns(pull: Callable[..., int | None], push: Callable[..., None]) -> tuple[Any, Any]:
+    turns = OneMessage(pull, push)
+    return turns.pull, turns.push
+
+
 def main() -> None:
-    client: Any = import_module("flwr.supernode.start_client_internal")
-    turns = OneMessage(client._pull_and_store_message, client._push_messages)
-    client._pull_and_store_message, client._push_messages = turns.pull, turns.push
-    retries: Any = import_module("flwr.supercore.retry.http_retry")
-    retries.MAX_RETRY_DELAY = RETRY
     code = 1
     try:
-        flower_supernode()
+        run_supernode(_in_turns, RETRY)
         print("the SuperNode stopped working", file=sys.stderr)
     except SystemExit as ended:  # flwr has run its exit handlers
         code = ended.code if isinstance(ended.code, int) else 1

@@ -13,23 +13,14 @@ from threading import Event, Thread
 from typing import Any
 
 import httpx
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
 
 from stratafl.deploy.certificates import read_key
+from stratafl.deploy.flower_internals import Kind, acquire_task, push_task_end, runtime_client, send_task_heartbeat
 
 _PAUSES = (0.2, 1.0)  # seconds between two questions at least, and at most, which flower-superexec always takes
 _HEARTBEAT = 10.0  # seconds
 _AGAIN = 1.0  # seconds before an end is reported again
 PATIENCE = 300.0  # seconds for which it is tried
-_PROTECTED = ("/flwr.proto.Runtime/AcquireTask",)
 
 
 @dataclass(frozen=True)
@@ -39,35 +30,21 @@ class RuntimeApi:
     address: str
     root_certificates: Path | None = None
 
-    def client(self, *, secret: bytes | None = None, token: str = "", retries: bool = True) -> RuntimeHttpClient:
-        """A client that may ask for tasks (`secret`) or work on one (`token`).
-
-        With retries, an outage is waited out, and a 401 interrupts this process (flwr): the task is over.
-        """
-        interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="stratafl")]
-        if secret is not None:
-            interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED))
-        if token:
-            interceptors.append(RuntimeTokenHttpInterceptor(token))
+    def client(self, *, secret: bytes | None = None, token: str = "", retries: bool = True) -> Any:
         certificates = read_key(self.root_certificates) if self.root_certificates else None
-        invoker = make_simple_http_retry_invoker() if retries else None
-        return RuntimeHttpClient.from_server_address(
-            self.address, certificates is None, certificates, interceptors, retry_invoker=invoker
-        )
+        return runtime_client(self.address, certificates, secret=secret, token=token, retries=retries)
 
 
-def task_tokens(runtime: RuntimeApi, kind: TaskType, secret: Path) -> Iterator[str]:
+def task_tokens(runtime: RuntimeApi, kind: Kind, secret: Path) -> Iterator[str]:
     """The tokens of tasks of this kind, one after the other, for ever; a wait grows by a tenth at most.
 
     A question takes 20 ms of a core: five of them a second cost an idle site a tenth of one.
     """
     client = runtime.client(secret=read_key(secret))
-    request = AcquireTaskRequest(supported_task_types=[kind])
     since = time.monotonic()
     while True:
-        acquired = client.AcquireTask(request)
-        if acquired.HasField("task") and acquired.token:
-            yield acquired.token
+        if token := acquire_task(client, kind):
+            yield token
             since = time.monotonic()
         else:
             time.sleep(pause_after(time.monotonic() - since))
@@ -93,7 +70,7 @@ def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
         waiting = True
         while waiting:
             try:
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                send_task_heartbeat(client)
             except httpx.TransportError:
                 pass
             except httpx.HTTPStatusError:  # the task is over; its own process is told, too
@@ -110,7 +87,7 @@ def kept_alive(runtime: RuntimeApi, token: str) -> Iterator[None]:
         client.close()
 
 
-def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patience: float = PATIENCE) -> bool:
+def report_end(runtime: RuntimeApi, token: str, completed: bool, reason: str, patience: float = PATIENCE) -> bool:
     """Say how a task ended, once more where its process may not have been heard; whether the SuperLink knows it now.
 
     A task whose end is known is refused. An outage of the SuperLink is waited out: without a report it
@@ -120,7 +97,7 @@ def report_end(runtime: RuntimeApi, token: str, status: str, reason: str, patien
     with closing(runtime.client(token=token, retries=False)) as client:
         while True:
             try:
-                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=reason))
+                push_task_end(client, completed, reason)
                 return True
             except httpx.HTTPStatusError as error:
                 if error.response.status_code < 500:
