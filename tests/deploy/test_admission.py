@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Pair:
 
 
 def signed(site: Pair, age: float = 0.0, length: object = 5) -> dict[str, str]:
-    """The headers of a SuperNode, from scratch: what the documents of flwr 1.41 and its source say."""
+    """The headers of a site, from scratch: what the documents of flwr 1.41 and its source say."""
     key = load_ssh_private_key(site.key.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
@@ -165,7 +165,7 @@ def test_keys_that_cannot_be_read_let_nobody_in(site: Pair) -> None:
     (site.public.parent / "broken.pub").write_text("no key")
     with pytest.raises(RefusedError) as raised:
         admit("POST", PULL, signed(site).items(), ring)
-    assert raised.value.status == 503  # a SuperNode asks again
+    assert raised.value.status == 503  # a site asks again
 
 
 def test_headers_that_proxies_set_are_not_passed_on() -> None:

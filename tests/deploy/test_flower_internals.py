@@ -19,18 +19,40 @@ from stratafl.errors import DeployError
 PUBLIC = {"flwr.app", "flwr.serverapp", "flwr.clientapp"}
 HOME = "deploy/flower_internals.py"
 IMPORTED = {
+    "flwr.app.message": {"remove_content_from_message"},
     "flwr.cli.build": {"build_fab_from_disk"},
-    "flwr.common.constant": {"ACCESS_TOKEN_KEY", "SUPERLINK_NODE_ID", "ErrorCode", "SubStatus"},
-    "flwr.common.serde": {"fab_to_proto"},
+    "flwr.common.constant": {"ACCESS_TOKEN_KEY", "HEARTBEAT_DEFAULT_INTERVAL", "SUPERLINK_NODE_ID", "SubStatus"},
+    "flwr.common.serde": {"fab_to_proto", "message_to_proto"},
     "flwr.proto": {"control_pb2"},
-    "flwr.proto.fleet_pb2": {"DeactivateNodeRequest"},
+    "flwr.proto.fleet_pb2": {
+        "ActivateNodeRequest",
+        "DeactivateNodeRequest",
+        "PullMessagesRequest",
+        "PushMessagesRequest",
+    },
+    "flwr.proto.heartbeat_pb2": {"SendNodeHeartbeatRequest"},
+    "flwr.proto.node_pb2": {"Node"},
     "flwr.proto.runtime_pb2": {"AcquireTaskRequest", "PushTaskOutputRequest", "SendTaskHeartbeatRequest"},
     "flwr.supercore.constant": {"TaskType"},
     "flwr.supercore.control": {"ControlHttpClient"},
     "flwr.supercore.error": {"FlowerError"},
     "flwr.supercore.fab": {"Fab"},
-    "flwr.supercore.heartbeat": {"HeartbeatSender", "make_task_heartbeat_fn_http"},
-    "flwr.supercore.inflatable.inflatable_utils": {"ObjectPullError", "ObjectPushError"},
+    "flwr.supercore.inflatable.inflatable_object": {
+        "get_all_nested_objects",
+        "get_object_tree",
+        "no_object_id_recompute",
+    },
+    "flwr.supercore.inflatable.inflatable_protobuf_utils": {
+        "make_confirm_message_received_fn_protobuf",
+        "make_pull_object_fn_protobuf",
+        "make_push_object_fn_protobuf",
+    },
+    "flwr.supercore.inflatable.inflatable_utils": {
+        "ObjectPullError",
+        "ObjectPushError",
+        "pull_and_inflate_object_from_tree",
+        "push_objects",
+    },
     "flwr.supercore.interceptors": {
         "RuntimeTokenHttpInterceptor",
         "RuntimeVersionHttpInterceptor",
@@ -39,18 +61,18 @@ IMPORTED = {
     "flwr.supercore.retry": {"make_simple_http_retry_invoker"},
     "flwr.supercore.run": {"RunNotRunningException"},
     "flwr.supercore.runtime": {"RuntimeHttpClient"},
+    "flwr.supercore.task_identity": {"TaskIdentity"},
     "flwr.superlink.auth_plugin": {"NoOpControlAuthnPlugin"},
     "flwr.superlink.cli.flower_superlink": {"flower_superlink"},
-    "flwr.supernode.cli": {"flower_supernode"},
     "flwr.supernode.fleet_http_client": {"FleetHttpClient"},
     "flwr.supernode.node_auth_http_interceptor": {"NodeAuthHttpInterceptor"},
-    "flwr.supernode.runtime.run_clientapp": {"pull_task_input", "push_message", "push_task_output"},
 }
 CALLED = {  # methods and fields of theirs, by the client they belong to
     ("flwr.supercore.control", "ControlHttpClient"): "RegisterNode UnregisterNode StartRun ListRuns StopRun ListNodes",
     ("flwr.supercore.runtime", "RuntimeHttpClient"): "AcquireTask SendTaskHeartbeat PushTaskOutput from_server_address",
-    ("flwr.supernode.fleet_http_client", "FleetHttpClient"): "DeactivateNode from_server_address",
-    ("flwr.supercore.constant", "TaskType"): "SERVER_APP CLIENT_APP",
+    ("flwr.supernode.fleet_http_client", "FleetHttpClient"): "ActivateNode DeactivateNode SendNodeHeartbeat "
+    "PullMessages PushMessages PullObject PushObject ConfirmMessageReceived",
+    ("flwr.supercore.constant", "TaskType"): "SERVER_APP",
 }
 
 
@@ -99,6 +121,10 @@ def test_every_name_is_listed_here_and_exists() -> None:
     for (module, kind), methods in CALLED.items():
         missing = {name for name in methods.split() if not hasattr(getattr(import_module(module), kind), name)}
         assert not missing, module
+
+
+def test_a_failure_of_an_app_has_flwrs_own_code() -> None:
+    assert import_module("flwr.common.constant").ErrorCode.CLIENT_APP_RAISED_EXCEPTION == flower_internals.APP_FAILED
 
 
 def test_every_name_that_is_replaced_exists() -> None:

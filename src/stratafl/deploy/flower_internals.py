@@ -6,30 +6,28 @@ run. Other modules call the functions here and know nothing of flwr. Imports are
 nothing of a SuperLink. tests/deploy/test_flower_internals.py lists all names, and fails if one of them disappears.
 """
 
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from stratafl.deploy.processes import require_flower
 
 require_flower()
-
-Kind = Literal["SERVER_APP", "CLIENT_APP"]  # of a task
 
 # Names of flwr that are replaced, and why nothing public does it:
 CONTROL_ACCOUNTS = ("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin")  # else anyone starts runs
 FLEET_PUSH = ("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages")  # else sites speak for each other
 TASK_PATIENCE = ("flwr.supercore.corestate.sql_corestate", "HEARTBEAT_PATIENCE")  # else an outage of 60 s ends a run
 DATABASE = ("flwr.supercore.sql_mixin", "SQLITE_PRAGMAS")  # else a database that is busy for 5 s fails a request
-NODE_PULL = ("flwr.supernode.start_client_internal", "_pull_and_store_message")  # else it forgets half a message
-NODE_PUSH = ("flwr.supernode.start_client_internal", "_push_messages")  # else an answer goes in place of the next one
-RETRY_DELAY = ("flwr.supercore.retry.http_retry", "MAX_RETRY_DELAY")  # else a site waits 20 s after an outage
 GRID_PULL = ("flwr.superlink.grid.http_grid", "pull_objects")  # else half a reply is waited for longer than an hour
-REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE, NODE_PULL, NODE_PUSH, RETRY_DELAY, GRID_PULL)
+REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE, GRID_PULL)
 
 
 def current(name: tuple[str, str]) -> Any:
@@ -141,15 +139,13 @@ def reason_in(answer: str) -> str:
     from flwr.supercore.error import FlowerError
 
     details = FlowerError.from_json(answer)
-    return f"{details.message} {details.public_details or ''}".strip() if details else ""
+    return f"[code: {details.code}] {details.message} {details.public_details or ''}".strip() if details else ""
 
 
-# Tasks of a SuperLink or a SuperNode
+# Runs of a SuperLink
 
 
-def runtime_client(
-    address: str, root_certificates: bytes | None, *, secret: bytes | None, token: str, retries: bool
-) -> Any:
+def runtime_client(address: str, root_certificates: bytes, *, secret: bytes | None, token: str, retries: bool) -> Any:
     """A client that may ask for tasks (`secret`) or work on one (`token`): flower-superexec would run what was sent.
 
     With retries, an outage is waited out, and a 401 interrupts this process (flwr): the task is over.
@@ -169,18 +165,15 @@ def runtime_client(
     if token:
         interceptors.append(RuntimeTokenHttpInterceptor(token))
     invoker = make_simple_http_retry_invoker() if retries else None
-    insecure = root_certificates is None
-    return RuntimeHttpClient.from_server_address(
-        address, insecure, root_certificates, interceptors, retry_invoker=invoker
-    )
+    return RuntimeHttpClient.from_server_address(address, False, root_certificates, interceptors, retry_invoker=invoker)
 
 
-def acquire_task(client: Any, kind: Kind) -> str:
-    """The token of a task of this kind, or nothing."""
+def acquire_task(client: Any) -> str:
+    """The token of a run that waits for its ServerApp, or nothing."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
 
-    acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType[kind]]))
+    acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     return str(acquired.token) if acquired.HasField("task") else ""
 
 
@@ -198,35 +191,6 @@ def push_task_end(client: Any, completed: bool, reason: str) -> None:
     client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=reason))
 
 
-@contextmanager
-def answered_task(client: Any) -> Iterator[tuple[Any, Any, Callable[[Any, str], None]]]:
-    """The message and context of a task of a SuperNode, and how to answer it: the reply, and what went wrong."""
-    from flwr.common.constant import SubStatus
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    heartbeat.start()
-    try:
-        message, context, _, _ = pull_task_input(client)
-
-        def answer(reply: Any, problem: str) -> None:
-            push_message(client, reply, context)
-            push_task_output(client, context, SubStatus.FAILED if problem else SubStatus.COMPLETED, problem)
-
-        yield message, context, answer
-    finally:
-        heartbeat.stop()
-
-
-def app_error(reason: str) -> Any:
-    """The content of a reply that says that the app failed."""
-    from flwr.app import Error
-    from flwr.common.constant import ErrorCode
-
-    return Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
-
-
 def run_is_over() -> type[BaseException]:
     """The exception with which flwr says that a run is no more."""
     from flwr.supercore.run import RunNotRunningException
@@ -241,36 +205,121 @@ def push_was_refused() -> type[Exception]:
     return ObjectPushError
 
 
-def message_is_incomplete() -> type[Exception]:
-    """The exception with which flwr says that a part of a message will not come."""
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+# A site at the fleet API
 
-    return ObjectPullError
-
-
-# The SuperNode
-
-
-def run_supernode(around: Callable[[Any, Any], tuple[Any, Any]], retry_seconds: int) -> None:
-    """The command `flower-supernode` in this process, with another way to receive and to send messages."""
-    from flwr.supernode.cli import flower_supernode
-
-    pull, push = around(current(NODE_PULL), current(NODE_PUSH))
-    replace(NODE_PULL, pull)
-    replace(NODE_PUSH, push)
-    replace(RETRY_DELAY, retry_seconds)
-    flower_supernode()
+APP_FAILED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, which is on the wire
+_TIMEOUT = 120.0  # seconds without a byte; flwr takes 30, too few for a piece of 5 MiB over a slow line
+_PIECES: dict[str, Any] = {
+    "max_time": 60.0,
+    "initial_backoff": 0.2,
+    "backoff_cap": 2.0,
+}  # seconds for a message to become complete
 
 
-def sign_off(server: str, root_certificates: bytes, key: Any, node_id: int) -> None:
-    """Say for a killed SuperNode that it is gone, which none of Flower's commands can."""
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+def fleet_client(server: str, root_certificates: bytes, key: Any, retries: Any = None) -> Any:
+    """A client that signs as a site: flower-supernode would run what the server sends, and asks every 3 s."""
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    signer = NodeAuthHttpInterceptor(key, key.public_key())
-    with FleetHttpClient.from_server_address(server, False, root_certificates, [signer]) as client:
+    interceptors: list[Any] = [
+        RuntimeVersionHttpInterceptor("SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    trusted = ssl.create_default_context(cadata=root_certificates.decode())
+    return FleetHttpClient(
+        f"https://{server}", interceptors=interceptors, verify=trusted, timeout=_TIMEOUT, retry_invoker=retries
+    )
+
+
+class FleetNode:
+    """A site that is connected to a SuperLink: what a SuperNode does on the wire, without running code."""
+
+    def __init__(self, server: str, root_certificates: bytes, key: Any, retries: Any) -> None:
+        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.proto.node_pb2 import Node
+
+        self._client = fleet_client(server, root_certificates, key, retries)
+        self._beats = fleet_client(server, root_certificates, key)
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        self._interval = HEARTBEAT_DEFAULT_INTERVAL
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=self._interval)
+        self.number = int(self._client.ActivateNode(request).node_id)
+        self._node = Node(node_id=self.number)
+
+    def beat(self) -> bool:
+        """Say that this site is there; whether it is still registered."""
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
+        return bool(self._beats.SendNodeHeartbeat(request).success)
+
+    def message(self) -> Any:
+        """The next message, whole and confirmed, or None."""
+        from flwr.app import Message
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+        from flwr.supercore.task_identity import TaskIdentity
+
+        pulled = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not pulled.messages_list:
+            return None
+        run, tree = pulled.messages_list[0].metadata.run_id, pulled.message_object_trees[0]
+        message: Any = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(self._client.PullObject, self._node, run),
+            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run),
+            return_type=Message,
+            **_PIECES,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id  # which the message itself cannot hold
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.number, 0  # of the reply
+        return message
+
+    def send(self, reply: Any) -> None:
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+            no_object_id_recompute,
+        )
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        run = reply.metadata.run_id
+        with no_object_id_recompute():
+            request = PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[0.0],
+            )
+            pushed = self._client.PushMessages(request)
+            push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, pushed.session_id)
+            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(pushed.objects_to_push))
+
+
+def sign_off(server: str, root_certificates: bytes, key: Any, node_id: int) -> None:
+    """Say for a process that has ended that it is gone, which none of Flower's commands can."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+    with fleet_client(server, root_certificates, key) as client:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+
+
+def message_is_lost() -> tuple[type[Exception], ...]:
+    """The exceptions with which flwr says that a part of a message will not come, or was not taken."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+
+    return ObjectPullError, ObjectPushError
 
 
 # The grid of a ServerApp

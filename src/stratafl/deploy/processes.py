@@ -15,10 +15,10 @@ from stratafl.child_processes import installed_command, python_command, safe_env
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained
 
-GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperNode takes 18 to say goodbye
+GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperLink takes 18 to say goodbye
 SILENT = ("httpx", "httpcore")  # loggers with a line for every request
 PATIENCE = 300.0  # seconds for a process to answer; on a busy machine Flower takes half a minute to import
-RETRY = 5  # seconds, at most, after which a SuperNode tries again to reach its server; flwr takes 20
+RETRY = 5  # seconds, at most, after which a site tries again to reach its server; flwr takes 20
 FLOWER_VERSIONS = (("1", "41"), ("1", "42"))
 GUARDIAN = Path(__file__).with_name("guardian.py")  # run by file name: it imports nothing of ours
 # Environment variables that tell an app its folder: here, because an app is started often and imports little else.
