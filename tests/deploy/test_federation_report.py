@@ -11,7 +11,7 @@ from stratafl.api import Fitted
 from stratafl.cli import main as strata
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import with_values
-from stratafl.deploy.federation_report import FederationReport, sentences
+from stratafl.deploy.federation_report import FederationReport, report_sentences
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import CONSENT, SiteMember
 from stratafl.deploy.site_model import final_model, member_in
@@ -146,7 +146,7 @@ def test_verdicts_follow_the_interval_whatever_the_metric():
     assert gains.gain(METRICS["accuracy"]) == pytest.approx(0.2)
     assert gains.gain(METRICS["mse"]) == pytest.approx(-0.2)
     report = FederationReport(9, {"a": gains, "b": worse}, ("c",))
-    lines = sentences(report, FILE)
+    lines = report_sentences(report, FILE)
     assert [line.endswith(f": {site}") for line, site in zip(lines, "abcd", strict=False)] == [True] * 4
 
 

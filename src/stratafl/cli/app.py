@@ -64,9 +64,13 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List methods, models, data sets, recipes and more, or show one."""
-    from stratafl.cli.list_command import print_catalogue
+    from stratafl.cli.name_lists import print_names
 
-    print_catalogue(name, as_json, settings_of(set, model=model, data=data))
+    plain = not set and model is None and data is None
+    if not plain or not print_names(name, as_json):
+        from stratafl.cli.list_command import print_catalogue
+
+        print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
 @app.command(
@@ -202,10 +206,7 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     options: ReportOptions,
 ) -> None:
-    """Rank runs in a table, or write one HTML report.
-
-    The folder of a federation's host or of a site gets the federation's report.
-    """
+    """Rank runs in a table, or write one HTML report; a federation's folder has a report of its own."""
     from stratafl.cli.report_command import print_report
 
     print_report(folders, options)
@@ -287,9 +288,7 @@ def join_(
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
     out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.", OUTPUT)] = None,
-    public_key: Annotated[
-        Path | None, option("--public-key FILE.pub", "Another place for its public key.", OUTPUT)
-    ] = None,
+    public_key: Annotated[Path | None, option("--public-key FILE", "Another place for its key.", OUTPUT)] = None,
     keep_scores: Annotated[bool, option("--keep-scores", "Keep the scores of this site's models here.", OTHER)] = False,
     yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.", OTHER)] = False,
     trust: Trust = False,
@@ -399,7 +398,7 @@ def add_client_(
 @data_app.command("list", cls=Example, epilog="strata data list")
 def data_list(as_json: AsJson = False) -> None:
     """List all data sets, and whether they are on this machine."""
-    from stratafl.cli.data_command import print_data_sets
+    from stratafl.cli.name_lists import print_data_sets
 
     print_data_sets(as_json)
 

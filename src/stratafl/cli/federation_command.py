@@ -13,7 +13,7 @@ from rich.table import Table
 from stratafl.cli.console import fitting_columns, note_console, result_console, titled_table
 from stratafl.config.deployment import FederationFile, read_federation
 from stratafl.deploy.federation_page import federation_page, report_of
-from stratafl.deploy.federation_report import HEAD, FederationReport, cells, sentences
+from stratafl.deploy.federation_report import HEAD, FederationReport, cells, report_sentences
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import FILE, checked_log
 from stratafl.deploy.site_model import NODE, member_in
@@ -138,7 +138,7 @@ def print_federation_report(folder: Path, out: Path | None) -> None:
     page, console = federation_page(folder), result_console()
     if report.scores:
         console.print(report_table(file, report, console.width))
-    for line in sentences(report, file):
+    for line in report_sentences(report, file):
         console.print(line, markup=False)
     console.print(f"report: {path} ({size_text(write_page(page, path))}, opens in any browser)", markup=False)
 

@@ -42,7 +42,7 @@ def agree(message: Message, context: Context) -> Message:
 
 
 @app.query("report")
-def report(message: Message, context: Context) -> Message:
+def report_scores(message: Message, context: Context) -> Message:
     return _answered("report", message, context)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stratafl.config.deployment import FederationFile, read_federation
 from stratafl.core.keys import Seeds
-from stratafl.deploy.federation_report import HEAD, FederationReport, cells, sentences
+from stratafl.deploy.federation_report import HEAD, FederationReport, cells, report_sentences
 from stratafl.deploy.serving import FILE
 from stratafl.deploy.site_scores import SiteScores, report_metric
 from stratafl.deploy.status import PLACE, ROUNDS, read_status
@@ -55,7 +55,7 @@ def federation_page(folder: Path) -> str:
     decision = Section(
         "decision",
         "Which model",
-        "".join(f'<p class="lead">{escaped(_sentence(line))}</p>' for line in sentences(report, file)),
+        "".join(f'<p class="lead">{escaped(_sentence(line))}</p>' for line in report_sentences(report, file)),
         _table(report, metric),
         _chart(gains),
     )
@@ -80,11 +80,11 @@ def _table(report: FederationReport, metric: Metric) -> ReportTable | None:
 
 def _gains(scores: Mapping[str, SiteScores], file: FederationFile, metric: Metric) -> Gains:
     clients = []
-    for site, each in scores.items():
-        gain = each.gain(metric)
-        if gain is not None and each.alone is not None and each.personalised is not None:
-            ends = each.low, each.high
-            once = SeedGain(Seeds(), each.personalised, each.alone, gain, *ends, each.samples)
+    for site, of_site in scores.items():
+        gain, score, alone = of_site.gain(metric), of_site.personalised, of_site.alone
+        if gain is not None and score is not None and alone is not None:
+            ends = of_site.low, of_site.high
+            once = SeedGain(Seeds(), score, alone, gain, *ends, of_site.samples)
             clients.append(ClientGain(file.deploy.number(site), site, (once,), *ends))
     return Gains(file.experiment.algorithm.name, "alone", metric, "clients", clients=tuple(clients))
 

@@ -43,8 +43,8 @@ class FederationReport:
         """A report of sites of this federation; a `WireError` if the table is anything else."""
         match table:
             case {"rounds": int(rounds), "scores": dict(scores), "private": list(private)} if rounds >= 0:
-                known = frozenset(file.deploy.all_sites)
-                if {*scores, *private} <= known and len(private) <= len(known):
+                names = frozenset(file.deploy.all_sites)
+                if {*scores, *private} <= names and len(private) <= len(names):
                     read = {site: SiteScores.from_table(each) for site, each in scores.items()}
                     return FederationReport(rounds, read, tuple(private))
         raise WireError("this is not the report of this federation: run the same version on both sides")
@@ -64,8 +64,8 @@ class FederationReport:
             raise DamagedError(f"'{path}' is damaged ({error}): remove it, and host again") from error
 
 
-def sentences(report: FederationReport, file: FederationFile) -> list[str]:
-    """Where the federation gains, where a site would be better alone, and whose scores are not known."""
+def report_sentences(report: FederationReport, file: FederationFile) -> list[str]:
+    """Where the federation gains, where a site would be better alone, and whose scores are not names."""
     by_outlook: dict[Outlook, list[str]] = {}
     for site, scores in report.scores.items():
         by_outlook.setdefault(scores.outlook, []).append(site)

@@ -23,7 +23,7 @@ from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.extending import read_rejoining, write_rejoining
-from stratafl.deploy.federation_report import FederationReport, sentences
+from stratafl.deploy.federation_report import FederationReport, report_sentences
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
 from stratafl.deploy.signing_keys import keys_folder
 from stratafl.deploy.site_scores import SiteScores
@@ -32,7 +32,7 @@ from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
-from stratafl.policies.accountant import in_words
+from stratafl.policies.accountant import in_words, over_budget
 
 POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
@@ -74,10 +74,12 @@ class Hosting:
                 self.status.begin(exchange.round, server.rounds)
                 self._agree_again(offer)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
-                    while exchange.round < server.rounds:
+                    spent = server.algorithm.spent(server.at(exchange.round))
+                    while exchange.round < server.rounds and not over_budget(spent):
                         self._round(exchange, server, offer, journal)
-                if spent := server.algorithm.spent(server.at(exchange.round)):
-                    self.status.say(in_words(spent, exchange.round, simulated=False))
+                        spent = server.algorithm.spent(server.at(exchange.round))
+                if spent:
+                    self.status.say(in_words(spent, exchange.round, server.algorithm.promise, simulated=False))
                 left = self._commit(exchange, offer)
                 self._report(exchange)
         except BaseException as error:
@@ -268,11 +270,11 @@ class Hosting:
         return missing
 
     def _report(self, exchange: ServerExchange) -> None:
-        """Collect the scores of the sites that have their model, and give them to all; what is known is not asked."""
+        """Collect the scores of sites that have their model, and give them to all; nobody is asked twice."""
         if not (self.deploy.report and self.deploy.scores):
             return
-        known = FederationReport.load(self._folder, self.file)
-        report = known if known is not None and known.rounds == exchange.round else FederationReport(exchange.round)
+        stored = FederationReport.load(self._folder, self.file)
+        report = stored if stored is not None and stored.rounds == exchange.round else FederationReport(exchange.round)
         asked_before, latest = report, self._clock() + self.deploy.deadline
         self._sites.begin()
         self.status.say("every site compares its models and training alone")
@@ -288,10 +290,10 @@ class Hosting:
                 self._pause(POLL_SECONDS)
         report.save(self._folder)
         if report != asked_before:
-            for line in sentences(report, self.file):
+            for line in report_sentences(report, self.file):
                 self.status.say(line)
-            told = {site: ({"report": report.to_table()}, b"") for site in self._sites.there(committed)}
-            self._sites.sent("report", told, self.deploy.deadline)
+            messages = {site: ({"report": report.to_table()}, b"") for site in self._sites.there(committed)}
+            self._sites.sent("report", messages, self.deploy.deadline)
         for site in committed:  # those that failed here, too
             self.status.committed(site)
 

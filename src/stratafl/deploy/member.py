@@ -9,14 +9,17 @@
     alone.safetensors  the model that it trained alone, for its scores
     scores.json        how its models compare (site_scores.py)
     report.json        the same of all sites that share it (federation_report.py)
+    noise.key          the secret of a site that adds noise (docs/guide/privacy.md), and in noise.json to which uploads
 """
 
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from stratafl.config.deployment import (
     site_of,
 )
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -47,23 +51,27 @@ from stratafl.deploy.agreement import (
     shareable_format,
     with_listed_classes,
 )
+from stratafl.deploy.certificates import secret_of
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.federation_report import FederationReport
 from stratafl.deploy.site_scores import SiteScores, alone_blueprint, compared
 from stratafl.deploy.stored_model import MODEL, write_model
-from stratafl.errors import DamagedError, DataError, StrataError, WireError, shown
+from stratafl.errors import DamagedError, DataError, StrataError, WireError, counted, shown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
 from stratafl.execute.exchange.blocks import BlockCache
 from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
+from stratafl.policies.accountant import most_rounds, over_budget
 
 log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE, SCORES = "federation.toml", "agreement.json", "state", "scores.json"
 CONSENT = "consent.json"
 MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 MAX_SCORES_BYTES = 1 << 16  # bytes of its scores
+NOISE, RELEASED = "noise.key", "noise.json"
+MAX_RELEASED_BYTES = 1 << 22  # bytes of that file
 
 
 @dataclass
@@ -73,6 +81,7 @@ class Working:
     site: Site
     scores: bool
     digests: Mapping[str, str]  # of what all agree on, as this site computes them
+    releases: "Releases | None" = None  # None: it sends nothing that has noise of its own
     score: float | None = None
 
     def enrol(self) -> State:
@@ -80,6 +89,8 @@ class Working:
 
     def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
         done = self.site.work(round, state, download)
+        if self.releases is not None:
+            self.releases.add(done.upload)
         self.score = self._scored(round, download, state) if self.scores else None
         return done.state, done.upload
 
@@ -92,6 +103,42 @@ class Working:
             return 1 / classes  # a model that is not finite counts as guessing, not as its first class
         score = float((scores.loss if classes is None else scores.hits).sum() / scores.count.sum())
         return score if isfinite(score) else None
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Which noisy uploads a site has made, in a file: another one of the same round spends privacy again."""
+
+    path: Path
+    most: int
+
+    @staticmethod
+    def of(path: Path, site: Site) -> "Releases":
+        """At most as many as the client that takes part most often, in all rounds that the budget allows."""
+        algorithm, setup = site.algorithm, site.setup
+        rounds = range(setup.rounds)
+        within = bisect_left(rounds, True, key=lambda t: over_budget(algorithm.spent(Round(setup, t))) is not None)
+        return Releases(path, most_rounds(setup, within))
+
+    def add(self, upload: bytes) -> None:
+        """Before an upload leaves. One that is computed again, after a crash, has the same noise and counts once."""
+        digests, digest = self._digests(), sha256(upload).hexdigest()
+        if digest in digests:
+            return
+        if len(digests) >= self.most:
+            raise WireError(
+                f"this site has sent {counted(len(digests), 'noisy upload')}, which is all that its privacy allows"
+            )
+        write_atomically(self.path, json.dumps({"uploads": [*digests, digest]}).encode())
+
+    def _digests(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        try:
+            return [str(digest) for digest in json_value(read_plain(self.path, MAX_RELEASED_BYTES))["uploads"]]
+        except (ValueError, KeyError, TypeError) as error:
+            why = "it says how much privacy this site has spent"
+            raise DamagedError(f"'{self.path}' is damaged: restore it, because {why}") from error
 
 
 @dataclass
@@ -159,12 +206,12 @@ class SiteMember:
         self._check_federation(table)
         if not self.file.deploy.report or not self.trains:
             raise WireError("the host asks for scores, but this site has not agreed to that")
-        own = self._own_scores()
-        known = FederationReport.load(self.folder, self.file) or FederationReport(own.rounds)
+        scores = self._own_scores()
+        report = FederationReport.load(self.folder, self.file) or FederationReport(scores.rounds)
         if "report" in table:
-            known = FederationReport.from_table(table["report"], self.file)
-        replace(known, rounds=own.rounds, scores={**known.scores, self.name: own}).save(self.folder)
-        return {} if keeps_scores(self.folder) else {"scores": own.to_table()}
+            report = FederationReport.from_table(table["report"], self.file)
+        replace(report, rounds=scores.rounds, scores={**report.scores, self.name: scores}).save(self.folder)
+        return {} if keeps_scores(self.folder) else {"scores": scores.to_table()}
 
     def _own_scores(self) -> SiteScores:
         """Computed once for each end of the federation: training alone takes as long as its rounds did here."""
@@ -264,7 +311,13 @@ class SiteMember:
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores and not keeps_scores(self.folder), blueprint.digests)
+        releases = None
+        if site.algorithm.requires.client_noise:
+            site = site.with_secret(secret_of(self.folder / NOISE))
+            # In secure sums, the site takes part in opening one sum of a round (deploy/secure/).
+            releases = None if site.algorithm.requires.secure else Releases.of(self.folder / RELEASED, site)
+        reports = self.file.deploy.scores and not keeps_scores(self.folder)
+        return Working(site, reports, blueprint.digests, releases)
 
     def _blueprint(self, agreed: SampleFormat) -> Blueprint:
         return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stratafl.config.deployment import new_samples_of
 from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
-from stratafl.deploy.stored_model import ALONE, MODEL, read_model
+from stratafl.deploy.stored_model import ALONE_MODEL, MODEL, read_model
 from stratafl.errors import DeployError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
@@ -44,7 +44,7 @@ def final_model(member: SiteMember, alone: bool = False) -> Predictor:
         wait = "the host sends it after the last round to every site that has joined"
         raise DeployError(f"site '{member.name}' has no final model yet: {wait}")
     mark = read_site(root, federation, member.name, {}).delivery_mark()
-    path, template = member.folder / (ALONE if alone else MODEL), member.model_template(alone)
+    path, template = member.folder / (ALONE_MODEL if alone else MODEL), member.model_template(alone)
     stored = None if mark is None else read_model(path, mark, template)
     if stored is not None:
         return stored

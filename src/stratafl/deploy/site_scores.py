@@ -19,7 +19,7 @@ from stratafl.config.experiment import Experiment
 from stratafl.config.metric_choice import stored_metric
 from stratafl.core.layout import Rows
 from stratafl.core.state import State
-from stratafl.deploy.stored_model import ALONE, write_model
+from stratafl.deploy.stored_model import ALONE_MODEL, write_model
 from stratafl.errors import StageError, WireError, shown
 from stratafl.evaluation.candidates import local_descent
 from stratafl.evaluation.metrics import METRICS, Metric
@@ -103,8 +103,8 @@ def compared(
         "personalised": _scores(site, final.round, site.deployed(*at_end), metric),
     }
     try:
-        alone, rows = trained_alone(site, final.round, experiment, blueprint, widest)
-        write_model(folder / ALONE, alone, rows, final.mark)
+        alone, rows = model_trained_alone(site, final.round, experiment, blueprint, widest)
+        write_model(folder / ALONE_MODEL, alone, rows, final.mark)
         stages["alone"] = _scores(alone, final.round, rows, metric)
     except StageError:  # training alone diverges
         stages["alone"] = None
@@ -114,7 +114,7 @@ def compared(
     return replace(scores, low=low, high=high)
 
 
-def trained_alone(
+def model_trained_alone(
     site: Site, rounds: int, experiment: Experiment, blueprint: Blueprint, widest: Mapping[str, int]
 ) -> tuple[Site, Rows]:
     """The site of a federation in which nothing is sent, and its model after these rounds."""

@@ -18,7 +18,7 @@ from stratafl.execute.exchange.state_file import read_state, write_state
 from stratafl.execute.site import Site
 from stratafl.export import Predictor
 
-MODEL, ALONE = "model.safetensors", "alone.safetensors"  # in a site's folder; the second was trained there alone
+MODEL, ALONE_MODEL = "model.safetensors", "alone.safetensors"  # in a site's folder; the second was trained there alone
 
 
 def write_model(path: Path, site: Site, rows: Rows, mark: str) -> None:
