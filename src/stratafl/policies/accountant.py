@@ -122,14 +122,12 @@ def over_budget(line: Mapping[str, float]) -> str | None:
     return f"another round would cost epsilon = {line[NEXT]:.3g}, above dp_budget = {line[BUDGET]:g}"
 
 
-def in_words(spent: Mapping[str, float], rounds: int, promise: str, *, simulated: bool) -> str:
+def in_words(spent: Mapping[str, float], rounds: int, promise: str) -> str:
     """The guarantee after this number of rounds: for whom and against whom."""
-    sentence = (
+    return (
         f"privacy after {counted(rounds, 'round')}: every client has epsilon = {spent[EPSILON]:.3g} at "
         f"delta = {spent[DELTA]:g} {promise}"
     )
-    only = "; this run only simulates it: the seed determines its noise, and its scores have no noise"
-    return sentence + (only if simulated else "")
 
 
 def most_rounds(setup: Setup, t: int) -> int:
