@@ -29,7 +29,7 @@ from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
-from stratafl.policies.accountant import in_words
+from stratafl.policies.accountant import in_words, over_budget
 
 POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
@@ -46,6 +46,7 @@ class Hosting:
         trust: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        limit_replies: Callable[[int], None] = lambda most: None,
     ) -> None:
         self._folder, self._trust, self._clock, self._pause = folder, trust, clock, pause
         self.file = read_federation(folder / FILE, plain=True)
@@ -56,9 +57,11 @@ class Hosting:
         self._traffic = Traffic()  # of this round
         self._classes: int | None = None
         self._agreement: Agreement | None = None
+        self._limit_replies = limit_replies  # told what an upload takes at most, before sites are asked
 
     def run(self) -> None:
         try:
+            self._limit_replies(0)
             self._agreement = agreed = self._agreed()
             self._classes = agreed.format.classes
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
@@ -71,10 +74,12 @@ class Hosting:
                 self.status.begin(exchange.round, server.rounds)
                 self._agree_again(offer)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
-                    while exchange.round < server.rounds:
+                    spent = server.algorithm.spent(server.at(exchange.round))
+                    while exchange.round < server.rounds and not over_budget(spent):
                         self._round(exchange, server, offer, journal)
-                if spent := server.algorithm.spent(server.at(exchange.round)):
-                    self.status.say(in_words(spent, exchange.round, simulated=False))
+                        spent = server.algorithm.spent(server.at(exchange.round))
+                if spent:
+                    self.status.say(in_words(spent, exchange.round, server.algorithm.promise, simulated=False))
                 left = self._commit(exchange, offer)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
@@ -164,6 +169,7 @@ class Hosting:
         cohort = [self.deploy.sites[client] for client in server.cohort(server.at(t)).tolist()]
         self._traffic = Traffic()
         self._sites.begin()
+        self._limit_replies(server.most_upload_bytes(t, exchange.state))
         self.status.round(t, cohort)
         begin = self._clock()
         while missing := [site for site in cohort if site not in exchange.arrived and self._takes_part(site)]:
