@@ -32,7 +32,7 @@ from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.execute.simulated_time import BANDWIDTH, STEP_SECONDS, SimulatedTime
-from stratafl.execute.uploads import DEPLOYED
+from stratafl.execute.uploads import USUAL_NORM_LIMIT
 from stratafl.models import MODELS
 from stratafl.policies import LocalTraining
 from stratafl.policies.krum import Keep, Wrong
@@ -120,8 +120,8 @@ class ServerTable:
     norm_limit: Annotated[
         float | None,
         Range(least=0),
-        "updates with a norm above this multiple of the cohort's median are left out of the round; 0: none;",
-        f"by default none in a simulation, {DEPLOYED:g} in a deployment",
+        "updates with a norm above this multiple of the cohort's median are left out of the round; 0: no limit;",
+        f"by default {USUAL_NORM_LIMIT:g}, and no limit with noise, with secure sums and in the protocols of papers",
     ] = None
     secure: Annotated[bool, "whether the server sees sums of uploads alone, see [secure sums](../guide/secure.md)"] = (
         False
@@ -295,7 +295,7 @@ class EvaluateTable:
     """When and on which clients, and which of all the numbers is the score of a run."""
 
     every: Annotated[int, Some, "rounds between evaluations; the last round is always evaluated"] = 1
-    clients: Annotated[int, SomeOrNone, "number of clients to evaluate, always the same ones; 0: all"] = 0
+    clients: Annotated[int | None, SomeOrNone, "clients to evaluate; 0: all; none: 2,000 of more than 5,000"] = None
     metric: Annotated[
         str,
         MetricName(("auto", "plain", *METRICS), paths=True),

@@ -19,6 +19,8 @@ from stratafl.algorithms.composition import composition, is_composition
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.round import Round, Setup
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.extending import stored_changes
@@ -26,6 +28,7 @@ from stratafl.deploy.member import CONSENT, MAX_CONSENT_BYTES, own_format, site_
 from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
+from stratafl.policies.accountant import in_words, rounds_allowed
 
 
 def since_last_consent(folder: Path, file: FederationFile) -> list[str]:
@@ -58,10 +61,18 @@ def what_leaves_site(
     experiment = replace(file.experiment, train=train)
     blueprint = blueprint_of(experiment, format, len(file.deploy.sites), trust)
     try:
-        return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
+        setup = blueprint.setup()
+        return [*lines, *what_leaves(blueprint.algorithm, setup), *_promised(blueprint.algorithm, setup)]
     except (RuntimeError, MemoryError) as error:  # sizes that no machine has
         why = f"the method of the invitation cannot be built here ({first_line(error)})"
         raise DeployError(f"{why}: ask the host for smaller settings") from error
+
+
+def _promised(algorithm: Algorithm, setup: Setup) -> list[str]:
+    """The privacy of a site at the end, if there is noise."""
+    rounds = rounds_allowed(algorithm, setup)
+    spent = algorithm.spent(Round(setup, rounds))
+    return [in_words(spent, rounds, algorithm.promise)] if spent else []
 
 
 def _welcomed(file: FederationFile) -> str:
