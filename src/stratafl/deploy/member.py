@@ -5,6 +5,7 @@
     federation.toml    the experiment and [deploy], as the site was given it
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
+    sites.pub          under secure sums, the keys of all sites that its owner agreed to
 """
 
 import json
@@ -25,6 +26,7 @@ from stratafl.config.deployment import (
     site_of,
 )
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.core.secure_sums import check_secure
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -40,12 +42,14 @@ from stratafl.deploy.agreement import (
     with_listed_classes,
 )
 from stratafl.deploy.courier import Kind
+from stratafl.deploy.secure.site_sums import SiteSums, session_of
+from stratafl.deploy.signing_keys import SIGNING_KEY, SITE_KEYS, read_signing_key, read_site_keys
 from stratafl.errors import DamagedError, DataError, WireError, shown
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
 from stratafl.execute.exchange.blocks import BlockCache
 from stratafl.execute.exchange.site_store import BLOCKS
 from stratafl.execute.site import Site
-from stratafl.files import json_value, read_plain, write_atomically
+from stratafl.files import json_value, private_folder, read_plain, write_atomically
 
 FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
 
@@ -57,6 +61,7 @@ class Working:
     site: Site
     scores: bool
     digests: Mapping[str, str]  # of what all agree on, as this site computes them
+    sums: SiteSums | None = None  # if the host sees sums of uploads alone
     score: float | None = None
 
     def enrol(self) -> State:
@@ -65,7 +70,9 @@ class Working:
     def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
         done = self.site.work(round, state, download)
         self.score = self._scored(round, download, state) if self.scores else None
-        return done.state, done.upload
+        if self.sums is None:
+            return done.state, done.upload
+        return done.state, self.sums.hide(round, self.site.contribution(round, done.upload))
 
     def _scored(self, round: int, download: bytes, state: State) -> float | None:
         if not self.site.samples["test"]:
@@ -104,6 +111,8 @@ class SiteMember:
         """The answer to a message of the host; whoever calls this knows that it is the host's (`signatures.py`)."""
         if kind == "round":
             return self.round(body)
+        if kind == "secure":
+            return self.sum_up(table)
         return (self.introduce(table) if kind == "introduce" else self.agree(table)), b""
 
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +141,19 @@ class SiteMember:
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
             reply = SiteExchange(store, working, self.rounds).answer(data)
+            final = store.committed_round()
+            if working.sums is not None and final is not None:
+                working.sums.end(final)
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def sum_up(self, table: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer to a step of a secure sum (deploy/secure)."""
+        self._check_federation(table)
+        working = self._ready()
+        if working.sums is None:
+            raise WireError("this site has not agreed to secure sums (server.secure), so it takes part in none")
+        with private_folder(working.sums.folder):
+            return working.sums.answer(table, working.site.invited(session_of(table).round))
 
     def clear_blocks(self) -> None:
         """Make room on a full disk: what is removed can be downloaded again."""
@@ -200,7 +221,16 @@ class SiteMember:
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores, blueprint.digests)
+        secure = self.file.experiment.server.secure
+        if secure:
+            check_secure(site.algorithm, site.setup)
+        sums = self._sums() if secure and self.trains else None
+        return Working(site, self.file.deploy.scores, blueprint.digests, sums)
+
+    def _sums(self) -> SiteSums:
+        key, keys = read_signing_key(self.folder / SIGNING_KEY), read_site_keys(self.folder / SITE_KEYS)
+        folder = site_folder(self.folder / STATE, self.file.deploy.name, self.name)
+        return SiteSums(folder, self.file.deploy.name, self.name, self.file.deploy.sites, key, keys)
 
     @cached_property
     def _own_format(self) -> SampleFormat:

@@ -69,7 +69,7 @@ class Rounds:
 
     def invited(self, rnd: Round) -> Tensor:
         """The clients of a round before some of them drop out."""
-        return torch.arange(self.setup.clients) if rnd.plan.participation == "all" else self.setup.sampled(rnd.t)
+        return invited(rnd)
 
     def _staying(self, rnd: Round, ids: Tensor) -> Tensor:
         """Those that do not drop out; if all would, one of them stays."""
@@ -155,6 +155,11 @@ class Rounds:
         problem = "uploads are finite, but the merged state is not: the server keeps its last state"
         log.warning("round %d: %s", rnd.t + 1, problem)
         return server
+
+
+def invited(rnd: Round) -> Tensor:
+    """The clients of a round before some of them drop out, in increasing order; every member of a federation knows."""
+    return torch.arange(rnd.setup.clients) if rnd.plan.participation == "all" else rnd.setup.sampled(rnd.t)
 
 
 def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:
