@@ -284,6 +284,9 @@ def join_(
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
     out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.", OUTPUT)] = None,
+    public_key: Annotated[
+        Path | None, option("--public-key FILE.pub", "Another place for its public key.", OUTPUT)
+    ] = None,
     yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.", OTHER)] = False,
     trust: Trust = False,
 ) -> int:
@@ -296,7 +299,7 @@ def join_(
     require_flower()
     from stratafl.cli.host_command import join_federation
 
-    return join_federation(invitation, site, data, out, yes, trust)
+    return join_federation(invitation, site, data, out, public_key, yes, trust)
 
 
 @app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata status federations/ward")

@@ -19,7 +19,7 @@ from stratafl.algorithms.composition import composition, is_composition
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
-from stratafl.core.secure_sums import opening_threshold
+from stratafl.core.secure_sums import check_secure, opening_threshold
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.extending import stored_changes
@@ -55,7 +55,10 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
     experiment = replace(file.experiment, train=train)
     blueprint = blueprint_of(experiment, format, len(file.deploy.sites), trust)
     try:
-        return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
+        setup = blueprint.setup()
+        if file.experiment.server.secure:
+            check_secure(blueprint.algorithm, setup)
+        return [*lines, *what_leaves(blueprint.algorithm, setup)]
     except (RuntimeError, MemoryError) as error:  # sizes that no machine has
         why = f"the method of the invitation cannot be built here ({first_line(error)})"
         raise DeployError(f"{why}: ask the host for smaller settings") from error

@@ -6,15 +6,19 @@
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
     sites.pub          under secure sums, the keys of all sites that its owner agreed to
+    model.safetensors  the final model (stored_model.py)
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from stratafl.config.assemble import federation_of
 from stratafl.config.deployment import (
@@ -44,13 +48,16 @@ from stratafl.deploy.agreement import (
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.secure.site_sums import SiteSums, session_of
 from stratafl.deploy.signing_keys import SIGNING_KEY, SITE_KEYS, read_signing_key, read_site_keys
-from stratafl.errors import DamagedError, DataError, WireError, shown
+from stratafl.deploy.stored_model import write_model
+from stratafl.errors import DamagedError, DataError, StrataError, WireError, shown
+from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
 from stratafl.execute.exchange.blocks import BlockCache
-from stratafl.execute.exchange.site_store import BLOCKS
+from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
 from stratafl.files import json_value, private_folder, read_plain, write_atomically
 
+log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
 
 
@@ -140,10 +147,12 @@ class SiteMember:
         working.score = None
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
-            reply = SiteExchange(store, working, self.rounds).answer(data)
-            final = store.committed_round()
-            if working.sums is not None and final is not None:
-                working.sums.end(final)
+            exchange = SiteExchange(store, working, self.rounds)
+            reply = exchange.answer(data)
+            if exchange.delivered:
+                self._write_model(store, working.site)
+                if working.sums is not None:
+                    working.sums.end()
         return ({} if working.score is None else {"score": working.score}), reply
 
     def sum_up(self, table: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -154,6 +163,14 @@ class SiteMember:
             raise WireError("this site has not agreed to secure sums (server.secure), so it takes part in none")
         with private_folder(working.sums.folder):
             return working.sums.answer(table, working.site.invited(session_of(table).round))
+
+    def _write_model(self, store: SiteStore, site: Site) -> None:
+        """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
+        try:
+            if (final := store.final()) is not None:
+                write_model(self.folder, site, final)
+        except StrataError as error:
+            log.warning("the final model was not written: %s", error)
 
     def clear_blocks(self) -> None:
         """Make room on a full disk: what is removed can be downloaded again."""
@@ -191,6 +208,10 @@ class SiteMember:
         """What this site computes with, as it was agreed on."""
         return self._ready().site
 
+    def model_template(self) -> nn.Module:
+        """The model as it was drawn, into which its tensors fit; it needs no samples."""
+        return self._blueprint(self.agreed_format()).module.cpu()
+
     def agreed_format(self) -> SampleFormat:
         return self._kept().agreement.format
 
@@ -216,7 +237,7 @@ class SiteMember:
             raise WireError(
                 f"{problem}: restore the samples with which the site joined; they cannot change until the end"
             )
-        blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
+        blueprint = self._blueprint(agreed.agreement.format)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
             raise WireError(wrong)
@@ -231,6 +252,9 @@ class SiteMember:
         key, keys = read_signing_key(self.folder / SIGNING_KEY), read_site_keys(self.folder / SITE_KEYS)
         folder = site_folder(self.folder / STATE, self.file.deploy.name, self.name)
         return SiteSums(folder, self.file.deploy.name, self.name, self.file.deploy.sites, key, keys)
+
+    def _blueprint(self, agreed: SampleFormat) -> Blueprint:
+        return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)
 
     @cached_property
     def _own_format(self) -> SampleFormat:

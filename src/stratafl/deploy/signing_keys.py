@@ -17,8 +17,8 @@ from stratafl.errors import DeployError, shown
 from stratafl.files import read_plain, write_atomically
 
 SIGNING_KEY, HOST_KEY, KEYS = "signing.key", "host.pub", "keys"  # files of host and site, of a site, folder of a host
-MAX_SITE_KEYS_BYTES = 1 << 22
-SITE_KEYS = "sites.pub"  # of a site: the keys of all sites, if they sum up what they send
+KEYS_AT, MAX_PATH_BYTES = "keys.txt", 1 << 16  # of a host: names another folder of keys
+SITE_KEYS, MAX_SITE_KEYS_BYTES = "sites.pub", 1 << 22  # of a site: the keys of all sites, if they sum up what they send
 
 
 def create_signing_key(path: Path) -> Ed25519PrivateKey:
@@ -60,6 +60,12 @@ def verifying_key(line: str, where: str, todo: str) -> Ed25519PublicKey:
     return key
 
 
+def keys_folder(folder: Path) -> Path:
+    """Where a host takes the keys of its sites from: `keys` in its folder, or the place that its operator chose."""
+    chosen = folder / KEYS_AT
+    return Path(read_plain(chosen, MAX_PATH_BYTES).decode()) if chosen.exists() else folder / KEYS
+
+
 def site_verifying_key(path: Path) -> Ed25519PublicKey:
     """The second key in NAME.pub; files of earlier versions have only the first one, that of the connection."""
     if not path.exists():
@@ -70,10 +76,10 @@ def site_verifying_key(path: Path) -> Ed25519PublicKey:
 
 
 def registered_keys(folder: Path, sites: Sequence[str]) -> dict[str, Ed25519PublicKey]:
-    """The signing keys of these sites that are in the folder `keys` of a host."""
-    places = {site: folder / KEYS / f"{site}.pub" for site in sites}
+    """The signing keys of these sites that are in a folder of keys."""
+    places = {site: folder / f"{site}.pub" for site in sites}
     keys = {site: site_verifying_key(path) for site, path in places.items() if path.exists()}
-    return verifying_keys({site: public_text(key, site) for site, key in keys.items()}, f"'{folder / KEYS}'")
+    return verifying_keys({site: public_text(key, site) for site, key in keys.items()}, f"'{folder}'")
 
 
 def key_digests(lines: Mapping[str, str]) -> list[str]:

@@ -53,12 +53,10 @@ class SiteSums:
             raise WireError("the host names another federation or another number of sites than this round has")
         return self._secure(names).answer(session, str(table.get("step")), table, lambda: self._numbers(session, table))
 
-    def end(self, rounds: int) -> None:
-        """The federation has ended after so many rounds: no numbers and no secrets of them stay."""
-        path = self.folder / NUMBERS
-        if path.exists() and read_state(path, MAX_MESSAGE_BYTES)[0]["round"] < rounds:
-            self._secure(()).forget()
-            path.unlink()
+    def end(self) -> None:
+        """The federation has ended: no numbers and no secrets of it stay."""
+        self._secure(()).forget()
+        (self.folder / NUMBERS).unlink(missing_ok=True)
 
     def _secure(self, names: Sequence[str]) -> SecureSite:
         signers = {name: self.signers[name] for name in names if name in self.signers}
