@@ -46,6 +46,7 @@ class Hosting:
         trust: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        limit_replies: Callable[[int], None] = lambda most: None,
     ) -> None:
         self._folder, self._trust, self._clock, self._pause = folder, trust, clock, pause
         self.file = read_federation(folder / FILE, plain=True)
@@ -57,9 +58,11 @@ class Hosting:
         self._classes: int | None = None
         self._agreement: Agreement | None = None
         self._secure: SecureRounds | None = None  # if the server sees sums of uploads alone
+        self._limit_replies = limit_replies  # told what an upload takes at most, before sites are asked
 
     def run(self) -> None:
         try:
+            self._limit_replies(0)
             self._agreement = agreed = self._agreed()
             self._classes = agreed.format.classes
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
@@ -172,6 +175,7 @@ class Hosting:
         cohort = [self.deploy.sites[client] for client in server.cohort(server.at(t)).tolist()]
         self._traffic = Traffic()
         self._sites.begin()
+        self._limit_replies(server.most_upload_bytes(t, exchange.state))
         self.status.round(t, cohort)
         begin = self._clock()
         if self._secure is not None and self._secure.is_masked(t):  # and perhaps opened before this host was restarted

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from stratafl.deploy.courier import Delivered, Kind, SignedMessage
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.messages import TYPES, content_of, read_content
+from stratafl.deploy.messages import TYPES, content_of, most_message_bytes, read_content
 from stratafl.deploy.processes import FLOWER_FOLDER
 from stratafl.deploy.replies import MessageRound, SiteHints, nodes_of_sites
 from stratafl.deploy.signals import Signals
@@ -52,7 +52,12 @@ class GridCourier:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     trust = bool(context.run_config.get("trust", False))
-    Hosting(host_folder(), signed_courier(grid), trust=trust).run()
+    Hosting(host_folder(), signed_courier(grid), trust=trust, limit_replies=limit_replies).run()
+
+
+def limit_replies(upload: int) -> None:
+    """Let the gate refuse more than an upload takes, and a table."""
+    Signals(Path(os.environ[FLOWER_FOLDER])).limit_replies(most_message_bytes(upload))
 
 
 def signed_courier(grid: Grid) -> SignedCourier:

@@ -15,7 +15,7 @@ from stratafl.core.algorithm import Total
 from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round
-from stratafl.core.secure_sums import check_secure
+from stratafl.core.secure_sums import BYTES_PER_NUMBER, check_secure
 from stratafl.core.state import State
 from stratafl.errors import DataError, WireError
 from stratafl.execute.blueprint import Blueprint
@@ -80,6 +80,12 @@ class Server(Rounds):
         return self.roster.widest(self.requires)
 
     # State
+
+    def most_upload_bytes(self, t: int, state: State) -> int:
+        """What an upload of this round takes at most; under secure sums, the numbers that are added up."""
+        if self.secure:
+            return BYTES_PER_NUMBER * max(1 << 10, self.secure_sums(self.at(t), state).size)
+        return wire.most_bytes(self.upload_form(self.at(t), state), self.setup.layout)
 
     def start(self) -> State:
         """Its state before the first round."""
