@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from stratafl.deploy import replies
 from stratafl.deploy.courier import SignedMessage
-from stratafl.deploy.replies import MessageRound, nodes_of_sites
+from stratafl.deploy.replies import MessageRound, SiteHints, nodes_of_sites
 from stratafl.deploy.server_app import GridCourier
 
 
@@ -275,3 +275,37 @@ def test_a_message_that_its_site_takes_away_before_it_is_sent_is_a_failure_of_th
     done = MessageRound(Taken(clock, {8: (4.0, None)}), 60).run(messages(7, 8))
     assert set(done.replies) == {8}
     assert set(done.failures) == {7}
+
+
+class FakeSignals:
+    """A gate: every site asks for its next message when it has answered."""
+
+    def __init__(self, clock: Clock, grid: FakeGrid) -> None:
+        self.clock, self.grid, self.posted, self.is_silent = clock, grid, list[str](), False
+
+    def tell(self, site: str, event: str) -> None:
+        assert event == "posted"
+        self.posted.append(site)
+
+    def last(self, site: str, event: str) -> int:
+        assert event == "asked"
+        when, _ = self.grid.answers[{"north": 7, "south": 8}[site]]
+        return int(self.grid.sent != {} and not self.is_silent and self.clock.now - self.grid.start >= when)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_with_hints_a_reply_is_asked_for_when_it_is_there_and_otherwise_now_and_then(
+    clock: Clock, is_silent: bool
+) -> None:
+    grid = FakeGrid(clock, {7: (2.0, None), 8: (4.0, None)})
+    signals = FakeSignals(clock, grid)
+    signals.is_silent = is_silent
+    asked = list[str]()
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: asked.extend(ids) or pull(ids)
+    done = MessageRound(grid, 60, hints=SiteHints(signals, {7: "north", 8: "south"})).run(messages(7, 8))
+    assert set(done.replies) == {7, 8}
+    assert signals.posted == ["north", "south"]
+    assert asked == ["m7", "m8"]  # each once
+    last = replies.LOOK_ANYWAY if is_silent else 4.0
+    assert last <= clock.now - 1000 < last + 0.5

@@ -64,9 +64,13 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List methods, models, data sets, recipes and more, or show one."""
-    from stratafl.cli.list_command import print_catalogue
+    from stratafl.cli.name_lists import print_names
 
-    print_catalogue(name, as_json, settings_of(set, model=model, data=data))
+    plain = not set and model is None and data is None
+    if not plain or not print_names(name, as_json):
+        from stratafl.cli.list_command import print_catalogue
+
+        print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
 @app.command(
@@ -393,7 +397,7 @@ def add_client_(
 @data_app.command("list", cls=Example, epilog="strata data list")
 def data_list(as_json: AsJson = False) -> None:
     """List all data sets, and whether they are on this machine."""
-    from stratafl.cli.data_command import print_data_sets
+    from stratafl.cli.name_lists import print_data_sets
 
     print_data_sets(as_json)
 

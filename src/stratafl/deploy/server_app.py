@@ -11,7 +11,8 @@ from stratafl.deploy.courier import Delivered, Kind, SignedMessage
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import TYPES, content_of, read_content
 from stratafl.deploy.processes import FLOWER_FOLDER
-from stratafl.deploy.replies import MessageRound, nodes_of_sites
+from stratafl.deploy.replies import MessageRound, SiteHints, nodes_of_sites
+from stratafl.deploy.signals import Signals
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.errors import WireError
 
@@ -21,8 +22,8 @@ app = ServerApp()
 class GridCourier:
     """Messages by the names that keys were registered for."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, signals: Signals | None = None) -> None:
+        self._grid, self._signals = grid, signals
 
     def connected(self) -> frozenset[str]:
         return frozenset(nodes_of_sites(self._grid))
@@ -31,7 +32,8 @@ class GridCourier:
         nodes = {site: node for site, node in nodes_of_sites(self._grid).items() if site in messages}
         sent = [Message(content_of(messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
         # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
-        done = MessageRound(self._grid, seconds, late=2 * seconds).run(sent)
+        hints = SiteHints(self._signals, {node: site for site, node in nodes.items()}) if self._signals else None
+        done = MessageRound(self._grid, seconds, late=2 * seconds, hints=hints).run(sent)
         replies, failures = (
             dict[str, SignedMessage](),
             {site: "not connected" for site in messages if site not in nodes},
@@ -54,7 +56,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def signed_courier(grid: Grid) -> SignedCourier:
-    return SignedCourier(GridCourier(grid), HostSignatures(host_folder()))
+    signals = Signals(Path(os.environ[FLOWER_FOLDER]))
+    return SignedCourier(GridCourier(grid, signals), HostSignatures(host_folder()))
 
 
 def host_folder() -> Path:
