@@ -1,7 +1,7 @@
-"""Real federations whose host sees sums of uploads alone, over TLS: with the bits of the simulation, whatever is killed.
+"""Real federations over TLS whose host sees sums of uploads alone: they end with the simulation's bits after any kill.
 
-Places such as `a.masked.0` are explained in tests/chaos_apps.py: here a site has done this step of a secure sum, and its
-answer has not left it.
+Places such as `a.masked.0` are explained in tests/chaos_apps.py: here a site has done this step of a secure sum, and
+its answer has not left it.
 """
 
 import sys
@@ -48,7 +48,7 @@ def test_three_real_sites_that_sum_unseen_are_the_simulation_though_a_site_and_t
 
 @pytest.mark.nightly
 def test_twelve_real_sites_that_sum_unseen_are_killed_in_every_step(tmp_path: Path) -> None:
-    """Five sites at a step each, ServerApp, host, SuperLink and a SuperNode; one stays away for a round."""
+    """Five sites at a step each, ServerApp, host, SuperLink and a process of a site; one stays away for a round."""
     sites = tuple(f"s{number:02d}" for number in range(12))
     steps = ("keys", "shares", "masked", "confirm", "open")
     chaos = Chaos(
@@ -59,7 +59,7 @@ def test_twelve_real_sites_that_sum_unseen_are_killed_in_every_step(tmp_path: Pa
     with chaos:
         chaos.reached("server.saved.1")
         chaos.kill(HOST, "superlink")
-        chaos.kill("s07", "supernode")
+        chaos.kill("s07", "site")
         chaos.lift("server.saved.1")
         chaos.reached("s11.masked.2")
         chaos.kill(HOST)  # in the middle of a session, which is not continued
