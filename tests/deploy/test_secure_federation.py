@@ -47,10 +47,10 @@ def prepared(folder: Path, **tables):
     return file, Steps(folder, sites), sites
 
 
-def hosted(folder: Path, transport) -> Hosting:
+def hosted(folder: Path, transport, **options) -> Hosting:
     clock = Clock()
     courier = SignedCourier(transport, HostSignatures(folder / "host"))
-    return Hosting(folder / "host", courier, clock=clock, pause=clock.pause)
+    return Hosting(folder / "host", courier, clock=clock, pause=clock.pause, **options)
 
 
 class Killed(BaseException):
@@ -111,7 +111,8 @@ def test_the_host_gets_receipts_and_masked_numbers_alone(tmp_path):
     _, transport, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 2})
     replies = []
     transport.change = lambda kind, site, request, reply: replies.append((kind, site, request, reply)) or reply
-    hosted(tmp_path, transport).run()
+    limits = []
+    hosted(tmp_path, transport, limit_replies=limits.append).run()
     uploads = [decode_reply(reply.body) for kind, _, _, reply in replies if kind == "round"]
     receipts = [each.body for each in uploads if isinstance(each, UploadMessage)]
     assert [len(each) for each in receipts] == [32] * 8
@@ -120,6 +121,7 @@ def test_the_host_gets_receipts_and_masked_numbers_alone(tmp_path):
     assert len(masked) == 8
     size = len(masked[0]) // 8
     assert all(len(body) == 8 * size for body in masked)
+    assert max(limits) == 8 * max(size, 1024)  # which the gate lets pass
     high = np.concatenate([np.frombuffer(body, "<u8") >> np.uint64(62) for body in masked])
     assert np.abs(np.bincount(high.astype(int), minlength=4) / len(high) - 0.25).max() < 7 * (0.1875 / len(high)) ** 0.5
     others = [reply.body for kind, _, _, reply in replies if kind not in ("round", "secure")]
