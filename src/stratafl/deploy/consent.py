@@ -19,6 +19,8 @@ from stratafl.algorithms.composition import composition, is_composition
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.round import Round, Setup
 from stratafl.core.secure_sums import check_secure, opening_threshold
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
@@ -28,6 +30,7 @@ from stratafl.deploy.signing_keys import key_digests
 from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
+from stratafl.policies.accountant import in_words, rounds_allowed
 
 CONSENT = "consent.json"
 MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
@@ -58,7 +61,7 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
         setup = blueprint.setup()
         if file.experiment.server.secure:
             check_secure(blueprint.algorithm, setup)
-        return [*lines, *what_leaves(blueprint.algorithm, setup)]
+        return [*lines, *what_leaves(blueprint.algorithm, setup), *_promised(blueprint.algorithm, setup)]
     except (RuntimeError, MemoryError) as error:  # sizes that no machine has
         why = f"the method of the invitation cannot be built here ({first_line(error)})"
         raise DeployError(f"{why}: ask the host for smaller settings") from error
@@ -71,6 +74,13 @@ def summed_with(file: FederationFile, keys: Mapping[str, str]) -> list[str]:
     sums = f"of uploads the host sees only sums over at least {least} of the {counted(cohort, 'site')} of a round"
     compare = "compare these keys with the sites themselves, because a host could invent sites:"
     return [f"{sums} (server.secure)", compare, *key_digests(keys)]
+
+
+def _promised(algorithm: Algorithm, setup: Setup) -> list[str]:
+    """The privacy of a site at the end, if there is noise."""
+    rounds = rounds_allowed(algorithm, setup)
+    spent = algorithm.spent(Round(setup, rounds))
+    return [in_words(spent, rounds, algorithm.promise)] if spent else []
 
 
 def _welcomed(file: FederationFile) -> str:

@@ -20,6 +20,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.secure_sums import SecureSums, too_few
 from stratafl.core.state import State, tensor_of, tensors
 from stratafl.errors import DataError, RecordError, WireError
+from stratafl.execute.uploads import USUAL_NORM_LIMIT
 
 log = logging.getLogger("stratafl")
 SUMS = "secure"  # the only field of a total in whole numbers
@@ -166,6 +167,16 @@ class Rounds:
 def invited(rnd: Round) -> Tensor:
     """The clients of a round before some of them drop out, in increasing order; every member of a federation knows."""
     return torch.arange(rnd.setup.clients) if rnd.plan.participation == "all" else rnd.setup.sampled(rnd.t)
+
+
+def limit_of(asked: float | None, algorithm: Algorithm, secure: bool = False) -> float | None:
+    """The limit to the length of updates that was asked for (0: none), or else the usual one where there can be one.
+
+    Where noise is added there is none, since who is left out by it depends on what others sent.
+    """
+    if asked is not None:
+        return asked or None
+    return None if algorithm.requires.noise or secure else USUAL_NORM_LIMIT
 
 
 def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:
