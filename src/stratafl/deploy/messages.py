@@ -15,6 +15,7 @@ TYPES: dict[Kind, str] = {
     "agree": "query.agree",
     "round": "train.round",
     "report": "query.report",
+    "secure": "query.secure",
 }
 MAX_TABLE_BYTES = 1 << 22  # bytes
 MAX_RECORD_BYTES = 1 << 20  # bytes that travel in the record; Flower cuts only arrays into pieces
