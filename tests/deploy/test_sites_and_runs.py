@@ -23,7 +23,8 @@ from stratafl.deploy import server_tasks, tasks
 from stratafl.deploy import site_processes as sites
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.client_tasks import READY, _reply, load_app
-from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.control import ControlClient
+from stratafl.deploy.flower_app import write_app
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.host import RESTARTS, RestartedProcess
 from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus

@@ -9,7 +9,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from stratafl.deploy.courier import Kind, SignedMessage
 from stratafl.errors import WireError
 
-TYPES: dict[Kind, str] = {"introduce": "query.introduce", "agree": "query.agree", "round": "train.round"}
+TYPES: dict[Kind, str] = {
+    "identify": "query.identify",
+    "introduce": "query.introduce",
+    "agree": "query.agree",
+    "round": "train.round",
+}
 MAX_TABLE_BYTES = 1 << 22  # bytes
 _BYTES = "stratafl.bytes"
 

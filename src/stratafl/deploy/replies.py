@@ -45,22 +45,30 @@ class MessageRound:
     def __init__(self, grid: Grid, deadline: float, late: float = 0.0) -> None:
         self.grid, self.deadline, self.late = grid, deadline, late
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
-        self.replies, self.failures = dict[int, Message](), dict[int, str]()
+        self.replies, self.failures, self.silent = dict[int, Message](), dict[int, str](), frozenset[int]()
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
 
     def run(self, messages: Sequence[Message]) -> Self:
+        with self._bounded():
+            try:
+                self.begin(messages)
+                self._collect()
+            finally:
+                self.end()
+        self.silent = frozenset(self.waiting.values())
+        self.failures |= dict.fromkeys(self.silent, f"no answer within {self.deadline - self.left():.0f} s")
+        return self
+
+    def begin(self, messages: Sequence[Message]) -> Self:
+        """Send the messages; whoever does not `run` the round looks for replies until it ends it."""
         for message in messages:
             message.metadata.ttl = self.deadline + self.late + _MARGIN
         self.pool = ThreadPoolExecutor(max(1, len(messages)), "replies")
-        try:
-            with self._bounded():
-                self._push(messages)
-                self._collect()
-        finally:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-        silent = f"no answer within {self.deadline - self.left():.0f} s"
-        self.failures |= dict.fromkeys(self.waiting.values(), silent)
+        self._push(messages)
         return self
+
+    def end(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _collect(self) -> None:
         looks = 0

@@ -1,50 +1,25 @@
-"""The ServerApp of every federation: Flower's grid carries the messages of `hosting.py`."""
+"""The ServerApp of `strata host`: Flower's grid carries the messages of `hosting.py`."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.courier import Delivered, Kind, SignedMessage
+from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.messages import TYPES, content_of, read_content
 from stratafl.deploy.processes import FLOWER_FOLDER
-from stratafl.deploy.replies import MessageRound, nodes_of_sites
+from stratafl.deploy.replies import nodes_of_sites
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
-from stratafl.errors import WireError
 
 app = ServerApp()
 
 
-class GridCourier:
+class KeyCourier(GridCourier):
     """Messages by the names that keys were registered for."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-
-    def connected(self) -> frozenset[str]:
-        return frozenset(nodes_of_sites(self._grid))
-
-    def carry(self, kind: Kind, messages: Mapping[str, SignedMessage], seconds: float) -> Delivered[SignedMessage]:
-        nodes = {site: node for site, node in nodes_of_sites(self._grid).items() if site in messages}
-        sent = [Message(content_of(messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
-        # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
-        done = MessageRound(self._grid, seconds, late=2 * seconds).run(sent)
-        replies, failures = (
-            dict[str, SignedMessage](),
-            {site: "not connected" for site in messages if site not in nodes},
-        )
-        for site, node in nodes.items():
-            if node in done.failures:
-                failures[site] = done.failures[node]
-                continue
-            try:
-                replies[site] = read_content(done.replies[node].content)
-            except WireError as error:
-                failures[site] = str(error)
-        return Delivered(replies, failures)
+    def nodes(self) -> dict[str, int]:
+        return nodes_of_sites(self.grid)
 
 
 @app.main()
@@ -54,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def signed_courier(grid: Grid) -> SignedCourier:
-    return SignedCourier(GridCourier(grid), HostSignatures(host_folder()))
+    return SignedCourier(KeyCourier(grid), HostSignatures(host_folder()))
 
 
 def host_folder() -> Path:
