@@ -21,7 +21,8 @@ from stratafl.deploy.courier import Content, Delivered, Kind, SignedMessage
 from stratafl.deploy.hosting import AGREED, FILE, SERVER
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import Serving
-from stratafl.deploy.signatures import HOST_KEY, KEYS, SIGNING_KEY, SignedMember, create_signing_key, public_line
+from stratafl.deploy.signatures import SignedMember
+from stratafl.deploy.signing_keys import HOST_KEY, KEYS, SIGNING_KEY, create_signing_key, public_line
 from stratafl.deploy.site_model import final_model
 from stratafl.errors import StrataError
 from stratafl.execute import Matrix, Progress, Simulation

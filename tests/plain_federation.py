@@ -18,7 +18,7 @@ from stratafl.cli import main
 from stratafl.config.deployment import FederationFile
 from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.processes import flower_environment, free_port
-from stratafl.deploy.signatures import KEYS
+from stratafl.deploy.signing_keys import KEYS
 from stratafl.execute.exchange.audit import Line, verify
 from stratafl.execute.exchange.server_store import AUDIT
 

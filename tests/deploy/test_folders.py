@@ -12,7 +12,7 @@ from stratafl.config.migrations import FORMAT
 from stratafl.deploy.certificates import read_public_key
 from stratafl.deploy.folders import ADMITTED, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
-from stratafl.deploy.signatures import HOST_KEY, SIGNING_KEY
+from stratafl.deploy.signing_keys import HOST_KEY, SIGNING_KEY
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
 

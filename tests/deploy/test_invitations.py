@@ -29,7 +29,7 @@ from stratafl.data import PARTITIONS
 from stratafl.deploy.folders import Invitation, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.local_federation import rehearsed
-from stratafl.deploy.signatures import public_line
+from stratafl.deploy.signing_keys import public_line
 from stratafl.errors import DeployError, RecordError
 from stratafl.models import MODELS
 

@@ -24,7 +24,8 @@ from stratafl.deploy.messages import TYPES, content_of, read_content
 from stratafl.deploy.plain_client import answered
 from stratafl.deploy.plain_server import NodeCourier, app_folder
 from stratafl.deploy.serving import checked_log
-from stratafl.deploy.signatures import HOST_KEY, KEYS, HostSignatures, SignedCourier
+from stratafl.deploy.signatures import HostSignatures, SignedCourier
+from stratafl.deploy.signing_keys import HOST_KEY, KEYS
 from stratafl.deploy.site_nodes import AGAIN_SECONDS, QUESTION_SECONDS, WAIT_SECONDS, SiteNodes
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, WireError

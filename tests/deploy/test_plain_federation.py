@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 from hosted import ACTING, ROUNDING, deployed, deployed_models, largest, replayed, simulated, simulated_models
 from plain_federation import PlainFederation
 from stratafl.cli import main
-from stratafl.deploy.signatures import KEYS, site_verifying_key
+from stratafl.deploy.signing_keys import KEYS, site_verifying_key
 from stratafl.deploy.status import read_status
 
 pytestmark = pytest.mark.long

@@ -100,10 +100,41 @@ def test_shares_are_points_of_a_polynomial_worked_out_by_hand():
     assert join_shares({1: 1494, 2: 1942, 3: 2578, 6: 5614}) == 1234  # more than needed
     assert join_shares({2: 1942, 4: 3402}) != 1234
     assert join_shares({1: PRIME - 1, 2: PRIME - 2}) == 0  # −x, modulo the prime
-    assert pow(3, PRIME - 1, PRIME) == pow(2, PRIME - 1, PRIME) == 1
     assert PRIME > 2**256
     secret = new_secret()
     assert join_shares(dict(list(split_secret(secret, range(1, 10), 7).items())[2:])) == int.from_bytes(secret, "big")
+
+
+def test_the_prime_of_shares_is_prime():
+    """By Miller and Rabin, for 200 bases: a number that is not prime passes with a probability of less than 4^-200."""
+    assert is_prime(PRIME)
+    assert [n for n in range(2**8 + 1, 2**8 + 64) if is_prime(n)] == [
+        257,
+        263,
+        269,
+        271,
+        277,
+        281,
+        283,
+        293,
+        307,
+        311,
+        313,
+        317,
+    ]
+    assert not any(is_prime(PRIME - n) for n in range(1, 297))  # the smallest above 2^256
+
+
+def is_prime(n):
+    if n % 2 == 0:
+        return False
+    twos = ((n - 1) & (1 - n)).bit_length() - 1
+
+    def passes(base):
+        power = pow(base, (n - 1) >> twos, n)
+        return power in (1, n - 1) or any((power := power * power % n) == n - 1 for _ in range(twos - 1))
+
+    return all(passes(base) for base in range(2, 202) if base % n)
 
 
 # Sums
@@ -213,9 +244,26 @@ def test_the_secrets_of_a_session_survive_a_kill_and_are_for_their_owner_alone(t
     assert "seed" in json.loads((folder / "secrets.json").read_bytes())
     sites.site("ada").forget()
     kept = json.loads((folder / "secrets.json").read_bytes())
-    assert (kept["opened"], kept["seed"], kept["received"]) == (0, "", {})
-    with pytest.raises(WireError):
-        step(sites, "ada", "keys", {}, session(attempt=9, cohort=3))
+    assert (kept["opened"], kept["seed"], kept["mask_secret"], kept["received"]) == (0, "", "", {})
+    for attempt in (1, 9):
+        with pytest.raises(WireError):
+            step(sites, "ada", "keys", {}, session(attempt=attempt, cohort=3))
+
+
+def test_a_site_whose_numbers_have_changed_masks_them_no_second_time():
+    """The difference of two answers under the same masks is the difference of the numbers."""
+    host = Host("masked")
+    assert host.say("ada", "masked", host.sealed("ada")) == host.say("ada", "masked", host.sealed("ada"))
+    host.sites.numbers["ada"] = host.sites.numbers["ada"] + np.uint64(1)
+    host.refused("ada", "masked", host.sealed("ada"))
+
+
+def test_a_session_that_was_forgotten_before_it_was_opened_is_not_begun_again():
+    host = Host("masked")
+    host.sites.site("ada").forget()
+    for what, table in (("keys", {}), ("shares", host.members()), ("masked", host.sealed("ada"))):
+        host.refused("ada", what, table)
+    host.say("ada", "keys", {}, session(0, 2))
 
 
 # Hosts that lie

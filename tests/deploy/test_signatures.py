@@ -13,15 +13,10 @@ from stratafl.deploy.courier import REFUSED, SignedMessage
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import AGREED
 from stratafl.deploy.serving import checked_log
-from stratafl.deploy.signatures import (
-    INBOX,
+from stratafl.deploy.signatures import INBOX, LAST, STARTS, HostSignatures, SignedCourier, _statement
+from stratafl.deploy.signing_keys import (
     KEYS,
-    LAST,
     SIGNING_KEY,
-    STARTS,
-    HostSignatures,
-    SignedCourier,
-    _statement,
     create_signing_key,
     public_line,
     read_signing_key,

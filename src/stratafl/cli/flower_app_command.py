@@ -8,7 +8,7 @@ from stratafl.config.deployment import read_federation
 from stratafl.deploy.flower_app import write_plain_app
 from stratafl.deploy.folders import prepare_folder, write_invitation
 from stratafl.deploy.serving import forget_site
-from stratafl.deploy.signatures import KEYS
+from stratafl.deploy.signing_keys import KEYS
 from stratafl.files import private_folder
 from stratafl.runs.loggers import check_loggers
 

@@ -24,7 +24,7 @@ from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.certificates import read_key
 from stratafl.deploy.extending import stored_changes
 from stratafl.deploy.member import FILE, own_format, site_samples
-from stratafl.deploy.signatures import HOST_KEY
+from stratafl.deploy.signing_keys import HOST_KEY
 from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, WireError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically

@@ -40,7 +40,7 @@ from stratafl.deploy.certificates import (
 from stratafl.deploy.extending import check_extension, extensions, stored_changes
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.serving import AGREED
-from stratafl.deploy.signatures import (
+from stratafl.deploy.signing_keys import (
     HOST_KEY,
     KEYS,
     SIGNING_KEY,

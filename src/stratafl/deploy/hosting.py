@@ -21,7 +21,7 @@ from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
-from stratafl.deploy.signatures import KEYS
+from stratafl.deploy.signing_keys import KEYS
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server

@@ -15,7 +15,8 @@ from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.processes import log_to_stderr
 from stratafl.deploy.serving import FILE
-from stratafl.deploy.signatures import SIGNING_KEY, HostSignatures, SignedCourier
+from stratafl.deploy.signatures import HostSignatures, SignedCourier
+from stratafl.deploy.signing_keys import SIGNING_KEY
 from stratafl.deploy.site_nodes import SiteNodes
 from stratafl.errors import DeployError, shown
 from stratafl.files import private_folder

@@ -22,70 +22,31 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stratafl.config.deployment import read_federation
-from stratafl.deploy.certificates import read_key, write_once
+from stratafl.deploy.certificates import read_key
 from stratafl.deploy.courier import REFUSED, Content, Courier, Delivered, Kind, SignedMessage
 from stratafl.deploy.member import FILE, SiteMember
+from stratafl.deploy.signing_keys import (
+    HOST_KEY,
+    KEYS,
+    SIGNING_KEY,
+    read_signing_key,
+    site_verifying_key,
+    verifying_key,
+)
 from stratafl.errors import DamagedError, DeployError, RunError, StrataError, WireError, shown, told_to_others
 from stratafl.execute.exchange.state_file import DiskFullError, explained_full
 from stratafl.files import json_value, private_folder, read_plain, write_atomically
 
 log = logging.getLogger("stratafl.deploy")
 NODE, NAME = "node", "site"  # of a message "identify", and of the answer
-SIGNING_KEY, HOST_KEY, KEYS = "signing.key", "host.pub", "keys"  # files of host and site, of a site, folder of a host
 STARTS, INBOX, LAST = "starts", "inbox", "last.json"  # of a host; of a site
 MAX_RECORD_BYTES = 1000  # bytes of these files
 _NUMBERS = 1 << 32  # requests that a host may send in one start
-
-
-# Keys
-
-
-def create_signing_key(path: Path) -> Ed25519PrivateKey:
-    key = Ed25519PrivateKey.generate()
-    formats = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    write_once(path, key.private_bytes(serialization.Encoding.PEM, *formats))
-    return key
-
-
-def read_signing_key(path: Path) -> Ed25519PrivateKey:
-    try:
-        key = serialization.load_ssh_private_key(read_key(path), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DeployError(f"'{path}' is not a private key: restore it from a copy") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise DeployError(f"'{path}' is not an Ed25519 key: restore it from a copy")
-    return key
-
-
-def public_line(key: Ed25519PrivateKey, name: str) -> str:
-    """The public half of a signing key, as a line of NAME.pub and of an invitation."""
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return f"{public.decode()} {name}"
-
-
-def verifying_key(line: str, where: str, todo: str) -> Ed25519PublicKey:
-    """The key in such a line, which is in `where`."""
-    try:
-        key = serialization.load_ssh_public_key(line.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise DeployError(f"{where} has no signing key: {todo}") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise DeployError(f"the signing key in {where} is not an Ed25519 key: {todo}")
-    return key
-
-
-def site_verifying_key(path: Path) -> Ed25519PublicKey:
-    """The second key in NAME.pub; files of earlier versions have only the first one, that of the connection."""
-    if not path.exists():
-        raise DeployError(f"there is no file '{path}': ask the site for it, and put it there")
-    lines = read_key(path).decode(errors="replace").splitlines()
-    todo = f"run 'strata join' again at the site, which adds it, and put the new {path.name} here"
-    return verifying_key(lines[1] if len(lines) > 1 else "", f"'{path}'", todo)
 
 
 # The host

@@ -2,11 +2,13 @@
 
 Everything a site knows of the open session is in one file, which is on the disk before an answer leaves. The same
 message again gets the same answer. Another message for the same step is refused: with two sets of survivors, a host
-could learn both secrets of a site and with them its numbers.
+could learn both secrets of a site and with them its numbers. So is the same message if the numbers have changed since:
+under equal masks, the difference of two answers would be that of the numbers.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -82,6 +84,7 @@ class SessionSecrets:
     dealt: dict[str, str] = field(default_factory=dict)  # what it encrypted for each peer
     senders: list[str] = field(default_factory=list)
     received: dict[str, list[str]] = field(default_factory=dict)  # shares of each peer's seed and mask secret
+    sent: str = ""  # a digest of its masked numbers
     survivors: list[str] = field(default_factory=list)
 
 
@@ -96,9 +99,12 @@ class SecureSite:
     ) -> tuple[dict[str, Any], bytes]:
         """The answer to a step of a session, whose numbers are asked for when they are masked."""
         secrets = self._secrets()
+        is_open = secrets.session == list(vars(session).values())
+        if is_open and not secrets.seed:
+            raise WireError("this session has ended at this site: the host must begin another one")
         if step == "keys":
             return self._announced(session, secrets), b""
-        if secrets.session != list(vars(session).values()):
+        if not is_open:
             raise WireError("this session is not open at this site: it began another one, or lost its secrets")
         if step == "shares":
             return self._dealt(session, secrets, table.get("members")), b""
@@ -181,14 +187,18 @@ class SecureSite:
             received[peer] = [parts[:SHARE_BYTES].hex(), parts[SHARE_BYTES:].hex()]
         if secrets.senders and (secrets.senders, secrets.received) != (senders, received):
             raise WireError("the host has already named other senders of this session: it stops")
-        secrets.senders, secrets.received = senders, received
-        self._keep(secrets)
         masked = np.array(numbers(), dtype="<u8")
         add_mask(masked, group.own_key(bytes.fromhex(secrets.seed)))
         for peer in peers:
             key = group.pair_key(bytes.fromhex(secrets.mask_secret), self.name, peer)
             add_mask(masked, key, subtract=self.name > peer)
-        return masked.tobytes()
+        data = masked.tobytes()
+        sent = sha256(data).hexdigest()
+        if secrets.sent and secrets.sent != sent:
+            raise WireError("the numbers of this site have changed since it masked them: the session stops")
+        secrets.senders, secrets.received, secrets.sent = senders, received, sent
+        self._keep(secrets)
+        return data
 
     def _confirmed(self, session: Session, secrets: SessionSecrets, survivors: Any) -> dict[str, Any]:
         group = Group(session, Announcement.list_from(secrets.members))
@@ -228,8 +238,10 @@ class SecureSite:
         self._file.write(canonical(asdict(secrets)))
 
     def forget(self) -> None:
-        """The federation has ended: of its last session only its round stays."""
-        self._keep(SessionSecrets(self._secrets().opened))
+        """The round has ended: of its session only the name stays, and whether shares were given for it."""
+        secrets = self._secrets()
+        if secrets.seed:
+            self._keep(SessionSecrets(secrets.opened, secrets.session))
 
 
 def _out_of_order(step: str) -> WireError:
