@@ -44,6 +44,14 @@ class DataError(StrataError):
     """Arrays, labels, splits or clients that cannot be used."""
 
 
+class LabelError(DataError):
+    """A table without the column of labels `label`; `wrong` says so without the settings that would help."""
+
+    def __init__(self, message: str, wrong: str, label: str) -> None:
+        super().__init__(message)
+        self.wrong, self.label = wrong, label
+
+
 class PartitionError(DataError):
     """A partition of the data that cannot be drawn."""
 

@@ -191,6 +191,13 @@ def private_folder(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def changed_at(path: Path) -> int:
+    """When a file was last changed, in nanoseconds since 1970; 0 if there is none."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
 def stamp(folder: Path) -> None:
     """Note that a folder was made here, and not sent or copied."""
     write_atomically(folder / STAMP, b"")

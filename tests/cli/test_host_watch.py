@@ -52,7 +52,9 @@ class FakeHost:
 def watch(folder, host, metrics=None):
     experiment = SimpleNamespace(run=SimpleNamespace(rounds=7))
     file = SimpleNamespace(deploy=DeployTable(("a",), name="test"), experiment=experiment)
-    prepared = SimpleNamespace(path=folder, file=file, waiting_keys=lambda known: {}, shut_out=list)
+    prepared = SimpleNamespace(
+        path=folder, file=file, keys=folder / "keys", waiting_keys=lambda known: {}, shut_out=list
+    )
     prepared.store_keys = lambda site, path: path
     return command._Watch(prepared, host, [], trust=False, metrics=metrics)
 
@@ -137,7 +139,8 @@ def test_what_the_serverapp_says_is_shown_once_and_rounds_are_known_from_the_sta
     shown = " ".join(capsys.readouterr().err.split())
     assert shown.count("note: 'a' is set aside: it missed 3 rounds in a row") == 1
     assert shown.count("note: round 2: the upload of 'a' was left out") == 1
-    assert shown.count("round 0 of 7") == 1  # in the table at the end
+    assert shown.count("7 rounds") == 1  # in the table at the end, which knows no round yet
+    assert "round 0" not in shown
     assert "round 0 of 3" not in shown
     assert [f"round {t} of 3" in shown for t in (1, 2)] == [True, True]
 

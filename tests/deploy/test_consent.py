@@ -26,6 +26,7 @@ class Joined:
     """A site that is left at once, as by Ctrl-C."""
 
     status = SiteStatus.STARTING
+    reason = refusal = ""
 
     def __init__(self, *_):
         pass
@@ -82,6 +83,22 @@ def test_consent_is_asked_for_once(join, tmp_path, options, answer):
     code, err = join()  # again, without a terminal
     assert code == 130
     assert " theta" not in err
+
+
+def test_the_public_key_is_copied_to_where_it_is_wanted_but_over_no_other_file(join, tmp_path):
+    assert join("--yes", "--public-key", "mailed.pub")[0] == 130
+    assert (tmp_path / "mailed.pub").read_bytes() == (tmp_path / "sites/a/a.pub").read_bytes()
+    assert join("--public-key", "mailed.pub")[0] == 130
+    code, err = join("--public-key", "a.csv")
+    assert (code, "a.csv" in err) == (2, True)
+
+
+def test_a_table_without_labels_is_answered_with_what_a_site_can_do(join, tmp_path):
+    (tmp_path / "a.csv").write_text("p0,client\n1,x\n")
+    code, err = join("--yes")
+    assert code == 2
+    assert "'label'" in err
+    assert "data.client" not in err  # which is the host's
 
 
 def test_consent_that_came_with_a_folder_is_asked_for_again(join, tmp_path):

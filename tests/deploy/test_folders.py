@@ -12,6 +12,7 @@ from stratafl.config.migrations import FORMAT
 from stratafl.deploy.certificates import read_public_key
 from stratafl.deploy.folders import ADMITTED, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.signatures import HostSignatures
 from stratafl.deploy.signing_keys import HOST_KEY, SIGNING_KEY
 from stratafl.errors import DeployError, StrataError
 from stratafl.files import private_folder
@@ -190,3 +191,13 @@ def test_an_invitation_is_also_written_where_you_want_it(tmp_path):
     (tmp_path / "mine.toml").write_text("[notes]\n")
     with pytest.raises(DeployError, match=r"mine\.toml"):
         host.invite(PLACE, tmp_path / "mine.toml")
+
+
+def test_keys_of_sites_lie_where_the_operator_wants_them_and_again_at_the_next_start(tmp_path):
+    host = prepare_host(tmp_path / "host", with_tables(), PLACE, keys=tmp_path / "mailed")
+    site = prepare_site(tmp_path / "a", host.invite(PLACE), "a")
+    (tmp_path / "mailed" / "a.pub").write_bytes(site.key.public.read_bytes())
+    again = prepare_host(tmp_path / "host", with_tables(), PLACE)
+    assert again.keys == tmp_path / "mailed"
+    assert again.waiting_keys(()) == {"a": tmp_path / "mailed" / "a.pub"}
+    assert HostSignatures(tmp_path / "host")._keys == tmp_path / "mailed"

@@ -18,10 +18,12 @@ from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.site_model import final_model, member_in, predicted
+from stratafl.deploy.stored_model import MODEL, read_model
 from stratafl.errors import DamagedError, DataError, DeployError, RunError, WireError
 from stratafl.execute import Matrix
-from stratafl.execute.exchange import site_folder
+from stratafl.execute.exchange import read_site, site_folder
 from stratafl.execute.exchange.site_store import CURRENT, DELIVERED
+from stratafl.execute.exchange.state_file import read_state, write_state
 from stratafl.files import private_folder
 
 pytestmark = pytest.mark.budget(1.0, "the first test makes the federation that all read")
@@ -187,6 +189,7 @@ def test_a_lost_state_is_an_error_and_never_a_model_without_what_is_personal(cop
     place = site_folder(folder / "d" / STATE, file.deploy.name, "d")
     assert (place / DELIVERED).exists()
     (place / CURRENT).unlink()
+    (folder / "d" / MODEL).unlink()
     with pytest.raises(DamagedError, match="'d'"):
         final_model(member_in(folder / "d"))
 
@@ -194,9 +197,33 @@ def test_a_lost_state_is_an_error_and_never_a_model_without_what_is_personal(cop
 def test_samples_that_were_changed_after_the_agreement_are_refused(copied):
     folder, _ = copied
     own = folder / "a.csv"
+    (folder / "a" / MODEL).unlink()
     own.write_text("\n".join(own.read_text().splitlines()[:-3]) + "\n")
     with pytest.raises(WireError, match=r"\d+ training samples"):
         final_model(member_in(folder / "a"))
+
+
+def test_a_site_predicts_when_its_training_samples_have_moved(copied):
+    folder, _ = copied
+    path, _ = new_table(folder)
+    (folder / "b" / MODEL).rename(folder / "kept")
+    computed = predicted(member_in(folder / "b"), path)  # from its state and its samples
+    (folder / "kept").rename(folder / "b" / MODEL)
+    (folder / "b.csv").rename(folder / "elsewhere.csv")
+    assert torch.equal(predicted(member_in(folder / "b"), path).values, computed.values)
+
+
+def test_a_model_of_an_earlier_end_or_a_damaged_one_is_not_used(copied):
+    folder, file = copied
+    stored, place = folder / "b" / MODEL, site_folder(folder / "b" / STATE, file.deploy.name, "b")
+    mark, template = read_site(folder / "b" / STATE, "test", "b", {}).delivery_mark(), member_in(folder / "b")
+    assert read_model(folder / "b", mark, template.model_template()) is not None
+    assert read_model(folder / "b", "0" * 32, template.model_template()) is None
+    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
+    assert read_model(folder / "b", mark, template.model_template()) is None
+    record, tensors = read_state(place / DELIVERED, 1 << 20)
+    write_state(place / DELIVERED, {**record, "round": 7}, tensors)
+    assert read_site(folder / "b" / STATE, "test", "b", {}).delivery_mark() != mark
 
 
 def test_samples_without_a_column_of_the_model_are_refused(federation, tmp_path):

@@ -36,13 +36,12 @@ from stratafl.cli.command_options import (
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
-_DATA = "List, show and export data sets."
 
 FIRST, RUNS, MODELS = "Before you train", "Train and compare", "Use the models"
 DEPLOYED, METHODS = "Real federations", "Methods, papers and speed"
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
-data_app = typer.Typer(name="data", help=_DATA, no_args_is_help=True, rich_markup_mode="rich")
+data_app = typer.Typer(name="data", help="Show and export data sets.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(data_app, rich_help_panel=FIRST)
 
 
@@ -275,6 +274,9 @@ def join_(
     site: Annotated[str, option("--site NAME", "The name of this site in the federation.")],
     data: Annotated[str, option("--data PATH", "The samples of this site; they stay here.")],
     out: Annotated[Path | None, option("--out -o DIR", "Its folder; else sites/NAME.", OUTPUT)] = None,
+    public_key: Annotated[
+        Path | None, option("--public-key FILE.pub", "Another place for its public key.", OUTPUT)
+    ] = None,
     yes: Annotated[bool, option("--yes -y", "Agree to what leaves this site.", OTHER)] = False,
     trust: Trust = False,
 ) -> int:
@@ -287,7 +289,7 @@ def join_(
     require_flower()
     from stratafl.cli.host_command import join_federation
 
-    return join_federation(invitation, site, data, out, yes, trust)
+    return join_federation(invitation, site, data, out, public_key, yes, trust)
 
 
 @app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata flower-app federation.toml --out ward-app")
@@ -299,8 +301,7 @@ def flower_app(
 ) -> int:
     """Write a federation as an app for a Flower federation of your own.
 
-    Each site prepares its folder with `strata join`; then `flwr run` starts it, and continues it.
-    """
+    Each site prepares its folder with `strata join`; then `flwr run` starts it, and continues it."""
     from stratafl.deploy.processes import require_flower
 
     require_flower()

@@ -185,6 +185,9 @@ class HostOptions:
 
     out: Annotated[Path | None, option("--out -o DIR", "Its folder; else federations/NAME.", OUTPUT)] = None
     invitation: Annotated[Path | None, option("--invitation FILE", "Another place for the invitation.", OUTPUT)] = None
+    keys: Annotated[Path | None, option("--keys DIR", "Where keys of sites are; else keys/ in its folder.", OUTPUT)] = (
+        None
+    )
     address: Annotated[str, option("--address HOST:PORT", "Where sites reach this machine.", SITES)] = "127.0.0.1:9443"
     register: Annotated[list[Path] | None, option("--register NAME.pub", "Let this site in; repeatable.", SITES)] = None
     local: Annotated[int | None, option("--local N", "Rehearse: N sites on this machine.", SITES, min=1)] = None

@@ -74,6 +74,9 @@ def site_status(member: SiteMember) -> dict[str, Any]:
     state = read_status(member.folder) if running else None
     facts: dict[str, Any] = {"site": member.name, "federation": member.file.deploy.name}
     facts["state"] = state["state"] if state else "not running: join again to take part"
+    for key in ("reason", "refused"):
+        if state and state.get(key):
+            facts[key] = state[key]
     facts["round"] = f"{0 if last is None else last + 1} of {member.file.experiment.run.rounds}"
     facts["model"] = "none yet" if final is None else f"after round {final}: strata predict {member.folder} --data FILE"
     return facts
@@ -82,7 +85,9 @@ def site_status(member: SiteMember) -> dict[str, Any]:
 def sites_table(file: FederationFile, status: Mapping[str, Any], counts: Mapping[str, Mapping[str, float]]) -> Table:
     """A row for each site of a host, from its status and what passed the gate."""
     rounds = status.get("rounds") or file.experiment.run.rounds  # known before the ServerApp has begun
-    title = f"{file.deploy.name}: round {status.get('round', 0)} of {rounds}, {status.get('state', 'starting')}"
+    state = status.get("state", "starting")
+    standing = f"round {status['round']} of {rounds}, " if status.get("rounds") else f"{rounds} rounds, "
+    title = f"{file.deploy.name}: {standing}{state}"
     table, now = titled_table(title, SITE_COLUMNS, names=("site", "state")), time.time()
     for name in file.deploy.all_sites:
         site = status.get("sites", {}).get(name, {})

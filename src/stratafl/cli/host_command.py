@@ -30,10 +30,10 @@ from stratafl.deploy.serving import forget_site
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import NAME as STATUS
 from stratafl.deploy.status import read_status
-from stratafl.errors import DataError, DeployError, OutageError, UnknownNameError
+from stratafl.errors import DataError, DeployError, LabelError, OutageError, UnknownNameError
 from stratafl.execute.exchange import site_folder
-from stratafl.execute.exchange.site_store import DELIVERED
-from stratafl.files import private_folder, write_atomically
+from stratafl.execute.exchange.site_store import DELIVERED, read_standing
+from stratafl.files import changed_at, private_folder, write_atomically
 from stratafl.runs.loggers import check_loggers
 
 SERVER_APP = "stratafl.deploy.server_app:app"
@@ -54,12 +54,12 @@ def host_federation(config: Path, options: HostOptions) -> int:
     console = note_console()
     with ExitStack() as stack:
         stack.enter_context(private_folder(folder))  # before anything in it is changed
-        prepared = prepare_host(folder, file, place, trust)
+        prepared = prepare_host(folder, file, place, trust, options.keys)
         for site in options.forget or ():
             forget_site(folder, site, trust=trust)
             print_note(f"site '{site}' is forgotten: it starts over, without its personal layers", console)
         for site in prepared.shut_out():
-            print_note(_is_shut_out(site), console)
+            print_note(_is_shut_out(site, prepared.keys), console)
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
         place = HostAddress(place.host, flower.address.port)
@@ -88,8 +88,8 @@ def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterat
         yield SiteProcesses(folder, {"data": str(samples.absolute())})
 
 
-def _is_shut_out(site: str) -> str:
-    return f"site '{site}' is shut out: its key in 'keys/' was removed or changed; a key that is put there is let in"
+def _is_shut_out(site: str, keys: Path) -> str:
+    return f"site '{site}' is shut out: its key in '{keys}' was removed or changed; a key that is put there is let in"
 
 
 class _Watch:
@@ -162,7 +162,7 @@ class _Watch:
 
         A key that cannot be read may still be under way.
         """
-        events = [_is_shut_out(site) for site in self._prepared.shut_out()]
+        events = [_is_shut_out(site, self._prepared.keys) for site in self._prepared.shut_out()]
         for site, path in self._prepared.waiting_keys(self._flower.registered).items():
             try:
                 self._prepared.file.deploy.number(site)  # raises if there is no such site
@@ -224,7 +224,9 @@ class _Watch:
 # A site
 
 
-def join_federation(invitation: Path, site: str, data: str, out: Path | None, yes: bool, trust: bool) -> int:
+def join_federation(
+    invitation: Path, site: str, data: str, out: Path | None, public_key: Path | None, yes: bool, trust: bool
+) -> int:
     """Join a federation, once its owner has agreed to what leaves the site, and stay until Ctrl-C."""
     place, folder = Path(data).absolute(), out or Path("sites") / site
     if not place.exists():
@@ -235,6 +237,9 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     try:
         with show_warnings(console):
             leaves = what_leaves_site(file, site, str(place), trust=trust)
+    except LabelError as error:
+        todo = f"give the column of labels the name '{error.label}', or ask the host to set data.label to another name"
+        raise DataError(f"{error.wrong}; {todo}, which all sites then use") from error
     except DataError as error:
         if "data." not in str(error):
             raise
@@ -256,10 +261,11 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
     if not server:
         return _prepared_for_flower(prepared, str(place), trust, console)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
+    public = prepared.copy_public_key(public_key)
     if not (folder / AGREED).exists():
-        print_note(f"send '{prepared.key.public}' to the host, which then lets this site in; keep the other files here")
-    delivered, has_model = site_folder(prepared.path / STATE, file.deploy.name, site) / DELIVERED, False
-    status = None
+        print_note(f"send '{public}' to the host, which then lets this site in; keep the other files here")
+    standing = site_folder(prepared.path / STATE, file.deploy.name, site)
+    shown_status, delivered = dict[str, str](), 0
     with (
         SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
@@ -267,11 +273,15 @@ def join_federation(invitation: Path, site: str, data: str, out: Path | None, ye
         while not interrupt.asked:
             for line in running.tend():
                 print_note(line, console)
-            if running.status is not status:
-                status = running.status
-                write_atomically(folder / STATUS, json.dumps({"state": status.value}).encode())
-            if not has_model and (has_model := delivered.exists()):
-                print_note(f"this site has its model: strata predict {folder} --data FILE", console)
+            now = {"state": running.status.value, "reason": running.reason, "refused": running.refusal}
+            if now != shown_status:
+                shown_status = now
+                write_atomically(folder / STATUS, json.dumps(now).encode())
+            if (changed := changed_at(standing / DELIVERED)) != delivered:
+                delivered, (_, rounds) = changed, read_standing(standing)
+                print_note(
+                    f"this site has its model after round {rounds}: strata predict {folder} --data FILE", console
+                )
             time.sleep(LOOK)
         console.print("leaving; the personal state is kept. Run the same command to join again.")
     return INTERRUPTED

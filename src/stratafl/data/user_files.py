@@ -25,7 +25,7 @@ from stratafl.data.tables.kinds import (
     doubt_about_dates,
     plain_cells,
 )
-from stratafl.errors import DataError
+from stratafl.errors import DataError, LabelError
 
 LABELS = ("label", "y")
 _SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "bank", "branch", "shop", "store", "school")
@@ -136,7 +136,8 @@ def roles_of(columns: Columns, reading: Reading, place: Path) -> Roles:
     if label is None:
         near = _alike(wanted, columns)
         hint = f"set data.label to '{near}'" if near else "name the column of labels with data.label"
-        problems.append(f"'{place}' has no column '{wanted[0]}', only: {names}; {hint}")
+        wrong = f"'{place}' has no column '{wanted[0]}', only: {names}"
+        problems.append(f"{wrong}; {hint}")
     client = reading.client or (formats.CLIENT if formats.CLIENT in columns else None)
     if near := None if client else _alike([formats.CLIENT], columns):
         advice = f"set data.client to '{near}' if it names the clients, or rename it"
@@ -153,9 +154,10 @@ def roles_of(columns: Columns, reading: Reading, place: Path) -> Roles:
         problems += _empty_cells(name, columns[name], place) if name in columns else []
     if label is not None and label == client:
         problems.append(f"'{label}' is the column of the labels and of the clients: set data.client to another one")
+    if label is None:
+        raise LabelError("; ".join(problems), wrong, wanted[0])
     if problems:
         raise DataError("; ".join(problems))
-    assert label is not None
     check_group(reading.group, label, client)
     return Roles(label, client, reading.group)
 

@@ -4,6 +4,9 @@ The host's file changes alone. Every site joins again with the new invitation, b
 rounds and to the sites of a federation; until it has, it refuses what goes beyond its consent.
 """
 
+import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,10 @@ from stratafl.core.pace import check_goes_on, check_more_clients
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.serving import AGREED, FILE, SERVER
 from stratafl.execute.exchange.server_store import saved_rounds
+from stratafl.files import json_value, read_plain, write_atomically
+
+REJOINING = "rejoining.json"  # in a host's folder
+MAX_REJOINING_BYTES = 1 << 20
 
 
 def extensions(stored: FederationFile, offered: FederationFile) -> list[str]:
@@ -41,6 +48,20 @@ def stored_changes(folder: Path, offered: FederationFile) -> list[str]:
         return []
     stored, offered = read_federation(path, plain=True), offered.as_begun(read_toml(path, plain=True))
     return extensions(stored, offered) or extensions(stored.invited(), offered)
+
+
+def read_rejoining(folder: Path) -> list[str]:
+    """The sites of a host's folder that have not agreed yet to its extension, as far as the host knows."""
+    path = folder / REJOINING
+    with suppress(ValueError):
+        names = json_value(read_plain(path, MAX_REJOINING_BYTES)) if path.exists() else []
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return []
+
+
+def write_rejoining(folder: Path, sites: Sequence[str]) -> None:
+    """Note who has to agree again; the host waits for them before it goes on, as before the first round."""
+    write_atomically(folder / REJOINING, json.dumps(list(sites)).encode())
 
 
 def check_extension(folder: Path, offered: FederationFile, trust: bool) -> None:

@@ -25,6 +25,7 @@ from stratafl.config.deployment import FederationFile, invited_from, read_federa
 from stratafl.config.experiment import read_toml
 from stratafl.config.migrations import with_format
 from stratafl.deploy.admission import Quota
+from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.certificates import (
     Pair,
     belong,
@@ -37,14 +38,15 @@ from stratafl.deploy.certificates import (
     read_key,
     write_once,
 )
-from stratafl.deploy.extending import check_extension, extensions, stored_changes
+from stratafl.deploy.extending import check_extension, extensions, stored_changes, write_rejoining
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.serving import AGREED
 from stratafl.deploy.signing_keys import (
     HOST_KEY,
-    KEYS,
+    KEYS_AT,
     SIGNING_KEY,
     create_signing_key,
+    keys_folder,
     public_line,
     read_signing_key,
     site_verifying_key,
@@ -73,7 +75,7 @@ class HostFolder:
 
     @property
     def keys(self) -> Path:
-        return self.path / KEYS
+        return keys_folder(self.path)
 
     def invite(self, place: HostAddress, copy: Path | None = None) -> Path:
         """Write what sites are given, with the address that they are to use, and a copy if its place is chosen."""
@@ -95,7 +97,7 @@ class HostFolder:
         return {path.stem: path for path in sorted(self.keys.glob("*.pub")) if path.stem not in registered}
 
     def shut_out(self) -> list[str]:
-        """Let the gate refuse sites whose key was removed from the folder `keys`, or is another one now; their names.
+        """Let the gate refuse sites whose key was removed from the folder of keys, or is another one now; their names.
 
         A removed key that is put back is let in again.
         """
@@ -110,9 +112,11 @@ def _same(path: Path, other: Path) -> bool:
     return path.exists() and read_key(path) == read_key(other)
 
 
-def prepare_host(path: Path, file: FederationFile, place: HostAddress, trust: bool = False) -> HostFolder:
+def prepare_host(
+    path: Path, file: FederationFile, place: HostAddress, trust: bool = False, keys: Path | None = None
+) -> HostFolder:
     """The folder of this federation, new or as it was left; its file may ask for more rounds or sites than before."""
-    file, changes = prepare_folder(path, file, trust)
+    file, changes = prepare_folder(path, file, trust, keys)
     authority = Pair(path / "ca.key", path / "ca.pem")
     if not authority.public.exists():
         authority = _new_authority(path, authority)
@@ -125,15 +129,24 @@ def prepare_host(path: Path, file: FederationFile, place: HostAddress, trust: bo
     return HostFolder(path, file, certificate, authority.public, changes)
 
 
-def prepare_folder(path: Path, file: FederationFile, trust: bool) -> tuple[FederationFile, Sequence[str]]:
-    """What every host's folder has, whatever carries its messages: the file and the key; also what is extended."""
+def prepare_folder(
+    path: Path, file: FederationFile, trust: bool, keys: Path | None = None
+) -> tuple[FederationFile, Sequence[str]]:
+    """What every host's folder has, whatever carries its messages: the file and the key; also what is extended.
+
+    Sites' keys are taken from the folder `keys`, of which the host's folder keeps the name.
+    """
     make_private(path)
-    make_private(path / KEYS)
+    if keys is not None:
+        write_atomically(path / KEYS_AT, str(keys.absolute()).encode())
+    make_private(keys_folder(path))
     if not (path / AGREED).exists():
         file.check_classes()
     changes = stored_changes(path, file)
     if changes:
         check_extension(path, file, trust)
+        agreed = Agreement.load(path / AGREED)
+        write_rejoining(path, agreed.roster.names if agreed is not None else ())
     file = _keep_file(path, file)
     if not (path / SIGNING_KEY).exists():
         _check_new_key(path)
@@ -191,6 +204,16 @@ class SiteFolder:
     server: str
     key: Pair
     authority: Path
+
+    def copy_public_key(self, path: Path | None) -> Path:
+        """The file NAME.pub, or a copy of it if its place is chosen."""
+        if path is None:
+            return self.key.public
+        public = read_key(self.key.public)
+        if path.exists() and read_key(path) != public:
+            raise DeployError(f"'{path}' exists and is another file: choose another name")
+        write_atomically(path, public)
+        return path
 
 
 @dataclass(frozen=True)

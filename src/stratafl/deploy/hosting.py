@@ -7,6 +7,7 @@
     server/            the state after the last absorbed round, and the audit log (execute/exchange)
     rounds.jsonl       a line for each absorbed round, as of a run (status.py)
     status.json        the progress that `strata host` shows
+    rejoining.json     the sites that have not agreed yet to its extension
     noise.key          the secret of a method whose server adds noise (docs/guide/privacy.md)
 """
 
@@ -20,8 +21,9 @@ from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
 from stratafl.deploy.attendance import Attendance
 from stratafl.deploy.courier import Content, Courier
+from stratafl.deploy.extending import read_rejoining, write_rejoining
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
-from stratafl.deploy.signing_keys import KEYS
+from stratafl.deploy.signing_keys import keys_folder
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
@@ -67,6 +69,7 @@ class Hosting:
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
                 self._sites.on_unverified = exchange.refuse
                 self.status.begin(exchange.round, server.rounds)
+                self._agree_again(offer)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
                     while exchange.round < server.rounds:
                         self._round(exchange, server, offer, journal)
@@ -81,7 +84,7 @@ class Hosting:
 
     def _shut_out(self) -> frozenset[str]:
         """The sites that took part and whose key is no longer in the folder `keys`."""
-        keys, agreed = self._folder / KEYS, self._agreement
+        keys, agreed = keys_folder(self._folder), self._agreement
         if agreed is None or not keys.is_dir():
             return frozenset()
         registered = {path.stem for path in keys.glob("*.pub")}
@@ -135,6 +138,23 @@ class Hosting:
             if theirs.get("weights") != offer.digests["weights"]:
                 self.status.say(f"the initial weights of '{site}' differ in the last bits: it starts from the host's")
             self._in_agreement.add(site)
+
+    def _agree_again(self, offer: Offer) -> None:
+        """After an extension, wait for the sites that took part to join again: each has to consent to it."""
+        missing = [site for site in read_rejoining(self._folder) if site in self.deploy.sites]
+        if not missing:
+            return
+        self.status.say(f"waiting for sites to join again with the new invitation: {', '.join(missing)}")
+        latest = self._clock() + self.deploy.wait
+        while missing and (left := latest - self._clock()) > 0:
+            self._agree(self._sites.there(missing), offer, left)
+            missing = [site for site in missing if site not in self._in_agreement]
+            write_rejoining(self._folder, missing)
+            if missing:
+                self._pause(POLL_SECONDS)
+        if missing:
+            self.status.say(f"the federation goes on without {', '.join(missing)}, until they join again")
+        write_rejoining(self._folder, ())
 
     # Rounds
 

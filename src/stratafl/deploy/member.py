@@ -5,15 +5,19 @@
     federation.toml    the experiment and [deploy], as the site was given it
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
+    model.safetensors  the final model (stored_model.py)
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from stratafl.config.assemble import federation_of
 from stratafl.config.deployment import (
@@ -40,13 +44,16 @@ from stratafl.deploy.agreement import (
     with_listed_classes,
 )
 from stratafl.deploy.courier import Kind
-from stratafl.errors import DamagedError, DataError, WireError, shown
+from stratafl.deploy.stored_model import write_model
+from stratafl.errors import DamagedError, DataError, StrataError, WireError, shown
+from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
 from stratafl.execute.exchange.blocks import BlockCache
-from stratafl.execute.exchange.site_store import BLOCKS
+from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
 
+log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
 
 
@@ -131,8 +138,19 @@ class SiteMember:
         working.score = None
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
-            reply = SiteExchange(store, working, self.rounds).answer(data)
+            exchange = SiteExchange(store, working, self.rounds)
+            reply = exchange.answer(data)
+            if exchange.delivered:
+                self._write_model(store, working.site)
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def _write_model(self, store: SiteStore, site: Site) -> None:
+        """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
+        try:
+            if (final := store.final()) is not None:
+                write_model(self.folder, site, final)
+        except StrataError as error:
+            log.warning("the final model was not written: %s", error)
 
     def clear_blocks(self) -> None:
         """Make room on a full disk: what is removed can be downloaded again."""
@@ -170,6 +188,10 @@ class SiteMember:
         """What this site computes with, as it was agreed on."""
         return self._ready().site
 
+    def model_template(self) -> nn.Module:
+        """The model as it was drawn, into which its tensors fit; it needs no samples."""
+        return self._blueprint(self.agreed_format()).module.cpu()
+
     def agreed_format(self) -> SampleFormat:
         return self._kept().agreement.format
 
@@ -195,12 +217,15 @@ class SiteMember:
             raise WireError(
                 f"{problem}: restore the samples with which the site joined; they cannot change until the end"
             )
-        blueprint = blueprint_of(self.file.experiment, agreed.agreement.format, len(self.file.deploy.sites), self.trust)
+        blueprint = self._blueprint(agreed.agreement.format)
         wrong = check_digests(blueprint.digests, agreed.digests)
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
         return Working(site, self.file.deploy.scores, blueprint.digests)
+
+    def _blueprint(self, agreed: SampleFormat) -> Blueprint:
+        return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)
 
     @cached_property
     def _own_format(self) -> SampleFormat:

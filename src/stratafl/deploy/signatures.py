@@ -32,8 +32,8 @@ from stratafl.deploy.courier import REFUSED, Content, Courier, Delivered, Kind, 
 from stratafl.deploy.member import FILE, SiteMember
 from stratafl.deploy.signing_keys import (
     HOST_KEY,
-    KEYS,
     SIGNING_KEY,
+    keys_folder,
     read_signing_key,
     site_verifying_key,
     verifying_key,
@@ -56,7 +56,7 @@ class HostSignatures:
     """Signs the requests of a host and verifies replies, by the files in its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._key, self._keys = read_signing_key(folder / SIGNING_KEY), folder / KEYS
+        self._key, self._keys = read_signing_key(folder / SIGNING_KEY), keys_folder(folder)
         self._federation = read_federation(folder / FILE, plain=True).deploy.name
         self._next = _started(folder / STARTS) * _NUMBERS
 

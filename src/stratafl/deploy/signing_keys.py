@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from stratafl.deploy.certificates import read_key, write_once
 from stratafl.errors import DeployError
+from stratafl.files import read_plain
 
 SIGNING_KEY, HOST_KEY, KEYS = "signing.key", "host.pub", "keys"  # files of host and site, of a site, folder of a host
+KEYS_AT, MAX_PATH_BYTES = "keys.txt", 1 << 16  # of a host: names another folder of keys
 
 
 def create_signing_key(path: Path) -> Ed25519PrivateKey:
@@ -47,6 +49,12 @@ def verifying_key(line: str, where: str, todo: str) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise DeployError(f"the signing key in {where} is not an Ed25519 key: {todo}")
     return key
+
+
+def keys_folder(folder: Path) -> Path:
+    """Where a host takes the keys of its sites from: `keys` in its folder, or the place that its operator chose."""
+    chosen = folder / KEYS_AT
+    return Path(read_plain(chosen, MAX_PATH_BYTES).decode()) if chosen.exists() else folder / KEYS
 
 
 def site_verifying_key(path: Path) -> Ed25519PublicKey:

@@ -1,7 +1,8 @@
 """A site's final model and its predictions, from the files in the site's folder, which are only read.
 
-The agreement, the personal state and the last parcel give the model; the site's own samples give its preprocessing.
-Anybody who can read the folder can build the model, also while the site takes part.
+The site writes its final model when the last parcel comes (`stored_model.py`). Where that file is missing, the
+agreement, the personal state, the last parcel and the site's own samples give the same model. Anybody who can read the
+folder can build it, also while the site takes part.
 """
 
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from stratafl.config.deployment import new_samples_of
 from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
+from stratafl.deploy.stored_model import read_model
 from stratafl.errors import DeployError
 from stratafl.execute.exchange import read_site, site_folder, state_form
 from stratafl.execute.exchange.site_store import DELIVERED
@@ -41,6 +43,10 @@ def final_model(member: SiteMember) -> Predictor:
     if not (member.folder / AGREED).exists() or not (site_folder(root, federation, member.name) / DELIVERED).exists():
         wait = "the host sends it after the last round to every site that has joined"
         raise DeployError(f"site '{member.name}' has no final model yet: {wait}")
+    mark = read_site(root, federation, member.name, {}).delivery_mark()
+    stored = None if mark is None else read_model(member.folder, mark, member.model_template())
+    if stored is not None:
+        return stored
     site = member.site()
     final = read_site(root, federation, member.name, state_form(site.enrol())).final()
     if final is None:

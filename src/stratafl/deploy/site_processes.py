@@ -78,7 +78,7 @@ class SiteProcesses:
         self._processes = list[Process]()
         self._tries, self._next, self._look = 0, 0.0, 0.0
         self._connected_at: float | None = None
-        self._refusal = self._said = ""  # the last ones that were said
+        self.refusal = self.reason = self._said = ""  # of a request; for a pause; what was said last
         self._was_connected = False
         self._ready = False  # whether the ClientApp has said so since it was started, perhaps long ago
         self.status = SiteStatus.STARTING
@@ -149,10 +149,10 @@ class SiteProcesses:
     def _refused(self, log: str) -> list[str]:
         """What the host hears too, if it can: that this site does not do what it was asked."""
         refusals = _REFUSAL.findall(log)
-        if not refusals or refusals[-1] == self._refusal:
+        if not refusals or refusals[-1] == self.refusal:
             return []
-        self._refusal = refusals[-1]
-        return [f"site '{self.name}' refuses a request: {shown(self._refusal, 400)}"]
+        self.refusal = refusals[-1]
+        return [f"site '{self.name}' refuses a request: {shown(self.refusal, 400)}"]
 
     def _status_now(self, log: str) -> SiteStatus:
         """From the log of the SuperNode, which waits for its server."""
@@ -167,6 +167,7 @@ class SiteProcesses:
             return []
         if status is SiteStatus.CONNECTED:
             again, self._was_connected, self._said = " again" * self._was_connected, True, ""
+            self.reason = ""
             return [f"site '{self.name}' is connected{again}"]
         return [f"site '{self.name}': no answer from {self._server}; the site tries again at least every {RETRY} s"]
 
@@ -183,7 +184,7 @@ class SiteProcesses:
             raise DeployError(f"site '{self.name}': {f'{why} ({outcome})' if cause else outcome}")
         pause = PAUSES[min(self._tries, len(PAUSES) - 1)]
         self._tries, self._next = self._tries + 1, time.monotonic() + pause
-        self.status = SiteStatus.PAUSED
+        self.status, self.reason = SiteStatus.PAUSED, why
         if cause is None:
             return [f"site '{self.name}': {outcome}. It starts again in {pause:.0f} s"]
         is_new, self._said = why != self._said, why

@@ -40,6 +40,7 @@ class SiteExchange:
 
     def __init__(self, store: SiteStore, work: SiteComputation, rounds: int) -> None:
         self._store, self._work, self._rounds = store, work, rounds
+        self.delivered = False  # whether the last parcel came with a message that was answered
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; a `WireError` if it is no message at all.
@@ -90,6 +91,7 @@ class SiteExchange:
         if isinstance(request, DownloadMessage):
             return self._trained(request, parcel, current)
         store.deliver(address.round, address.attempt, request.absorbed, parcel)
+        self.delivered = True
         return Committed(address, request.absorbed)
 
     def _check_agreed(self, request: Request) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class Final:
     round: int
     state: State | None
     parcel: bytes
+    mark: str  # of this end: another parcel, or one after another upload, has another
 
 
 @contextmanager
@@ -185,8 +187,13 @@ class SiteStore:
         if record["absorbed"] != (NONE_ABSORBED if current is None else current.digest):
             wrong = f"'{self.folder / CURRENT}' is missing or an old copy: the server absorbed another upload"
             raise LostStateError(f"{wrong}; the personal state of '{self.site}' is lost: {_REMEDY}")
-        parcel = bytes_of(tensors[_PARCEL]).numpy().tobytes()
-        return Final(record["round"], None if current is None else current.state, parcel)
+        parcel, state = bytes_of(tensors[_PARCEL]).numpy().tobytes(), None if current is None else current.state
+        return Final(record["round"], state, parcel, _mark(record, parcel))
+
+    def delivery_mark(self) -> str | None:
+        """The mark of the end that was delivered; None before the commit. It needs no form of the state."""
+        stored = self._delivered()
+        return None if stored is None else _mark(stored[0], bytes_of(stored[1][_PARCEL]).numpy().tobytes())
 
     def _delivered(self) -> tuple[dict[str, Any], Mapping[str, Tensor]] | None:
         path = self.folder / DELIVERED
@@ -237,6 +244,10 @@ class SiteStore:
         if record["digest"] != upload_digest(self.federation, self.site, record["round"], upload):
             return "its upload does not match its digest"
         return None
+
+
+def _mark(record: Mapping[str, Any], parcel: bytes) -> str:
+    return blake2b(f"{record['round']} {record['absorbed']} ".encode() + parcel, digest_size=16).hexdigest()
 
 
 def _as_tensor(data: bytes) -> Tensor:

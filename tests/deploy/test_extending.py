@@ -8,7 +8,7 @@ from test_hosting import Clock
 from hosted import SITES, Local, deployed, largest, simulated, with_tables, write_samples
 from stratafl.config.deployment import blueprint_of, server_of
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.extending import extensions
+from stratafl.deploy.extending import extensions, read_rejoining
 from stratafl.deploy.folders import prepare_host, prepare_site
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import AGREED, Hosting
@@ -58,10 +58,28 @@ def test_a_federation_with_more_rounds_is_the_one_that_had_them_from_the_start(t
 def test_a_site_that_has_not_agreed_to_more_rounds_does_none_of_them(tmp_path, courier):
     hosted(tmp_path, file_of(1), courier)
     courier.rejoins = lambda site: site != "b"
-    hosted(tmp_path, file_of(2, deploy={"failures": 1}), courier)
+    hosted(tmp_path, file_of(2, deploy={"failures": 1, "wait": 30}), courier)
     absorbed = [set(line["absorbed"]) for line in checked_log(tmp_path / "host") if line["event"] == "absorb"]
     assert absorbed == [set("abcd"), set("acd")]
     assert "join again" in read_status(tmp_path / "host")["sites"]["b"]["reason"]
+
+
+def test_a_host_waits_until_sites_have_joined_again_one_after_the_other(tmp_path, courier):
+    hosted(tmp_path, file_of(1), courier)
+    courier.rejoins, looks = lambda site: False, []
+
+    def away(site):
+        looks.append(site)
+        if len(looks) in (12, 24, 36, 48):
+            name = SITES[len(looks) // 12 - 1]
+            prepare_site(tmp_path / name, tmp_path / "host" / "invitation.toml", name)
+        return False
+
+    courier.away = away
+    hosted(tmp_path, file_of(2), courier)
+    absorbed = [set(line["absorbed"]) for line in checked_log(tmp_path / "host") if line["event"] == "absorb"]
+    assert absorbed == [set(SITES), set(SITES)]
+    assert read_rejoining(tmp_path / "host") == []
 
 
 def test_a_site_that_joins_later_takes_part_from_then_on(tmp_path, courier):
