@@ -32,8 +32,7 @@ PARTS = {
     "gate": "stratafl.deploy.gate",
     "server_tasks": "stratafl.deploy.server_tasks",
     "serverapp": "flwr-serverapp",
-    "supernode": "stratafl.deploy.supernode",
-    "clientapp": "stratafl.deploy.client_tasks",
+    "site": "stratafl.deploy.flower_node",
 }
 COMMANDS = {"chaos": [str(Path(__file__).with_name("chaos_apps.py"))], "strata": ["-m", "stratafl"]}
 

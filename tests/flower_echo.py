@@ -13,7 +13,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.replies import MessageRound, nodes_of_sites
+from stratafl.deploy.processes import FLOWER_FOLDER
+from stratafl.deploy.replies import SiteHints, nodes_of_sites
+from stratafl.deploy.server_app import HostRound
+from stratafl.deploy.signals import Signals
 
 server, client = ServerApp(), ClientApp()
 
@@ -30,8 +33,9 @@ def main(grid: Grid, context: Context) -> None:
             time.sleep(0.5)
         messages = [Message(content(values, number), node, "train") for node in sites.values()]
         tell(given["log"], event="round", number=number, sites=sorted(sites))
-        done = MessageRound(grid, float(given["deadline"])).run(messages)
         names = {node: site for site, node in sites.items()}
+        hints = SiteHints(Signals(Path(os.environ[FLOWER_FOLDER])), names)
+        done = HostRound(grid, float(given["deadline"]), hints=hints).run(messages)
         answers = {names[node]: reply.content["told"] for node, reply in done.replies.items()}
         if done.replies:
             values = np.mean([reply.content["values"]["x"].numpy() for reply in done.replies.values()], axis=0)

@@ -22,7 +22,7 @@ from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.status import read_status
 from stratafl.execute.exchange.server_store import AUDIT
 
-OF_HOST, OF_SITE = ("superlink", "gate", "server_tasks", "serverapp"), ("supernode", "clientapp")
+OF_HOST, OF_SITE = ("superlink", "gate", "server_tasks", "serverapp"), ("site",)
 VICTIMS = [(HOST, part) for part in (None, *OF_HOST)] + [(site, part) for site in SITES for part in (None, *OF_SITE)]
 KINDS = [(True, part) for part in (None, *OF_HOST)] + [(False, part) for part in (None, *OF_SITE)]  # of the host?, part
 HANGS = 3600.0  # seconds after the last kill

@@ -36,6 +36,12 @@ _NOFOLLOW, _NONBLOCK, _CLOEXEC, _BINARY = (
 )
 
 
+def cache_folder() -> Path:
+    """`$STRATAFL_CACHE`, or `~/.cache/stratafl`."""
+    folder = os.environ.get("STRATAFL_CACHE")
+    return Path(folder) if folder else Path.home() / ".cache" / "stratafl"
+
+
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, folder: int | None = None) -> int:
     """A handle of a plain file; with `folder`, a handle of a directory, of the file of this name in it.
 

@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Pair:
 
 
 def signed(site: Pair, age: float = 0.0, length: object = 5) -> dict[str, str]:
-    """The headers of a SuperNode, from scratch: what the documents of flwr 1.41 and its source say."""
+    """The headers of a site, from scratch: what the documents of flwr 1.41 and its source say."""
     key = load_ssh_private_key(site.key.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
@@ -66,7 +66,8 @@ def test_of_all_paths_of_the_superlink_only_those_of_a_fleet_pass(site: Pair) ->
     assert passed == PATHS
     assert refused == {404}
     fleet = {path for path in paths if path.startswith("/v1/fleet/")}
-    assert fleet - passed == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    others = {"register-node", "unregister-node", "get-run", "get-fab"}  # the host registers; a site takes no code
+    assert fleet - passed == {f"/v1/fleet/{name}" for name in others}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_keys_that_cannot_be_read_let_nobody_in(site: Pair) -> None:
     (site.public.parent / "broken.pub").write_text("no key")
     with pytest.raises(RefusedError) as raised:
         admit("POST", PULL, signed(site).items(), ring)
-    assert raised.value.status == 503  # a SuperNode asks again
+    assert raised.value.status == 503  # a site asks again
 
 
 def test_headers_that_proxies_set_are_not_passed_on() -> None:

@@ -6,9 +6,9 @@ in the slow test, with two. The same kills of the protocol alone, without Flower
 
     SIGKILL a site in training                      sites   a.training.0
     between fsync and reply                         sites   b.kept.0 * (by itself), b.answered.1 * (from outside)
-    between reply and commit, idle                  sites   server.saved.1: ClientApp of a, all of b *
+    between reply and commit, idle                  sites   server.saved.1: process of a, all of b *
     while it learns that it was absorbed            sites   a.promoted.2, c.promoting.1; the last time c.delivered.3
-    its SuperNode alone                             sites   a.trained.2 *
+    its process alone                               sites   a.trained.2 *
     SIGKILL the server in a round                   hosts   server.accepted.1, server.asked.0; all of it a.training.1 *
     between absorbing and saving, between rounds    hosts   server.absorbed.0 *, server.saved.2
     SIGKILL the SuperLink; gate and server_tasks    hosts   server.saved.0 *; b.training.2 (the gate alone *)
@@ -82,7 +82,7 @@ def test_a_federation_whose_processes_are_killed(tmp_path: Path) -> None:
         chaos.lift("server.saved.0")
         chaos.reached("b.answered.1")  # it has kept what it has not sent
         damage(state_of(chaos, "b") / PENDING)
-        chaos.kill("b", "clientapp")
+        chaos.kill("b", "site")
         chaos.lift("b.answered.1")
         chaos.reached("a.training.1")
         killed = chaos.pids(HOST)
@@ -94,7 +94,7 @@ def test_a_federation_whose_processes_are_killed(tmp_path: Path) -> None:
         chaos.start("b")
         chaos.lift("server.saved.1")
         chaos.reached("a.trained.2")
-        chaos.kill("a", "supernode")
+        chaos.kill("a", "site")
         chaos.kill(HOST, "gate")
         chaos.lift("a.trained.2")
         check_finished(chaos)
@@ -107,22 +107,22 @@ def test_a_federation_whose_processes_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_sites_that_are_killed(tmp_path: Path) -> None:
-    """Nine kills: at arrows of the protocol, idle, the SuperNode alone, the command; and a damaged file."""
+    """Nine kills: at arrows of the protocol, idle, the process alone, the command; and a damaged file."""
     chaos = Chaos(tmp_path, run={"rounds": 3, "participation": 1.0})
     chaos.order("die", "a.training.0", "b.kept.0", "a.promoted.2", "c.promoting.1", "c.delivered.3")
     chaos.order("hold", "b.answered.1", "server.saved.1", "a.trained.2")
     with chaos:
         chaos.reached("b.answered.1")
         damage(state_of(chaos, "b") / PENDING)
-        chaos.kill("b", "clientapp")
+        chaos.kill("b", "site")
         chaos.lift("b.answered.1")
         chaos.reached("server.saved.1")
-        chaos.kill("a", "clientapp")
+        chaos.kill("a", "site")
         chaos.kill("b")
         chaos.start("b")
         chaos.lift("server.saved.1")
         chaos.reached("a.trained.2")
-        chaos.kill("a", "supernode")
+        chaos.kill("a", "site")
         chaos.lift("a.trained.2")
         check_finished(chaos)
     assert chaos.absorbed() == [list(SITES)] * 3

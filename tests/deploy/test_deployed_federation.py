@@ -21,7 +21,7 @@ from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.control import ControlClient
 from stratafl.deploy.flower_app import write_app
 from stratafl.deploy.folders import SiteFolder
-from stratafl.deploy.processes import flower_command, flower_environment, free_port, python_module
+from stratafl.deploy.processes import flower_command, flower_environment, free_port
 from stratafl.deploy.site_processes import SiteProcesses, SiteStatus
 from stratafl.errors import BusyError, DeployError
 
@@ -50,7 +50,7 @@ def test_three_sites_do_two_rounds_over_tls_with_their_keys(three: Federation, t
     told = [answer["site"] for answer in done[0]["sites"].values()]
     assert told == ["a", "b", "c"]  # the names that the keys were registered for are those that the sites have
     for name in "abc":
-        assert {event["sites"][name]["pid"] for event in done} == {three.sites[name].pids()["clientapp"]}
+        assert {event["sites"][name]["pid"] for event in done} == {three.sites[name].pid()}
         assert f"site '{name}' is connected" in three.notes
         three.until(lambda: three.host.counts().get(name, {}).get("received", 0) > 1000, "the count")  # noqa: B023
     key = Pair(tmp_path / "k", tmp_path / "p")
@@ -117,7 +117,7 @@ def test_a_site_with_a_key_that_is_not_registered_is_refused_until_it_is(three: 
 def test_a_site_that_was_given_another_authority_ends_with_the_reason(three: Federation, tmp_path: Path) -> None:
     site = three.join("e", authority=create_authority(tmp_path).public)
     try:
-        with pytest.raises(DeployError, match="supernode"):
+        with pytest.raises(DeployError, match="certificate"):
             three.until(lambda: site.status is SiteStatus.CONNECTED)
         assert site.status is SiteStatus.ENDED
     finally:
@@ -126,34 +126,29 @@ def test_a_site_that_was_given_another_authority_ends_with_the_reason(three: Fed
 
 
 @pytest.mark.slow
-def test_a_supernode_without_tls_gets_no_answer(three: Federation, tmp_path: Path) -> None:
-    place = ["--superlink", three.address, "--host", "127.0.0.1", "--port", str(free_port()), "--max-retries", "0"]
-    command = python_module("stratafl.deploy.supernode", "--insecure", "--isolation", "process", *place)
-    done = subprocess.Popen(command, env=flower_environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    three.until(lambda: done.poll() is not None, "the SuperNode")
-    assert done.returncode != 0, done.communicate()[0]
-    done.communicate()
+def test_who_speaks_no_tls_gets_no_answer(three: Federation) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://{three.address}/v1/fleet/activate-node", trust_env=False, timeout=PATIENCE)
     assert "no TLS connection" in (three.host.folder / "logs" / "gate.log").read_text()
 
 
 @pytest.mark.slow
-def test_a_task_of_a_superlink_or_a_supernode_needs_the_secret(three: Federation) -> None:
-    """Else anybody on the machine could take a model and answer in a site's name."""
+def test_a_task_of_a_superlink_needs_the_secret(three: Federation) -> None:
+    """Else anybody on the machine could be the ServerApp."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
     three.until(lambda: all(site.status is SiteStatus.CONNECTED for site in three.sites.values()))
     asked = AcquireTaskRequest(supported_task_types=["serverapp", "clientapp"]).SerializeToString()
     trusted = ssl.create_default_context(cafile=three.authority.public)
-    for place in (f"https://127.0.0.1:{three.host._port}", f"http://{three.sites['a'].runtime}"):
-        with httpx.Client(verify=trusted, trust_env=False, timeout=PATIENCE) as client:
-            headers = {"content-type": "application/protobuf"}
-            answer = client.post(f"{place}/v1/runtime/acquire-task", content=asked, headers=headers)
-        assert answer.status_code in (401, 403), answer.text
+    place = f"https://127.0.0.1:{three.host._port}/v1/runtime/acquire-task"
+    with httpx.Client(verify=trusted, trust_env=False, timeout=PATIENCE) as client:
+        answer = client.post(place, content=asked, headers={"content-type": "application/protobuf"})
+    assert answer.status_code in (401, 403), answer.text
 
 
 @pytest.mark.slow
 def test_the_code_that_a_server_sends_is_not_run(three: Federation, tmp_path: Path) -> None:
-    """A SuperNode by itself would import it."""
+    """flower-supernode would import it."""
     marker = tmp_path / "was here"
     app = write_app(
         tmp_path / "app",
@@ -173,7 +168,7 @@ def test_the_code_that_a_server_sends_is_not_run(three: Federation, tmp_path: Pa
 @pytest.mark.slow
 def test_an_app_that_raises_is_a_failure_with_its_reason(three: Federation) -> None:
     three.until(lambda: all(site.status is SiteStatus.CONNECTED for site in three.sites.values()))
-    pid, wrong = three.sites["b"].pids()["clientapp"], three.sites["b"].folder / "raise"
+    pid, wrong = three.sites["b"].pid(), three.sites["b"].folder / "raise"
     wrong.touch()
     run = three.run("raises")
     three.until(lambda: len(run.events("done")) == 1)
@@ -186,19 +181,18 @@ def test_an_app_that_raises_is_a_failure_with_its_reason(three: Federation) -> N
 
 
 @pytest.mark.nightly  # slow: test_chaos.py, with bits
-@pytest.mark.parametrize("part", ["clientapp", "supernode"])
-def test_a_site_that_is_killed_at_work_fails_and_comes_back(three: Federation, part: str) -> None:
+def test_a_site_that_is_killed_at_work_fails_and_comes_back(three: Federation) -> None:
     before, hold = len(three.messages("b")), three.hold("b")
-    run = three.run(f"kill-{part}", rounds=2, sites=3)
+    run = three.run("kill-site", rounds=2, sites=3)
     three.until(lambda: len(three.messages("b")) > before, "the message")
-    kill(three.sites["b"].pids()[part])
+    kill(three.sites["b"].pid() or 0)
     hold.unlink()
     assert run.finish().end == "completed"
     first, second = run.events("done")
     assert list(first["sites"]) == ["a", "c"]
     assert list(first["failed"]) == ["b"]
     assert list(second["sites"]) == ["a", "b", "c"]  # with the node id that it had
-    assert any(f"{part} was killed by SIGKILL" in note and "starts again" in note for note in three.notes)
+    assert any("site was killed by SIGKILL" in note and "starts again" in note for note in three.notes)
 
 
 @pytest.mark.nightly  # slow: test_chaos.py, with bits
@@ -248,7 +242,7 @@ federation.join("a")
 run = federation.run("owned", rounds=1000)
 federation.until(lambda: run.events("done"))
 pids = [kept.process.pid for kept in federation.host._kept]
-pids += [*federation.sites["a"].pids().values(), run.events("start")[0]["pid"]]
+pids += [federation.sites["a"].pid(), run.events("start")[0]["pid"]]
 (Path(sys.argv[1]) / "pids").write_text(" ".join(map(str, pids)))
 (Path(sys.argv[1]) / "ready").touch()
 while True:
@@ -272,7 +266,7 @@ def test_nothing_is_left_of_an_owner_that_is_killed_and_its_folder_can_be_hosted
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 6
+    assert len(pids) == 5
     assert all(soon(lambda pid=pid: is_gone(pid)) for pid in pids)
     (tmp_path / "keys").mkdir()
     for name in ("ca.key", "ca.pem", "server.key", "server.pem"):  # a new authority for the same folder

@@ -20,6 +20,7 @@ from stratafl.core.machine import resident
 from stratafl.deploy.admission import MAX_BODY_BYTES, KeyRing, Quota
 from stratafl.deploy.certificates import create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.gate import LOGGED_PER_MINUTE, MAX_HEAD_BYTES, Gate, GateLimits, server_tls
+from stratafl.deploy.signals import Signals
 
 PATIENCE = 120.0  # seconds; only what hangs takes that long
 CONTROL = ("start-run", "register-node", "list-runs", "list-nodes", "stop-run")  # which the owner alone may ask
@@ -52,13 +53,14 @@ class Place:
         writer.close()
 
     @asynccontextmanager
-    async def open(self, limits: GateLimits | None = None, *, superlink: bool = True):
+    async def open(self, limits: GateLimits | None = None, *, superlink: bool = True, signals: Signals | None = None):
         server = await asyncio.start_server(self.superlink, "127.0.0.1", 0, ssl=self.tls())
         upstream = server.sockets[0].getsockname()[:2]
         if not superlink:
             server.close()
         trusted = ssl.create_default_context(cafile=self.authority.public)
-        self.gate = Gate(KeyRing(self.site.public.parent), upstream, trusted, limits or GateLimits(), self.quota)
+        keys = KeyRing(self.site.public.parent)
+        self.gate = Gate(keys, upstream, trusted, limits or GateLimits(), self.quota, signals=signals)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             task = asyncio.create_task(self.gate.serve(listener, self.tls()))
@@ -342,7 +344,7 @@ def test_a_flood_takes_little_memory(place: Place) -> None:
 
 
 def test_an_outage_of_the_superlink_is_answered_with_503(place: Place) -> None:
-    """The status after which a SuperNode asks again."""
+    """The status after which a site asks again."""
 
     async def work() -> None:
         async with place.open(superlink=False):
@@ -392,3 +394,58 @@ def test_refusals_are_logged_with_address_and_reason_but_not_without_end(
     assert lines[0].endswith(": POST /v1/control/start-run")
     assert len(lines) <= 2 * LOGGED_PER_MINUTE + 2  # a minute may have ended in between
     assert "\x1b" not in "".join(lines)
+
+
+def test_a_request_for_messages_waits_until_there_may_be_one(place: Place, tmp_path: Path) -> None:
+    """The first is passed on, since nobody knows; the next after a message was posted, or at the end of the wait."""
+    signals = Signals(tmp_path)
+
+    async def work() -> None:
+        async with place.open(GateLimits(held=PATIENCE), signals=signals):
+            reader, writer = await place.connect()
+            writer.write(place.request())
+            assert await reply(reader) == (200, b"answer")
+            before = signals.last("north", "asked")
+            assert before > 0
+            writer.write(place.request())
+            await until(lambda: signals.last("north", "asked") > before)
+            assert len(place.asked) == 1
+            signals.tell("south", "posted")
+            other = asyncio.create_task(told(place, place.request("/v1/fleet/push-messages")))
+            assert await other == 200  # only requests for messages wait
+            assert len(place.asked) == 2
+            signals.tell("north", "posted")
+            assert await reply(reader) == (200, b"answer")
+            assert len(place.asked) == 3
+            writer.close()
+
+    attend(work)
+
+
+def test_a_request_for_messages_is_passed_on_after_a_while(place: Place, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with place.open(GateLimits(held=0.05), signals=Signals(tmp_path)):
+            for _ in range(3):
+                assert await told(place, place.request()) == 200
+
+    attend(work)
+    assert len(place.asked) == 3
+
+
+def test_a_site_that_left_while_it_waited_takes_no_message_with_it(place: Place, tmp_path: Path) -> None:
+    signals = Signals(tmp_path)
+
+    async def work() -> None:
+        async with place.open(GateLimits(held=PATIENCE), signals=signals):
+            assert await told(place, place.request()) == 200
+            before = signals.last("north", "asked")
+            _, writer = await place.connect()
+            writer.write(place.request())
+            await until(lambda: signals.last("north", "asked") > before)
+            writer.transport.abort()
+            await asyncio.sleep(0.05)
+            signals.tell("north", "posted")
+            await until(lambda: place.gate.refusals.total > 0)
+            assert len(place.asked) == 1
+
+    attend(work)

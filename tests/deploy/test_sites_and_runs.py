@@ -12,24 +12,22 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
 import httpx
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.proto.runtime_pb2 import PushTaskOutputRequest
-from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import host as hosts
-from stratafl.deploy import server_tasks, tasks
+from stratafl.deploy import server_tasks
 from stratafl.deploy import site_processes as sites
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
-from stratafl.deploy.client_tasks import READY, _reply, load_app
 from stratafl.deploy.control import ControlClient
 from stratafl.deploy.flower_app import write_app
+from stratafl.deploy.flower_internals import be_patient, token_authn
+from stratafl.deploy.flower_node import BAD_CERTIFICATE, BAD_KEY, CONNECTED, FOUND, LOST, SHUT_OUT
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.host import RESTARTS, RestartedProcess
+from stratafl.deploy.server_tasks import pause_after
 from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus
-from stratafl.deploy.superlink import LOCKED, PATIENCE, TokenAuthn, be_patient
-from stratafl.deploy.tasks import pause_after
+from stratafl.deploy.superlink import LOCKED, PATIENCE
 from stratafl.errors import DeployError
 
 
@@ -76,23 +74,21 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteProcesses:
     site.end()
 
 
-def connected(site: SiteProcesses) -> tuple[FakeProcess, FakeProcess]:
+def connected(site: SiteProcesses) -> FakeProcess:
     assert site.tend() == []
-    app, node = site._processes
-    app.text, node.text = READY, "INFO: SuperNode ID: 77\n"
+    process = site._process
+    process.text = f"INFO {CONNECTED} 77\n"
     site.clock.now += 1
     assert site.tend()[0].startswith("site 'north' is connected")
     assert site.status is SiteStatus.CONNECTED
-    return app, node
+    return process
 
 
-def test_a_site_is_connected_when_both_processes_are_ready(site: SiteProcesses) -> None:
+def test_a_site_is_connected_when_its_process_says_so(site: SiteProcesses) -> None:
     site.tend()
-    app, node = site._processes
-    node.text = "INFO: SuperNode ID: 77\n"
     site.clock.now += 1
     assert (site.tend(), site.status) == ([], SiteStatus.STARTING)
-    app.text = READY
+    site._process.text = f"INFO {CONNECTED} 77\n"
     site.clock.now += 1
     assert site.tend() == ["site 'north' is connected"]
     assert (site.folder / "node").read_text() == "77"
@@ -100,100 +96,100 @@ def test_a_site_is_connected_when_both_processes_are_ready(site: SiteProcesses) 
 
 
 def test_an_outage_of_the_server_is_said_and_its_end_too(site: SiteProcesses) -> None:
-    _, node = connected(site)
-    node.text += "Connection attempt failed, retrying in 3 seconds\n"
+    process = connected(site)
+    process.text += f"WARNING {LOST}: refused\n"
     site.clock.now += 1
     assert "127.0.0.1:1" in site.tend()[0]
     assert site.status is SiteStatus.UNREACHABLE
     site.clock.now += 1
     assert site.tend() == []  # once
-    node.text += "Connection successful after 5 seconds\n"
+    process.text += f"INFO {FOUND}\n"
     site.clock.now += 1
     assert site.tend() == ["site 'north' is connected again"]
 
 
-@pytest.mark.parametrize("gone", [0, 1])
-def test_if_one_process_ends_both_start_again_after_pauses_that_grow(site: SiteProcesses, gone: int) -> None:
+def test_a_process_that_ends_starts_again_after_pauses_that_grow(site: SiteProcesses) -> None:
     for number in range(7):
-        processes = connected(site)
-        processes[gone].code = 137
+        process = connected(site)
+        process.code = 137
         pause = PAUSES[min(number, len(PAUSES) - 1)]
         (line,) = site.tend()
-        assert line.startswith(f"site 'north': {processes[gone].name} ")
+        assert line.startswith(f"site 'north': {process.name} ")
         assert line.endswith(f" {pause:.0f} s")
-        assert processes[1 - gone].ended == [processes[1 - gone].name]
-        assert site.status is SiteStatus.PAUSED
         site.clock.now += pause - 0.01
         assert site.tend() == []
-        assert site._processes == []
+        assert site.pid() is None
         site.clock.now += 0.02
-    connected(site)
+    process = connected(site)
     site.clock.now += sites.HEALTHY + 1
     site.tend()
-    site._processes[gone].code = 137
+    process.code = 137
     assert site.tend()[0].endswith(f" {PAUSES[0]:.0f} s")
 
 
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("Exit Code: 305\n[code: 2004] Failed to activate SuperNode.", "[code: 2004]"),
+        ("the server refuses: [code: 2004] Failed to activate SuperNode.", "[code: 2004]"),
         ("[code: 9999] something new", "[code: "),
-        ("INFO: SuperNode terminated gracefully.", "terminated gracefully"),
+        (SHUT_OUT, SHUT_OUT),
     ],
 )
 def test_a_refusal_is_said_and_tried_again(site: SiteProcesses, text: str, cause: str) -> None:
     site.tend()
-    site._processes[1].text, site._processes[1].code = text, 1
+    site._process.text, site._process.code = text, 1
     assert sites._REASONS[cause] in site.tend()[0]
     assert site.status is SiteStatus.PAUSED
 
 
 def test_a_site_that_waits_says_so_once_and_one_that_is_shut_out_is_told_so(site: SiteProcesses) -> None:
     def refused() -> list[str]:
-        site._processes[1].text, site._processes[1].code = "INFO: SuperNode terminated gracefully.", 0
+        site._process.text, site._process.code = f"ERROR {SHUT_OUT}", 1
         lines = site.tend()
         site.clock.now += PAUSES[-1] + 1
         return lines
 
     site.tend()
     (line,) = refused()
-    assert sites._REASONS[sites._REFUSED] in line
-    assert "0" not in line  # of an exit code
+    assert sites._REASONS[SHUT_OUT] in line
+    assert "1" not in line  # of an exit code
     site.tend()
     assert refused() == []
     connected(site)
     (line,) = refused()
-    assert sites._SHUT_OUT in line
+    assert sites._REVOKED in line
 
 
 @pytest.mark.parametrize(
-    ("which", "text", "told"),
+    ("text", "told"),
     [
-        (1, "ssl.SSLCertVerificationError: certificate verify failed", "supernode"),
-        (1, "Exit Code: 300\nUnable to parse the private key file.", "supernode"),
-        (0, "ModuleNotFoundError: No module named 'nowhere'", "clientapp"),
+        (f"ConnectError: [SSL: X] {BAD_CERTIFICATE}", "authority"),
+        (f"{BAD_KEY}: no key", BAD_KEY),
+        ("ModuleNotFoundError: No module named 'nowhere'", "code 1"),
     ],
 )
-def test_what_trying_again_cannot_mend_ends_the_site(site: SiteProcesses, which: int, text: str, told: str) -> None:
+def test_what_trying_again_cannot_mend_ends_the_site(site: SiteProcesses, text: str, told: str) -> None:
     site.tend()
-    site._processes[which].text, site._processes[which].code = text, 1
+    site._process.text, site._process.code = text, 1
     with pytest.raises(DeployError, match=told):
         site.tend()
     assert site.status is SiteStatus.ENDED
 
 
-def test_a_clientapp_that_is_killed_while_it_starts_is_started_again(site: SiteProcesses) -> None:
+@pytest.mark.parametrize(("text", "code"), [("", 137), (f"WARNING {LOST}: refused", 1)])
+def test_a_process_that_is_killed_while_it_starts_or_has_lost_its_server_is_started_again(
+    site: SiteProcesses, text: str, code: int
+) -> None:
     site.tend()
-    site._processes[0].code = 137
+    site._process.text, site._process.code = text, code
     assert site.tend()
     assert site.status is SiteStatus.PAUSED
 
 
 def test_what_a_site_refuses_is_said_there_once(site: SiteProcesses) -> None:
-    app, _ = connected(site)
+    process = connected(site)
     for line in ("WARNING refused: the state is lost", "WARNING it runs more slowly", "INFO a round"):
-        app.text += f"\n2026-11-17 09:00:00,123 {line}"
+        process.text += f"\n2026-11-17 09:00:00,123 {line}"
     site.clock.now += 1
     (line,) = site.tend()
     assert line.startswith("site 'north' ")
@@ -202,11 +198,21 @@ def test_what_a_site_refuses_is_said_there_once(site: SiteProcesses) -> None:
     assert site.tend() == []
 
 
-def test_a_clientapp_that_was_ready_long_ago_is_started_again(site: SiteProcesses) -> None:
-    app, _ = connected(site)
-    app.text, app.code = "only the last lines of its log", 1
+def test_a_process_that_was_connected_long_ago_is_started_again(site: SiteProcesses) -> None:
+    process = connected(site)
+    process.text, process.code = "only the last lines of its log", 1
     assert site.tend()
     assert site.status is SiteStatus.PAUSED
+
+
+def test_a_process_that_has_ended_is_signed_off(site: SiteProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server would refuse the next one for a minute."""
+    said = list[int]()
+    monkeypatch.setattr(sites, "sign_off", lambda server, roots, key, node: said.append(node))
+    connected(site).code = 137
+    site.tend()
+    assert said == [77]
+    assert not (site.folder / "node").exists()
 
 
 def test_a_kept_process_that_is_killed_while_it_starts_is_started_again_and_given_up_when_that_is_no_use() -> None:
@@ -259,29 +265,6 @@ def test_an_app_is_a_pyproject_alone(tmp_path: Path) -> None:
     assert app["config"] == {"rounds": 3, "log": 'x "y"'}
 
 
-def test_only_a_clientapp_is_loaded() -> None:
-    assert isinstance(load_app("flower_echo:client"), ClientApp)
-    with pytest.raises(TypeError, match="flower_echo:server"):
-        load_app("flower_echo:server")
-
-
-def test_an_exception_of_the_app_is_a_reply_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        raise ValueError("no\ndata: Jane Roe")
-
-    message = Message(RecordDict({"a": ConfigRecord({"x": 1})}), 7, "train")
-    message.metadata.__dict__["_message_id"] = "m"
-    context = Context(1, 7, {}, RecordDict(), {})
-    reply, problem = _reply(app, message, context)
-    told = "it failed (ValueError); its own log has the reason"  # which may quote samples
-    assert (reply.error.reason, reply.error.code, problem) == (told, 2, told)
-
-
 class FakeRuntime:
     """A SuperLink that answers with these, one after the other: nothing, a status, or an exception."""
 
@@ -305,25 +288,25 @@ class FakeRuntime:
 
 
 def test_the_end_of_a_task_is_reported_through_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_AGAIN", 0.0)
+    monkeypatch.setattr(server_tasks, "_AGAIN", 0.0)
     away = FakeRuntime(httpx.ConnectError("refused"), 503, None)
-    assert tasks.report_end(away, "token", "completed", "why")
+    assert server_tasks.report_end(away, "token", True, "why")
     assert (away.heard, away.closed) == ([("completed", "why")], True)
     known = FakeRuntime(401)  # the ServerApp was heard itself
-    assert tasks.report_end(known, "token", "completed", "why")
-    assert not tasks.report_end(FakeRuntime(httpx.ConnectError("refused")), "token", "failed", "why", patience=-1)
+    assert server_tasks.report_end(known, "token", True, "why")
+    assert not server_tasks.report_end(FakeRuntime(httpx.ConnectError("refused")), "token", False, "why", patience=-1)
 
 
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (0, ("completed", "the ServerApp ended with code 0")),
-        (1, ("failed", "the ServerApp ended with code 1")),
-        (-9, ("failed", "the ServerApp was killed by SIGKILL")),
+        (0, (True, "the ServerApp ended with code 0")),
+        (1, (False, "the ServerApp ended with code 1")),
+        (-9, (False, "the ServerApp was killed by SIGKILL")),
     ],
 )
 def test_every_end_of_a_serverapp_is_reported(
-    monkeypatch: pytest.MonkeyPatch, code: int, told: tuple[str, str]
+    monkeypatch: pytest.MonkeyPatch, code: int, told: tuple[bool, str]
 ) -> None:
     reported = []
     monkeypatch.setattr(server_tasks, "kept_alive", lambda runtime, token: nullcontext())
@@ -339,7 +322,7 @@ def test_the_superlink_waits_for_its_database_and_for_serverapps(monkeypatch: py
 
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
     monkeypatch.setattr(sql_corestate, "HEARTBEAT_PATIENCE", sql_corestate.HEARTBEAT_PATIENCE)
-    be_patient()
+    be_patient(PATIENCE, LOCKED)
     connection = sqlite3.connect(":memory:")
     sql_mixin._set_sqlite_pragmas(connection, None)  # what flwr calls for every connection
     assert connection.execute("PRAGMA busy_timeout").fetchone() == (LOCKED,)
@@ -348,7 +331,7 @@ def test_the_superlink_waits_for_its_database_and_for_serverapps(monkeypatch: py
 
 
 def test_the_token_of_the_control_api_is_compared_whole() -> None:
-    authn = TokenAuthn("secret")
+    authn = token_authn("secret")
     assert authn.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, "secret")])[0]
     for given in ([], [(ACCESS_TOKEN_KEY, "")], [(ACCESS_TOKEN_KEY, "secre")], [(ACCESS_TOKEN_KEY, "secret\ud800")]):
         assert authn.validate_tokens_in_metadata(given) == (False, None)

@@ -14,7 +14,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.superlink.routers.fleet import router
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from stratafl.deploy import superlink
+from stratafl.deploy import flower_internals
 
 NORTH, SOUTH = 7, 8
 
@@ -35,7 +35,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[PushMessagesRequest]:
         return PushMessagesResponse()
 
     monkeypatch.setattr(fleet_handlers, "push_messages", push)
-    superlink.refuse_messages_for_others()
+    flower_internals.refuse_messages_for_others()
     return found
 
 

@@ -115,11 +115,13 @@ class Drawn(FieldSpec):
 
     def create(self, setup: Setup, ids: Tensor | None, side: Side) -> Tensor:
         """`[N, …]`, or `[N, N, …]` for pairs."""
+        like, sizes = next(iter(setup.start.values())), self.sizes(setup)
+        if like.is_meta:  # only its size is asked for, and shifts of tensors without values import torch's compiler
+            return like.new_empty(*[setup.clients] * (1 + self.pairs), *sizes)
         everybody = torch.arange(setup.clients)
         key = keys.keys(setup.seeds.weights, 0, everybody, self.purpose)
         if self.pairs:
             key = keys.fold(key[:, None], everybody)
-        like, sizes = next(iter(setup.start.values())), self.sizes(setup)
         index = torch.arange(prod(sizes))
         drawn = torch.empty(*key.shape, len(index), dtype=like.dtype)
         some = max(1, PIECE // max(1, drawn[0].numel()))  # its draws are several numbers of 64 bits each

@@ -54,9 +54,13 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List methods, models, data sets, recipes and more, or show one."""
-    from stratafl.cli.list_command import print_catalogue
+    from stratafl.cli.name_lists import print_names
 
-    print_catalogue(name, as_json, settings_of(set, model=model, data=data))
+    plain = not set and model is None and data is None
+    if not plain or not print_names(name, as_json):
+        from stratafl.cli.list_command import print_catalogue
+
+        print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
 @app.command(
@@ -258,9 +262,6 @@ def host(
 
     If it is stopped or killed, the same command continues.
     """
-    from stratafl.deploy.processes import require_flower
-
-    require_flower()
     from stratafl.cli.host_command import host_federation
 
     return host_federation(config, options)
@@ -284,9 +285,6 @@ def join_(
 
     You see what leaves the site, and are asked first.
     """
-    from stratafl.deploy.processes import require_flower
-
-    require_flower()
     from stratafl.cli.host_command import join_federation
 
     return join_federation(invitation, site, data, out, public_key, yes, trust)
@@ -302,9 +300,6 @@ def flower_app(
     """Write a federation as an app for a Flower federation of your own.
 
     Each site prepares its folder with `strata join`; then `flwr run` starts it, and continues it."""
-    from stratafl.deploy.processes import require_flower
-
-    require_flower()
     from stratafl.cli.flower_app_command import prepare_flower_app
 
     return prepare_flower_app(config, options)
@@ -401,7 +396,7 @@ def add_client_(
 @data_app.command("list", cls=Example, epilog="strata data list")
 def data_list(as_json: AsJson = False) -> None:
     """List all data sets, and whether they are on this machine."""
-    from stratafl.cli.data_command import print_data_sets
+    from stratafl.cli.name_lists import print_data_sets
 
     print_data_sets(as_json)
 

@@ -1,11 +1,9 @@
 """`strata data`: data sets, copies for machines without a network, which client has what, and how it was read."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -18,12 +16,10 @@ from stratafl.config.assemble import federation_of, samples_of
 from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.config.setting_tables import DataTable, Settings, reading_of
 from stratafl.core.reprs import short_number
-from stratafl.data import DATASETS, Federation, write_shards
-from stratafl.data.cache import cache_folder, entries
+from stratafl.data import Federation, write_shards
 from stratafl.data.encoded_tables import encoded
 from stratafl.data.federation import SPLITS
 from stratafl.data.formats.columns import numbers_or_texts
-from stratafl.data.loading import is_fetched
 from stratafl.data.outliers import FACTOR, columns_differ_in_size, outlier_warnings
 from stratafl.data.plot import plot_class_counts, total_class_counts
 from stratafl.data.suspects import suspect_warnings
@@ -36,30 +32,6 @@ TABLES = (".csv", ".parquet")
 ROWS = 40  # of clients; more are summed up in one
 _CLASSES_OF_CLIENT, _CLASSES = 6, 20  # limits of what is listed by name
 _KINDS = {torch.uint8: "byte", torch.uint16: "16-bit number"}
-
-
-def data_sets() -> list[dict[str, Any]]:
-    """Every data set with its size, its shape, and whether it is on this machine."""
-    rows = []
-    for name, record in DATASETS.items():
-        size = {"samples": record.samples, "classes": record.classes, "shape": list(record.shape)}
-        source = "the package" if record.bundled else record.hub or "a folder (data.path)"
-        here = "yes" if is_fetched(name) else "from data.path" if any(entries(name)) else "no"
-        rows.append({"name": name, **size, "from": source, "here": here})
-    return rows
-
-
-def print_data_sets(as_json: bool) -> None:
-    rows = data_sets()
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    table = titled_table("data sets", rows[0], names=["name"], text=("shape", "from", "here"))
-    for entry in rows:
-        size = f"{entry['samples']:,}", str(entry["classes"]), " × ".join(map(str, entry["shape"]))
-        table.add_row(entry["name"], *size, entry["from"], entry["here"])
-    result_console().print(table)
-    result_console().print(f"decoded data sets are cached in '{cache_folder()}'", markup=False, soft_wrap=True)
 
 
 def export_data(name: str, out: Path, path: str | None, settings: Settings) -> None:

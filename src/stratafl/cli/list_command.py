@@ -1,4 +1,7 @@
-"""`strata list` shows everything that has a name; `strata check` checks whether a method obeys the contract."""
+"""`strata list NAME` shows a method and what it sends; `strata check` checks whether one obeys the contract.
+
+The list of all names, which needs no torch, is in `name_lists`.
+"""
 
 import inspect
 import json
@@ -11,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from stratafl.algorithms import ALGORITHMS
-from stratafl.algorithms.composition import PARTS, composition, is_composition
+from stratafl.algorithms.composition import composition, is_composition
 from stratafl.algorithms.declaration import KINDS, METHODS, Hyperparameter, Method, hyperparameter
 from stratafl.algorithms.sent_fields import Sent, SentStage
 from stratafl.algorithms.special_cases import special_cases_of
 from stratafl.algorithms.what_leaves import described, size, what_stays
 from stratafl.cli.console import result_console, titled_table
+from stratafl.cli.name_lists import GAP, Catalogue, entries_called, grid, print_entries, recipe_entries
 from stratafl.config.assemble import algorithm_of
 from stratafl.config.deployment import sent_of
 from stratafl.config.experiment import Experiment, paths_in, with_values
@@ -28,12 +32,9 @@ from stratafl.data import DATASETS, PARTITIONS
 from stratafl.errors import RecordError, StrataError, counted, unknown
 from stratafl.models import MODELS
 from stratafl.policies import LocalTraining
-from stratafl.recipes import recipe_names, recipes
 from stratafl.testing import SETTINGS, law_results
 
-Catalogue = Mapping[str, list[dict[str, Any]]]
 _GIVEN = ("shape", "classes")  # not options, since the run gives them
-_GAP = "  "
 _WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "a text"}
 _WORDS["layers"] = "layers, such as head or last:2"
 
@@ -47,26 +48,22 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         "datasets": [{"name": n, "description": d.says, "options": d.options} for n, d in sorted(DATASETS.items())],
         "partitions": _entries(PARTITIONS),
         "protocols": [{"name": n, "description": p.says, "options": []} for n, p in PROTOCOLS.items()],
-        "recipes": [
-            {"name": recipe.name, "description": recipe.title, "options": list(recipe.scales)}
-            for name in recipe_names()
-            for recipe in recipes(name)
-        ],
+        "recipes": recipe_entries(),
     }
 
 
 def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]) -> None:
-    """Print the catalogue, or the entries called `name`, or one section, such as models.
+    """Print a method, or as JSON the catalogue, or the entries called `name`, or one section, such as models.
 
     `settings` say with which model, data and options a method's messages are shown.
     """
     method = _method(name)
     _check_settings(name, method, settings)
-    if method is not None:
-        others = _named(catalogue(), str(name)) if name in METHODS else {}  # that have the name of a method
-        listed = {**others, "algorithms": [_method_entry(method)]}
-    else:
-        listed = catalogue() if name is None else _named(catalogue(), name)
+    listed = catalogue() if name is None else entries_called(name, catalogue())
+    if method is not None:  # other things may have the name of a method
+        listed = {**listed, "algorithms": [_method_entry(method)]}
+    if not listed:
+        raise unknown("name", str(name), [*catalogue(), *(e["name"] for part in catalogue().values() for e in part)])
     if as_json:
         print(json.dumps(_with_communication(listed, settings), indent=2))
         return
@@ -74,11 +71,7 @@ def print_catalogue(name: str | None, as_json: bool, settings: Mapping[str, Any]
     if method is not None:
         _print_method(console, method)
         _print_sent(console, _experiment(method.name, settings), settings)
-    elif "algorithms" in listed:
-        _print_methods(console)
-    for title, entries in listed.items():
-        if title != "algorithms":
-            _print_entries(console, title, entries)
+    print_entries(console, listed)
 
 
 def _check_settings(name: str | None, method: Method | None, settings: Mapping[str, Any]) -> None:
@@ -97,17 +90,6 @@ def _method(name: str | None) -> Method | None:
     if is_composition(name):
         return composition(name)
     return next((each for each in METHODS.values() if each.is_called(name)), None)
-
-
-def _named(everything: Catalogue, name: str) -> dict[str, list[dict[str, Any]]]:
-    if name in everything:
-        return {name: everything[name]}
-    matches = {title: [entry for entry in entries if entry["name"] == name] for title, entries in everything.items()}
-    if not any(matches.values()):
-        raise unknown(
-            "name", name, [*everything, *(entry["name"] for entries in everything.values() for entry in entries)]
-        )
-    return {title: entries for title, entries in matches.items() if entries}
 
 
 def _entries(makers: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
@@ -185,25 +167,6 @@ def _sensible(parameter: Hyperparameter) -> dict[str, Any] | None:
 # What people read
 
 
-def _print_methods(console: Console) -> None:
-    """By kind, each with its idea and its paper."""
-    methods = [METHODS[name] for name in ALGORITHMS]
-    names, ideas, papers = (
-        max(len(getattr(method, field) or "") for method in methods) for field in ("name", "idea", "paper")
-    )
-    console.print(Text("algorithms", "italic"))
-    for kind, meaning in KINDS.items():
-        table = _grid(names, min(ideas, console.width - names - papers - 2 * len(_GAP)), papers)
-        for method in methods:
-            if method.kind == kind:
-                table.add_row(Text(method.name, "cyan"), method.idea, method.paper or "")
-        if table.row_count:
-            console.print(Text.assemble((kind, "bold"), f": {meaning}"), table, "", sep="\n")
-    parts = ", ".join(f"{part} ({each.label})" for part, each in PARTS.items())
-    console.print("strata list NAME shows a method's options, what it sends and what new clients get.")
-    console.print(f"NAME+PART adds a part to a method, such as fedper+flayer: {parts}.\n")
-
-
 def _print_method(console: Console, method: Method) -> None:
     """All that the catalogue knows of one method."""
     facts = {
@@ -214,7 +177,7 @@ def _print_method(console: Console, method: Method) -> None:
         "new client": method.new_client,
     }
     widest = max(map(len, facts))
-    table = _grid(widest, console.width - widest - len(_GAP))
+    table = grid(widest, console.width - widest - len(GAP))
     for what, text in facts.items():
         if text is not None:
             table.add_row(what, text)
@@ -249,13 +212,6 @@ def _print_stage(console: Console, title: str, stage: SentStage) -> None:
     console.print(table)
 
 
-def _grid(*widths: int) -> Table:
-    table = Table.grid(padding=(0, len(_GAP), 0, 0))
-    for width in widths:
-        table.add_column(width=width, overflow="fold")
-    return table
-
-
 def _options_table(method: Method) -> Table:
     columns = ("option", "default", "allowed", "sensible range")
     table = titled_table("--set algorithm.OPTION=VALUE", columns, names=columns[:2], text=columns[2:])
@@ -272,13 +228,6 @@ def _sensible_range(parameter: Hyperparameter) -> str:
 def _allowed(parameter: Hyperparameter) -> str:
     limits = [str(parameter.limits)] if parameter.limits is not None else []
     return ", ".join([*map(str, parameter.choices), *limits]) or _WORDS.get(parameter.type, parameter.type)
-
-
-def _print_entries(console: Console, title: str, entries: list[dict[str, Any]]) -> None:
-    table = titled_table(title, ("name", "description", "options"), names=["name"], text=("description", "options"))
-    for entry in entries:
-        table.add_row(entry["name"], entry["description"], ", ".join(entry["options"]))
-    console.print(table)
 
 
 def check_method(name: str, options: Sequence[str], quick: bool) -> int:

@@ -74,7 +74,7 @@ class Start:
         if self.per_client and side == "client":
             raise RecordError("Start(per_client=True) is for the server: a client keeps its own row only")
         if self.per_client:
-            ids = torch.arange(setup.clients)
+            ids = torch.arange(setup.clients, device="cpu")  # on meta it would import sympy
         names = self.names(setup.layout, side)
         start = {name: setup.start[name] for name in names}
         if self.copies is not None:

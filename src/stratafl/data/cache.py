@@ -23,16 +23,11 @@ from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.partitions.base import Assignment, Partition
 from stratafl.data.samples import Samples, arrays, facts, samples_from
 from stratafl.errors import DataError, RecordError
-from stratafl.files import atomically
+from stratafl.files import atomically, cache_folder
 
 _ENTRY = "entry.json"
 DRAW_VERSION = 1  # raised when a partition draws something else from the same random numbers
 WORTH_KEEPING = 0.5  # seconds
-
-
-def cache_folder() -> Path:
-    folder = os.environ.get("STRATAFL_CACHE")
-    return Path(folder) if folder else Path.home() / ".cache" / "stratafl"
 
 
 def fingerprint(place: Path) -> list[list[Any]]:

@@ -31,6 +31,7 @@ from stratafl.data.shards import is_sharded, read_shards
 from stratafl.data.texts import TextEncoding
 from stratafl.data.user_files import npz_samples, user_samples
 from stratafl.errors import DataError, StrataError, first_line, shown, unknown
+from stratafl.files import cache_folder
 
 _DECODER_VERSION = 2  # raised when images or tables are decoded differently, so that old cache entries are not used
 # Settings that do not change a cache entry; `targets` do with a user's files, whose keys have them besides.
@@ -170,7 +171,7 @@ def _key(reading: Reading, **source: Any) -> dict[str, Any]:
 
 
 def _from_hub(name: str, dataset: Dataset, reading: Reading) -> Samples:
-    problem = f"{name} is not on this machine: data.path is not set, and it is not in '{cache.cache_folder()}'"
+    problem = f"{name} is not on this machine: data.path is not set, and it is not in '{cache_folder()}'"
     if dataset.hub is None:
         raise DataError(f"{problem}; it is not on the hub: {_advice(name, dataset)}")
     try:
@@ -192,10 +193,11 @@ def _download(hub: str, files: str) -> Path:
         raise DataError(f"the download failed ({type(error).__name__}: {first_line(error)[:120]})") from error
 
 
-def is_fetched(name: str) -> bool:
-    """Whether a data set of the catalogue can be loaded without a path and without a network."""
+def fetched_entry(name: str) -> str | None:
+    """The folder in the cache in which a data set of the catalogue is once it was fetched; None if it comes with the
+    package."""
     dataset = DATASETS[name]
-    return dataset.bundled or cache.entry_of(name, _key(Reading(), hub=dataset.hub)).is_dir()
+    return None if dataset.bundled else cache.entry_of(name, _key(Reading(), hub=dataset.hub)).name
 
 
 def _advice(name: str, dataset: Dataset) -> str:
@@ -233,4 +235,4 @@ def _sharing_key(name: str, path: str | None, settings: Hashable, device: torch.
         files = tuple(tuple(file) for place in places for file in cache.fingerprint(Path(place)))
     except OSError:
         return None
-    return name, path, settings, str(device), files, str(cache.cache_folder()), torch.get_default_dtype()
+    return name, path, settings, str(device), files, str(cache_folder()), torch.get_default_dtype()

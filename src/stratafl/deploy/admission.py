@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from stratafl.deploy.certificates import read_public_key
 from stratafl.errors import StrataError
 
-# What a SuperNode with a key asks. `register-node` and `unregister-node` are missing: the host registers.
-_REQUESTS = "activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run get-fab"
-_REQUESTS += " push-object pull-object confirm-message-received"
+# What a site asks. `register-node` and `unregister-node` are missing: the host registers. So are `get-run` and
+# `get-fab`: a site takes no code.
+_REQUESTS = "activate-node deactivate-node send-node-heartbeat pull-messages push-messages push-object pull-object"
+_REQUESTS += " confirm-message-received"
 PATHS = frozenset(f"/v1/fleet/{name}" for name in _REQUESTS.split())
 # All other headers are dropped; uvicorn, for one, would believe an X-Forwarded-For that comes from loopback.
 FORWARDED = re.compile(rb"content-type|accept|flwr-[a-z0-9-]+")
@@ -71,7 +72,7 @@ class Quota:
             since, used = self.now(), 0
         if used + length > self.most:
             more = f"more than {self.most / 1e6:,.0f} MB within {self.seconds:g} s"
-            raise RefusedError(503, f"site '{site}' would have sent {more}")  # of which a SuperNode tries again
+            raise RefusedError(503, f"site '{site}' would have sent {more}")  # after which a site tries again
         self._used[site] = since, used + length
 
 

@@ -6,20 +6,13 @@ The SuperLink takes such requests on loopback alone and with the token that `sup
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto
-from flwr.proto import control_pb2 as asked
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from stratafl.deploy.certificates import check_site_name
+from stratafl.deploy.flower_internals import ask_control, bundle_of, control_client, reason_in
 from stratafl.errors import DeployError, OutageError, shown
 
 
@@ -40,8 +33,7 @@ class ControlClient:
     """A client of the control API; every failure is a `DeployError` of one line."""
 
     def __init__(self, address: str, root_certificates: bytes, token: str) -> None:
-        interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Bearer(token)]
-        self._client = ControlHttpClient.from_server_address(address, False, root_certificates, interceptors)
+        self._client = control_client(address, root_certificates, token)
 
     def close(self) -> None:
         self._client.close()
@@ -58,8 +50,7 @@ class ControlClient:
             self.unregister(site)  # its old key, which is refused from now on
         try:
             with _explained(f"register site '{site}'"):
-                request = asked.RegisterNodeRequest(public_key=public_key, name=site)
-                return int(self._client.RegisterNode(request).node_id)
+                return int(self._ask("RegisterNode", public_key=public_key, name=site).node_id)
         except DeployError as error:
             if "already in use" not in str(error):
                 raise
@@ -72,47 +63,38 @@ class ControlClient:
         for node in self.nodes():
             if node.name == site:
                 with _explained(f"unregister site '{site}'"):
-                    self._client.UnregisterNode(asked.UnregisterNodeRequest(node_id=node.node_id))
+                    self._ask("UnregisterNode", node_id=node.node_id)
                 return
         raise DeployError(f"site '{shown(site)}' is not registered")
 
     def start_run(self, app: Path) -> int:
         """Start a run of the app in this folder, see `flower_app.py:write_app`; returns its id."""
-        content = build_fab_from_disk(app)
-        bundle = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
+        bundle = bundle_of(app)
         with _explained("start the run"):
-            return int(self._client.StartRun(asked.StartRunRequest(fab=bundle)).run_id)
+            return int(self._ask("StartRun", fab=bundle).run_id)
 
     def run_state(self, run: int) -> RunState:
         with _explained("ask for the run"):
-            state = self._client.ListRuns(asked.ListRunsRequest(run_id=run)).run_dict[run].status
+            state = self._ask("ListRuns", run_id=run).run_dict[run].status
         return RunState(state.status, state.sub_status, state.details)
 
     def unfinished_runs(self) -> list[int]:
         with _explained("list the runs"):
-            runs = self._client.ListRuns(asked.ListRunsRequest()).run_dict
+            runs = self._ask("ListRuns").run_dict
         return [run for run, entry in runs.items() if entry.status.status != "finished"]
 
     def stop_run(self, run: int) -> None:
         with _explained("stop the run"):
-            self._client.StopRun(asked.StopRunRequest(run_id=run))
+            self._ask("StopRun", run_id=run)
 
     def nodes(self) -> list[Any]:
         """The registered sites as Flower knows them: `name`, `node_id`, `status` and more."""
         with _explained("list the sites"):
-            nodes = self._client.ListNodes(asked.ListNodesRequest()).nodes_info
+            nodes = self._ask("ListNodes").nodes_info
         return [node for node in nodes if node.status != "unregistered"]
 
-
-class _Bearer:
-    """Adds the token to every request."""
-
-    def __init__(self, token: str) -> None:
-        self._header = f"Bearer {token}"
-
-    def intercept(self, context: Any, call_next: Any) -> Any:
-        context.request.headers["authorization"] = self._header
-        return call_next(context)
+    def _ask(self, name: str, /, **fields: Any) -> Any:
+        return ask_control(self._client, name, **fields)
 
 
 @contextmanager
@@ -120,12 +102,7 @@ def _explained(action: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        details = FlowerError.from_json(error.response.text)
-        why = (
-            f"{details.message} {details.public_details or ''}".strip()
-            if details
-            else f"HTTP {error.response.status_code}"
-        )
+        why = reason_in(error.response.text) or f"HTTP {error.response.status_code}"
         kind = OutageError if error.response.status_code >= 500 else DeployError
         raise kind(f"cannot {action}: the SuperLink says: {shown(why, 300)}") from error
     except httpx.TransportError as error:

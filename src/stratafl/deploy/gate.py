@@ -25,6 +25,7 @@ import h11
 
 from stratafl.deploy.admission import FORWARDED, KeyRing, Quota, RefusedError, admit
 from stratafl.deploy.processes import log_to_stderr
+from stratafl.deploy.signals import Signals
 from stratafl.errors import shown
 from stratafl.files import write_atomically
 
@@ -34,6 +35,8 @@ LOGGED_PER_MINUTE = 60  # refusals; the rest is counted
 MAX_HEAD_BYTES = 16 * 1024  # bytes of request line and headers
 PIECE = 64 * 1024  # bytes that are read at a time; a connection buffers a few of them
 REUSE_SECONDS = 3.0  # seconds for which a connection to the SuperLink is kept
+PULL = b"/v1/fleet/pull-messages"
+_LOOK = 0.1  # seconds between two looks whether there is a message
 MAX_DRAINED_BYTES = 4 * 1024 * 1024
 
 
@@ -44,7 +47,7 @@ class GateLimits:
     connections: int = 256
     per_address: int = 64
     at_work: int = 64  # requests that the SuperLink holds in memory at a time
-    of_one: int = 32  # of them of one site; those that a SuperNode has given up count until the SuperLink answers
+    of_one: int = 32  # of them of one site; those that it has given up count until the SuperLink answers
     slowest: float = 50_000.0  # bytes a second of a body, after the time for a piece
     handshake: float = 10.0
     head: float = 10.0
@@ -52,6 +55,7 @@ class GateLimits:
     piece: float = 60.0  # until the next piece of a body arrives
     answer: float = 120.0  # until the SuperLink answers
     farewell: float = 5.0
+    held: float = 10.0  # until a request for messages is passed on, if there are none
 
 
 @dataclass
@@ -136,10 +140,12 @@ class Gate:
     limits: GateLimits = field(default_factory=GateLimits)
     quota: Quota = field(default_factory=Quota)
     counts: dict[str, Counts] = field(default_factory=dict)
+    signals: Signals | None = None  # else requests for messages are passed on at once
 
     def __post_init__(self) -> None:
         self.refusals, self._open, self._tasks = _Refusals(), Counter[str](), set[asyncio.Task[None]]()
         self._work, self._at_work = asyncio.Semaphore(self.limits.at_work), Counter[str]()
+        self._served = dict[str, int]()  # when there was a message for a site, as of its last request for one
 
     async def serve(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
         """Accept connections until cancelled."""
@@ -222,6 +228,8 @@ class Gate:
             headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
             name, length = admit(request.method.decode(), request.target.decode("latin-1"), headers, self.keys)
             self.quota.take(name, length)
+            if request.target == PULL and self.signals is not None:
+                await self._hold(site, name, self.signals)
             async with self._turn(name):
                 await self._forward(site, request, length)
         except RefusedError as refusal:
@@ -231,6 +239,16 @@ class Gate:
         count.requests, count.seen = count.requests + 1, time.time()
         count.received, count.sent = count.received + site.received, count.sent + site.sent
         return site.http.our_state is h11.DONE and site.http.their_state is h11.DONE
+
+    async def _hold(self, site: Side, name: str, signals: Signals) -> None:
+        """Let a site wait until there is a message for it: it would ask again and again."""
+        signals.tell(name, "asked")
+        latest = time.monotonic() + self.limits.held
+        while (posted := signals.last(name, "posted")) == self._served.get(name) and time.monotonic() < latest:
+            await asyncio.sleep(_LOOK)
+        if site.reader.at_eof() or site.writer.is_closing():  # a message that nobody receives would be lost
+            raise ConnectionResetError("it disconnected while it waited for a message")
+        self._served[name] = posted
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
@@ -354,7 +372,13 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 async def _run(options: argparse.Namespace) -> None:
     upstream_tls = ssl.create_default_context(cafile=options.authority)
     quota = Quota(options.most, options.seconds)
-    gate = Gate(KeyRing(options.sites), ("127.0.0.1", options.superlink_port), upstream_tls, quota=quota)
+    gate = Gate(
+        KeyRing(options.sites),
+        ("127.0.0.1", options.superlink_port),
+        upstream_tls,
+        quota=quota,
+        signals=Signals(options.sites.parent),
+    )
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.create_server((options.host, options.port), family=family, backlog=128) as listener:
         log.info("listening on %s port %d", *listener.getsockname()[:2])

@@ -25,6 +25,10 @@ class GridCourier:
     def nodes(self) -> Mapping[str, int]:
         """The nodes of the connected sites."""
 
+    def round(self, nodes: Mapping[str, int], seconds: float) -> MessageRound:
+        """A round of messages to these nodes. One that is slow may still answer when it has been asked again."""
+        return MessageRound(self.grid, seconds, late=2 * seconds)
+
     def failed(self, site: str) -> None:
         """The node of a site has answered with a failure, or not as a site does; one that is silent may be slow."""
 
@@ -34,8 +38,7 @@ class GridCourier:
     def carry(self, kind: Kind, messages: Mapping[str, SignedMessage], seconds: float) -> Delivered[SignedMessage]:
         nodes = {site: node for site, node in self.nodes().items() if site in messages}
         sent = [Message(content_of(messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
-        # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
-        done = MessageRound(self.grid, seconds, late=2 * seconds).run(sent)
+        done = self.round(nodes, seconds).run(sent)
         replies, failures = (
             dict[str, SignedMessage](),
             {site: "not connected" for site in messages if site not in nodes},

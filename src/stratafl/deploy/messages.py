@@ -1,7 +1,8 @@
 """The content of Flower's messages between host and sites: a short table, bytes, and the signature of both.
 
-The bytes are those of `execute/exchange/protocol.py`, in which parcels lie field by field and layer by layer. They are
-one array: Flower takes a request for every record and array, 0.1 to 0.4 s each on a busy machine.
+The bytes are those of `execute/exchange/protocol.py`, in which parcels lie field by field and layer by layer. Flower
+takes a request for every record, array and piece of an array: few bytes are part of the table's record, more are one
+array.
 """
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -16,21 +17,26 @@ TYPES: dict[Kind, str] = {
     "round": "train.round",
 }
 MAX_TABLE_BYTES = 1 << 22  # bytes
+MAX_RECORD_BYTES = 1 << 20  # bytes that travel in the record; Flower cuts only arrays into pieces
 _BYTES = "stratafl.bytes"
 
 
 def content_of(message: SignedMessage) -> RecordDict:
-    array = Array(dtype="uint8", shape=(len(message.body),), stype=_BYTES, data=message.body)
     about = ConfigRecord({"json": message.table, "number": message.number, "signature": message.signature})
+    if len(message.body) <= MAX_RECORD_BYTES:
+        about["body"] = message.body
+        return RecordDict({"table": about})
+    array = Array(dtype="uint8", shape=(len(message.body),), stype=_BYTES, data=message.body)
     return RecordDict({"table": about, "body": ArrayRecord({"bytes": array})})
 
 
 def read_content(content: RecordDict) -> SignedMessage:
     """The message; a `WireError` if it is anything else."""
     about, body = content.get("table"), content.get("body")
-    array = body.get("bytes") if isinstance(body, ArrayRecord) and len(body) == 1 else None
-    if isinstance(about, ConfigRecord) and array is not None and array.stype == _BYTES:
-        match about.get("json"), about.get("number"), about.get("signature"):
-            case bytes(table), int(number), bytes(signature) if len(table) <= MAX_TABLE_BYTES:
-                return SignedMessage(table, array.data, number, signature)
+    if isinstance(about, ConfigRecord):
+        array = body.get("bytes") if isinstance(body, ArrayRecord) and len(body) == 1 else None
+        data = array.data if array is not None and array.stype == _BYTES else about.get("body")
+        match about.get("json"), about.get("number"), about.get("signature"), data:
+            case bytes(table), int(number), bytes(signature), bytes(data) if len(table) <= MAX_TABLE_BYTES:
+                return SignedMessage(table, data, number, signature)
     raise WireError("this is not a message of stratafl: run the same version on both sides")

@@ -8,17 +8,18 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from stratafl.child_processes import installed_command, python_command, safe_environment
 from stratafl.errors import DeployError, shown
 from stratafl.files import explained
 
-GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperNode takes 18 to say goodbye
+GRACE = 30.0  # seconds between SIGTERM and SIGKILL; on a busy machine a SuperLink takes 18 to say goodbye
 SILENT = ("httpx", "httpcore")  # loggers with a line for every request
 PATIENCE = 300.0  # seconds for a process to answer; on a busy machine Flower takes half a minute to import
-RETRY = 5  # seconds, at most, after which a SuperNode tries again to reach its server; flwr takes 20
+RETRY = 5  # seconds, at most, after which a site tries again to reach its server; flwr takes 20
+FLOWER_VERSIONS = (("1", "41"), ("1", "42"))
 GUARDIAN = Path(__file__).with_name("guardian.py")  # run by file name: it imports nothing of ours
 # Environment variables that tell an app its folder: here, because an app is started often and imports little else.
 FLOWER_FOLDER, SITE_FOLDER = "STRATAFL_FLOWER_FOLDER", "STRATAFL_SITE_FOLDER"
@@ -145,8 +146,18 @@ def flower_command(name: str) -> str:
 
 
 def require_flower() -> None:
-    if find_spec("flwr") is None:
-        raise DeployError("a federation needs Flower, which is not installed: run pip install 'stratafl[flower]'")
+    """Whether a Flower is installed with which all of this was tried."""
+    try:
+        installed = version("flwr")
+    except PackageNotFoundError:
+        raise DeployError(
+            "a federation needs Flower, which is not installed: run pip install 'stratafl[flower]'"
+        ) from None
+    if tuple(installed.split(".")[:2]) not in FLOWER_VERSIONS:
+        tried = " or ".join(f"{'.'.join(each)}" for each in FLOWER_VERSIONS)
+        raise DeployError(
+            f"a federation needs Flower {tried}, not {shown(installed, 40)}: run pip install 'stratafl[flower]'"
+        )
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -6,22 +6,23 @@ often, ends at its deadline, and says whom it waits for.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from importlib import import_module
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Thread
+from typing import Self, TypeVar
 
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import RunNotRunningException
 
+from stratafl.deploy.signals import Signals
 from stratafl.errors import first_line, shown
 
 log = logging.getLogger("stratafl.deploy")
-_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; a SuperNode sleeps for up to 3 s between its own
+T = TypeVar("T")
+PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; with hints always the first
+LOOK_ANYWAY = 5.0  # seconds after which a reply is looked for without a hint: Flower itself replies for a lost node
 SAID_EVERY = 30.0  # seconds between two lines about whom we wait for
 _MARGIN = 5.0  # seconds that a message outlives its deadline, for clocks and polling
 
@@ -29,6 +30,20 @@ _MARGIN = 5.0  # seconds that a message outlives its deadline, for clocks and po
 def nodes_of_sites(grid: Grid) -> dict[str, int]:
     """The nodes that are connected now, by the name that their key was registered for, not by what they say."""
     return {node.name: node.node_id for node in grid.get_nodes() if node.name}
+
+
+class SiteHints:
+    """What a gate says of sites, by their nodes."""
+
+    def __init__(self, signals: Signals, sites: Mapping[int, str]) -> None:
+        self._signals, self._sites = signals, sites
+
+    def posted(self, node: int) -> None:
+        self._signals.tell(self._sites[node], "posted")
+
+    def asked(self, node: int) -> int:
+        """When it last asked for a message: whatever it has sent before is whole."""
+        return self._signals.last(self._sites[node], "asked")
 
 
 class MessageRound:
@@ -42,33 +57,35 @@ class MessageRound:
     so when the upload expires, 180 s later.
     """
 
-    def __init__(self, grid: Grid, deadline: float, late: float = 0.0) -> None:
-        self.grid, self.deadline, self.late = grid, deadline, late
+    def __init__(self, grid: Grid, deadline: float, late: float = 0.0, hints: SiteHints | None = None) -> None:
+        self.grid, self.deadline, self.late, self.hints = grid, deadline, late, hints
+        self.looks = dict[str, tuple[int, float]]()  # by id: the hint that was followed, and when it was looked anyway
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
         self.replies, self.failures, self.silent = dict[int, Message](), dict[int, str](), frozenset[int]()
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
 
     def run(self, messages: Sequence[Message]) -> Self:
-        with self._bounded():
-            try:
-                self.begin(messages)
-                self._collect()
-            finally:
-                self.end()
+        with self.limited_pulls():
+            self.begin(messages)
+            self._collect()
         self.silent = frozenset(self.waiting.values())
         self.failures |= dict.fromkeys(self.silent, f"no answer within {self.deadline - self.left():.0f} s")
         return self
 
     def begin(self, messages: Sequence[Message]) -> Self:
-        """Send the messages; whoever does not `run` the round looks for replies until it ends it."""
+        """Send the messages; if the round is not `run`, `look` for replies."""
         for message in messages:
             message.metadata.ttl = self.deadline + self.late + _MARGIN
-        self.pool = ThreadPoolExecutor(max(1, len(messages)), "replies")
         self._push(messages)
         return self
 
-    def end(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
+    def limited_pulls(self) -> AbstractContextManager[None]:
+        """A limit to how long the grid waits for the rest of a reply: with Flower's public names there is none."""
+        return nullcontext()
+
+    def limited_retries(self) -> AbstractContextManager[None]:
+        """A limit to how long the grid retries: by its public names flwr retries for ever, past any deadline."""
+        return nullcontext()
 
     def _collect(self) -> None:
         looks = 0
@@ -77,7 +94,8 @@ class MessageRound:
                 looks = 0
                 continue
             self._say()
-            time.sleep(max(0.0, min(_PAUSES[min(looks, len(_PAUSES) - 1)], self.left())))
+            pause = PAUSES[0 if self.hints is not None else min(looks, len(PAUSES) - 1)]
+            time.sleep(max(0.0, min(pause, self.left())))
             looks += 1
 
     def _on_the_way(self) -> bool:
@@ -95,13 +113,24 @@ class MessageRound:
         """
         before = len(self.waiting)
         with self._reachable():
-            for number in self.waiting:
-                if number not in self.pulls:
-                    self.pulls[number] = self.pool.submit(self._pull, number)
-            done, _ = wait(self.pulls.values(), timeout=_PAUSES[-1])
+            for number, node in self.waiting.items():
+                if number not in self.pulls and self._may_be_there(number, node):
+                    self.pulls[number] = in_background(self._pull, number)
+            done, _ = wait(self.pulls.values(), PAUSES[-1 if self.hints is None else 0], FIRST_COMPLETED)
             for number in [number for number, pull in self.pulls.items() if pull in done]:
                 self._pulled(number, self.pulls.pop(number))
         return len(self.waiting) < before
+
+    def _may_be_there(self, number: str, node: int) -> bool:
+        """Without hints always; else if the site has asked for its next message, and every few seconds."""
+        if self.hints is None:
+            return True
+        asked, now = self.hints.asked(node), time.monotonic()
+        before, looked = self.looks.setdefault(number, (asked, now))
+        if asked == before and now - looked < LOOK_ANYWAY:
+            return False
+        self.looks[number] = asked, now
+        return True
 
     def _pull(self, number: str) -> list[Message]:
         return list(self.grid.pull_messages([number]))
@@ -110,7 +139,7 @@ class MessageRound:
         """The reply to one message, if it is there."""
         try:
             messages = pull.result()
-        except (httpx.HTTPError, RunNotRunningException):
+        except httpx.HTTPError:
             raise
         except Exception as error:  # whatever flwr makes of bytes that a site has chosen
             node = self.waiting.pop(number)
@@ -123,14 +152,20 @@ class MessageRound:
         """One at a time, so that one model at a time is in memory as bytes."""
         for message in messages:
             node = message.metadata.dst_node_id
+            before = 0 if self.hints is None else self.hints.asked(node)
             sent, why = list[str | None](), "the SuperLink did not accept its message"
             with self._reachable():
                 try:
                     sent = list(self.grid.push_messages([message]))
-                except ObjectPushError as error:  # a site that confirms a message too early takes it away from us
+                except httpx.HTTPError:
+                    raise
+                except Exception as error:  # a site that confirms a message too early takes it away from us
                     why = f"its message could not be sent: {shown(first_line(error), 200)}"
             if sent and sent[0]:
                 self.waiting[sent[0]] = node
+                if self.hints is not None:
+                    self.looks[sent[0]] = before, time.monotonic()
+                    self.hints.posted(node)
             else:
                 self.failures[node] = why
 
@@ -155,33 +190,26 @@ class MessageRound:
             log.info("waiting for %s for %.0f s; the deadline is %.0f s", waiting, passed, self.deadline)
 
     @contextmanager
-    def _bounded(self) -> Iterator[None]:
-        """Limit how long the grid waits for the rest of a reply: flwr waits for more than an hour."""
-        grids: Any = import_module("flwr.superlink.grid.http_grid")
-        pull = grids.pull_objects
-
-        def bounded(*arguments: Any, **options: Any) -> Any:
-            limits = {"max_time": max(0.0, self.left() + self.late), "backoff_cap": _PAUSES[-1]}
-            return pull(*arguments, **{**options, **limits})
-
-        grids.pull_objects = bounded
-        try:
-            yield
-        finally:
-            grids.pull_objects = pull
-
-    @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Limit how long the grid retries: flwr retries for ever, past any deadline."""
-        retries = getattr(self.grid, "_retry_invoker", None)
-        if retries is not None:
-            retries.max_time = max(1.0, self.left())
+        """An outage of the SuperLink is said and waited out."""
         try:
-            yield
+            with self.limited_retries():
+                yield
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if time.monotonic() - self.outage_said >= SAID_EVERY:
                 self.outage_said = time.monotonic()
                 log.info("the SuperLink does not answer: %s", first_line(error, typed=True))
-        finally:
-            if retries is not None:
-                retries.max_time = None
+
+
+def in_background(call: Callable[[str], T], number: str) -> "Future[T]":
+    """A call in a thread that does not keep its process from ending: a reply may never be whole."""
+    result = Future[T]()
+
+    def work() -> None:
+        try:
+            result.set_result(call(number))
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=work, name="replies", daemon=True).start()
+    return result

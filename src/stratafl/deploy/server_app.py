@@ -1,15 +1,19 @@
 """The ServerApp of `strata host`: Flower's grid carries the messages of `hosting.py`."""
 
 import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from stratafl.deploy.flower_internals import bounded_pulls, bounded_retries
 from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.processes import FLOWER_FOLDER
-from stratafl.deploy.replies import nodes_of_sites
+from stratafl.deploy.replies import PAUSES, MessageRound, SiteHints, nodes_of_sites
+from stratafl.deploy.signals import Signals
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 
 app = ServerApp()
@@ -18,8 +22,27 @@ app = ServerApp()
 class KeyCourier(GridCourier):
     """Messages by the names that keys were registered for."""
 
+    def __init__(self, grid: Grid, signals: Signals | None = None) -> None:
+        super().__init__(grid)
+        self._signals = signals
+
     def nodes(self) -> dict[str, int]:
         return nodes_of_sites(self.grid)
+
+    def round(self, nodes: Mapping[str, int], seconds: float) -> MessageRound:
+        names = {node: site for site, node in nodes.items()}
+        hints = SiteHints(self._signals, names) if self._signals else None
+        return HostRound(self.grid, seconds, late=2 * seconds, hints=hints)
+
+
+class HostRound(MessageRound):
+    """A round with limits for what flwr would do for longer than its deadline."""
+
+    def limited_pulls(self) -> AbstractContextManager[None]:
+        return bounded_pulls(lambda: self.left() + self.late, PAUSES[-1])
+
+    def limited_retries(self) -> AbstractContextManager[None]:
+        return bounded_retries(self.grid, max(1.0, self.left()))
 
 
 @app.main()
@@ -29,7 +52,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def signed_courier(grid: Grid) -> SignedCourier:
-    return SignedCourier(KeyCourier(grid), HostSignatures(host_folder()))
+    signals = Signals(Path(os.environ[FLOWER_FOLDER]))
+    return SignedCourier(KeyCourier(grid, signals), HostSignatures(host_folder()))
 
 
 def host_folder() -> Path:

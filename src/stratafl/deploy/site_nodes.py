@@ -86,8 +86,7 @@ class SiteNodes:
     def _forget(self, node: int) -> None:
         self._names.pop(node, None)
         self._next.pop(node, None)
-        if question := self._questions.pop(node, None):
-            question.asked.end()
+        self._questions.pop(node, None)
 
     def _ask(self, node: int) -> None:
         request = self._signatures.question(node)

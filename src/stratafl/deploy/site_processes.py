@@ -1,13 +1,11 @@
-"""A site's side of a federation: a SuperNode, and the process that answers its messages.
+"""A site's side of a federation: the process that answers its messages, started again after a pause that grows.
 
-The two belong together: a SuperNode whose partner died would wait for a minute, so both are started again, after a
-pause that grows. The site's folder keeps logs, the node's id and whatever the ClientApp writes there
-(`STRATAFL_SITE_FOLDER`); the private key stays where it is.
+The site's folder keeps its log, the node's id and whatever the ClientApp writes there (`STRATAFL_SITE_FOLDER`); the
+private key stays where it is.
 """
 
 import os
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,35 +15,31 @@ import httpx
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from stratafl.deploy.certificates import read_key
-from stratafl.deploy.client_tasks import READY
+from stratafl.deploy.flower_internals import sign_off
+from stratafl.deploy.flower_node import BAD_CERTIFICATE, BAD_KEY, CONNECTED, FOUND, LOST, SHUT_OUT
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.member import AGREED
-from stratafl.deploy.processes import RETRY, SITE_FOLDER, Process, flower_environment, free_port, python_module
+from stratafl.deploy.processes import RETRY, SITE_FOLDER, Process, flower_environment, python_module
 from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import lock, make_private, read_plain, write_atomically
 
 PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last one is repeated
 HEALTHY = 120.0  # seconds of connection after which the first pause is used again
 LOOK = 0.5  # seconds between two looks into the logs
-_NODE = re.compile(r"SuperNode ID: (\d{1,20})")
-_REFUSED = "terminated gracefully"  # how flwr ends at a 401; we did not ask it to end
+_NODE = re.compile(rf"{CONNECTED} (\d{{1,20}})")
 _REFUSAL = re.compile(r"^[\d:, -]+ WARNING refused: (.+)$", re.MULTILINE)  # as client_app and the exchange log it
-# What the log of a SuperNode says before it ends, and what that means; the first that is found is said.
+# What the log of the process says before it ends, and what that means; the first that is found is said.
 _REASONS = {
-    "certificate verify failed": "the server's certificate is not signed by the authority that this site was given",
+    BAD_CERTIFICATE: "the server's certificate is not signed by the authority that this site was given",
     "[code: 2004]": "the server still counts this site as connected and admits it within a minute",
     "[code: ": "the server refuses this site",
-    "Unable to parse the private key": "the private key cannot be read",
-    _REFUSED: "the host has not let this site in yet, or clocks differ: send it this site's NAME.pub",
+    BAD_KEY: BAD_KEY,
+    SHUT_OUT: "the host has not let this site in yet, or clocks differ: send it this site's NAME.pub",
 }
-_SHUT_OUT = "the host no longer lets this site in: it has removed or replaced this site's key, or clocks differ"
-
-_FINAL = ("certificate verify failed", "Unable to parse the private key")  # trying again would not help
+_REVOKED = "the host no longer lets this site in: it has removed or replaced this site's key, or clocks differ"
+_FINAL = (BAD_CERTIFICATE, BAD_KEY)  # trying again would not help
 
 CLIENT_APP = "stratafl.deploy.client_app:app"
 
@@ -75,12 +69,11 @@ class SiteProcesses:
         for part in (folder, folder / "logs", folder / "flower"):
             make_private(part)
         self._lock = lock(folder)
-        self._processes = list[Process]()
+        self._process: Process | None = None
         self._tries, self._next, self._look = 0, 0.0, 0.0
         self._connected_at: float | None = None
         self.refusal = self.reason = self._said = ""  # of a request; for a pause; what was said last
         self._was_connected = False
-        self._ready = False  # whether the ClientApp has said so since it was started, perhaps long ago
         self.status = SiteStatus.STARTING
         write_atomically(folder / "node.toml", tomli_w.dumps({"site": site.name, **settings}).encode())
         self._release()
@@ -92,22 +85,18 @@ class SiteProcesses:
         self.end()
 
     def tend(self) -> list[str]:
-        """Start processes that should run. Returns what happened; a `DeployError` if another try cannot help."""
-        if not self._processes:
+        """Start the process if it should run. Returns what happened; a `DeployError` if another try cannot help."""
+        if self._process is None:
             return self._start_again()
-        gone = next((process for process in self._processes if not process.running()), None)
-        return self._fell(gone) if gone is not None else self._progress()
+        return self._progress(self._process) if self._process.running() else self._fell(self._process)
 
-    def pids(self) -> dict[str, int]:
-        """The processes that run, by name: `supernode` and `clientapp`."""
-        return {process.name: process.pid for process in self._processes if process.running()}
+    def pid(self) -> int | None:
+        """Of the process, if it runs."""
+        return self._process.pid if self._process is not None and self._process.running() else None
 
     def end(self) -> None:
         """Leave, and tell the server, so that it does not wait for this site."""
-        node = next((process for process in self._processes if process.name == "supernode"), None)
-        self._end_processes()
-        if node is not None and node.exit_code() == 0:  # it has signed off itself
-            (self.folder / "node").unlink(missing_ok=True)
+        self._end_process()
         self._release()
         self.status = SiteStatus.ENDED
         with suppress(OSError):
@@ -116,35 +105,28 @@ class SiteProcesses:
     def _start_again(self) -> list[str]:
         if time.monotonic() < self._next:
             return []
-        self._connected_at, self._ready = None, False
+        self._connected_at = None
         self.status = SiteStatus.STARTING
-        secret, port = self.folder / "secret", free_port()
-        write_atomically(secret, secrets.token_hex(32).encode())
-        os.chmod(secret, 0o600)
-        self.runtime = runtime = f"127.0.0.1:{port}"
         environment = flower_environment(self.folder / "flower") | {SITE_FOLDER: str(self.folder.absolute())}
-        node: dict[str, object] = {"superlink": self._server, "host": "127.0.0.1", "port": port}
-        node |= {"root_certificates": self._authority, "auth_supernode_private_key": self._key}
-        node |= {"isolation": "process", "superexec_auth_secret_file": secret, "node_config": self.folder / "node.toml"}
-        app = python_module("stratafl.deploy.client_tasks", runtime=runtime, secret=secret, app=self._app)
-        for name, command in (("clientapp", app), ("supernode", python_module("stratafl.deploy.supernode", **node))):
-            self._processes.append(Process(name, command, self.folder / "logs" / f"{name}.log", environment))
+        node: dict[str, object] = {"server": self._server, "authority": self._authority, "key": self._key}
+        node |= {"config": self.folder / "node.toml", "app": self._app}
+        command = python_module("stratafl.deploy.flower_node", **node)
+        self._process = Process("site", command, self.folder / "logs" / "site.log", environment)
         return []
 
-    def _progress(self) -> list[str]:
+    def _progress(self, process: Process) -> list[str]:
         now = time.monotonic()
         if now < self._look:
             return []
         self._look = now + LOOK
-        app, node = (process.said() for process in self._processes)
-        node_id = _NODE.search(node)
-        self._ready |= READY in app
-        if node_id and self._ready and self._connected_at is None:
+        log = process.said()
+        node_id = _NODE.search(log)
+        if node_id and self._connected_at is None:
             self._connected_at = now
             write_atomically(self.folder / "node", node_id[1].encode())
         if self._connected_at is not None and now - self._connected_at > HEALTHY:
             self._tries = 0
-        return [*self._refused(app), *self._told(self._status_now(node))]
+        return [*self._refused(log), *self._told(self._status_now(log))]
 
     def _refused(self, log: str) -> list[str]:
         """What the host hears too, if it can: that this site does not do what it was asked."""
@@ -155,8 +137,8 @@ class SiteProcesses:
         return [f"site '{self.name}' refuses a request: {shown(self.refusal, 400)}"]
 
     def _status_now(self, log: str) -> SiteStatus:
-        """From the log of the SuperNode, which waits for its server."""
-        if log.rfind("Connection attempt failed") > log.rfind("Connection successful"):
+        """From the log of the process, which waits for its server."""
+        if log.rfind(LOST) > log.rfind(FOUND):
             return SiteStatus.UNREACHABLE
         return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
 
@@ -173,13 +155,13 @@ class SiteProcesses:
 
     def _fell(self, gone: Process) -> list[str]:
         log, outcome = gone.said(), gone.outcome()
-        cause = next((text for text in _REASONS if gone.name == "supernode" and text in log), None)
-        self._end_processes()
+        cause = next((text for text in _REASONS if text in log), None)
+        self._end_process()
         self._release()
         was_let_in = self._was_connected or (self.folder / AGREED).exists()
-        why = _SHUT_OUT if was_let_in and cause == _REFUSED else _REASONS[cause] if cause else outcome
-        began = self._ready or READY in log
-        if cause in _FINAL or (gone.name == "clientapp" and not began and not gone.was_killed()):
+        why = _REVOKED if was_let_in and cause == SHUT_OUT else _REASONS[cause] if cause else outcome
+        began = self._connected_at is not None or LOST in log or _NODE.search(log)
+        if cause in _FINAL or (cause is None and not began and not gone.was_killed()):
             self.status = SiteStatus.ENDED
             raise DeployError(f"site '{self.name}': {f'{why} ({outcome})' if cause else outcome}")
         pause = PAUSES[min(self._tries, len(PAUSES) - 1)]
@@ -190,15 +172,13 @@ class SiteProcesses:
         is_new, self._said = why != self._said, why
         return [f"site '{self.name}': {why}. It keeps trying"] if is_new else []
 
-    def _end_processes(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.end()
-        self._processes.clear()
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
 
     def _release(self) -> None:
-        """Sign off a SuperNode that was killed: for a minute the server would wait for it and refuse another one."""
+        """Sign off a process that has ended: for a minute the server would wait for it and refuse another one."""
         place = self.folder / "node"
         if not place.exists():
             return
@@ -206,9 +186,6 @@ class SiteProcesses:
             key = load_ssh_private_key(read_key(self._key), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 return
-            signer = NodeAuthHttpInterceptor(key, key.public_key())
-            roots = read_key(self._authority)
-            with FleetHttpClient.from_server_address(self._server, False, roots, [signer]) as client:
-                client.DeactivateNode(DeactivateNodeRequest(node_id=int(read_plain(place, 100))))
+            sign_off(self._server, read_key(self._authority), key, int(read_plain(place, 100)))
         with suppress(FileNotFoundError):
             place.unlink()

@@ -85,11 +85,15 @@ class ListedRecipe:
         return str(self.table["title"])
 
     @property
+    def scales(self) -> Mapping[str, Any]:
+        return dict(self.table["scales"])
+
+    @property
     def claims(self) -> int:
         return len(self.table.get("claims", ()))
 
     def _scale(self, scale: str) -> Mapping[str, Any]:
-        return dict(self.table["scales"].get(scale, {}))
+        return dict(self.scales.get(scale, {}))
 
     def minutes(self, scale: str) -> float:
         """The estimated minutes of a scale on an H200."""

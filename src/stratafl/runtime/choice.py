@@ -27,10 +27,9 @@ from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
 from stratafl.core.task import Inputs, Stack
-from stratafl.data.cache import cache_folder
 from stratafl.data.federation import Federation
 from stratafl.errors import StrataError
-from stratafl.files import read_plain
+from stratafl.files import cache_folder, read_plain
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
 from stratafl.runtime.lanes import PIECE, in_lanes
 from stratafl.runtime.tables import table_of

@@ -31,9 +31,8 @@ from torch import Tensor
 
 from stratafl.child_processes import python_command, safe_environment
 from stratafl.core.reprs import short_repr
-from stratafl.data.cache import cache_folder
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
-from stratafl.files import write_atomically
+from stratafl.files import cache_folder, write_atomically
 from stratafl.runtime.compiled_step import DONE, MAX_LOG_BYTES, MODULE, REQUEST, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 

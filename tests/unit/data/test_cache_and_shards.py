@@ -11,9 +11,10 @@ from data_files import image_file, pictures, table
 
 import stratafl.data.loading as loading
 from stratafl.data import Reading, Samples, Scaling, load_samples, read_shards, write_shards
-from stratafl.data.cache import cache_folder, cached, entries
+from stratafl.data.cache import cached, entries
 from stratafl.data.shards import MANIFEST, MAX_SHARD_BYTES
 from stratafl.errors import DataError
+from stratafl.files import cache_folder
 
 
 def samples(count=20, **more):

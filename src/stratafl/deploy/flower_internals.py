@@ -1,0 +1,340 @@
+"""Every use of a name of Flower that Flower does not call public, and every name of Flower that is replaced.
+
+Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and the commands. A federation of `strata host` needs more:
+the SuperLink must ask for a token and refuse messages in another's name, and the code that a server sends must not be
+run. Other modules call the functions here and know nothing of flwr. Imports are inside of functions, since a site needs
+nothing of a SuperLink. tests/deploy/test_flower_internals.py lists all names, and fails if one of them disappears.
+"""
+
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from hmac import compare_digest
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from stratafl.deploy.processes import require_flower
+
+require_flower()
+
+# Names of flwr that are replaced, and why nothing public does it:
+CONTROL_ACCOUNTS = ("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin")  # else anyone starts runs
+FLEET_PUSH = ("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages")  # else sites speak for each other
+TASK_PATIENCE = ("flwr.supercore.corestate.sql_corestate", "HEARTBEAT_PATIENCE")  # else an outage of 60 s ends a run
+DATABASE = ("flwr.supercore.sql_mixin", "SQLITE_PRAGMAS")  # else a database that is busy for 5 s fails a request
+GRID_PULL = ("flwr.superlink.grid.http_grid", "pull_objects")  # else half a reply is waited for longer than an hour
+REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE, GRID_PULL)
+
+
+def current(name: tuple[str, str]) -> Any:
+    module, attribute = name
+    return getattr(import_module(module), attribute)
+
+
+def replace(name: tuple[str, str], by: Any) -> None:
+    """Give a name of flwr another value; an AttributeError if this flwr has no such name."""
+    current(name)
+    setattr(import_module(name[0]), name[1], by)
+
+
+# The SuperLink
+
+
+def token_authn(token: str) -> Any:
+    """An account plugin with one account, for clients that know the token: flwr's own are commercial."""
+    from flwr.common.constant import ACCESS_TOKEN_KEY
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+
+    secret = token.encode()
+
+    class TokenAuthn(NoOpControlAuthnPlugin):
+        def validate_tokens_in_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[bool, Any]:
+            stated = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+            stated = stated.encode(errors="replace") if isinstance(stated, str) else stated
+            return super().validate_tokens_in_metadata(metadata) if compare_digest(stated, secret) else (False, None)
+
+    return TokenAuthn()
+
+
+def refuse_messages_for_others() -> None:
+    """Let sites push one message at a time, which is a reply of their own to the host.
+
+    flwr checks whose key signed a request, and not whose messages are in it. Signed messages do not replace this: a
+    site that answers in another's place would cost it the round.
+    """
+    from fastapi import HTTPException
+    from flwr.common.constant import SUPERLINK_NODE_ID
+
+    push = current(FLEET_PUSH)
+
+    def pushed(request: Any, state: Any) -> Any:
+        about = [message.metadata for message in request.messages_list]
+        allowed = [(request.node.node_id, SUPERLINK_NODE_ID)]
+        if [(each.src_node_id, each.dst_node_id) for each in about] != allowed or not about[0].reply_to_message_id:
+            raise HTTPException(403, "a site may push one message: its own reply to the host")
+        return push(request=request, state=state)
+
+    replace(FLEET_PUSH, pushed)
+
+
+def be_patient(intervals: int, milliseconds: int) -> None:
+    """With ServerApps, in intervals of 30 s without a heartbeat, and with the database."""
+    replace(TASK_PATIENCE, intervals)
+    replace(DATABASE, (*current(DATABASE), ("busy_timeout", str(milliseconds))))  # the last one counts
+
+
+def run_superlink(token: str) -> None:
+    """The command `flower-superlink`, in this process, because names of it are replaced."""
+    replace(CONTROL_ACCOUNTS, lambda: token_authn(token))  # host.py checks that it is in force
+    refuse_messages_for_others()
+    import_module("flwr.superlink.cli.flower_superlink").flower_superlink()  # its package has a function of that name
+
+
+# The host's requests to its SuperLink
+
+
+def control_client(address: str, root_certificates: bytes, token: str) -> Any:
+    """A client of the control API: the command `flwr` sends no token."""
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Bearer(token)]
+    return ControlHttpClient.from_server_address(address, False, root_certificates, interceptors)
+
+
+class _Bearer:
+    """Adds the token to every request."""
+
+    def __init__(self, token: str) -> None:
+        self._header = f"Bearer {token}"
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers["authorization"] = self._header
+        return call_next(context)
+
+
+def ask_control(client: Any, name: str, /, **fields: Any) -> Any:
+    """The answer to a request of the control API, such as `ListRuns`."""
+    from flwr.proto import control_pb2
+
+    return getattr(client, name)(getattr(control_pb2, f"{name}Request")(**fields))
+
+
+def bundle_of(app: Path) -> Any:
+    """The bundle that `flwr run` would make of this folder."""
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.common.serde import fab_to_proto
+    from flwr.supercore.fab import Fab
+
+    content = build_fab_from_disk(app)
+    return fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
+
+
+def reason_in(answer: str) -> str:
+    """What Flower says in the body of an answer that refuses; empty if it says nothing."""
+    from flwr.supercore.error import FlowerError
+
+    details = FlowerError.from_json(answer)
+    return f"[code: {details.code}] {details.message} {details.public_details or ''}".strip() if details else ""
+
+
+# Runs of a SuperLink
+
+
+def runtime_client(address: str, root_certificates: bytes, *, secret: bytes | None, token: str, retries: bool) -> Any:
+    """A client that may ask for tasks (`secret`) or work on one (`token`): flower-superexec would run what was sent.
+
+    With retries, an outage is waited out, and a 401 interrupts this process (flwr): the task is over.
+    """
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    protected = ("/flwr.proto.Runtime/AcquireTask",)
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="stratafl")]
+    if secret is not None:
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=protected))
+    if token:
+        interceptors.append(RuntimeTokenHttpInterceptor(token))
+    invoker = make_simple_http_retry_invoker() if retries else None
+    return RuntimeHttpClient.from_server_address(address, False, root_certificates, interceptors, retry_invoker=invoker)
+
+
+def acquire_task(client: Any) -> str:
+    """The token of a run that waits for its ServerApp, or nothing."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.constant import TaskType
+
+    acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+    return str(acquired.token) if acquired.HasField("task") else ""
+
+
+def send_task_heartbeat(client: Any) -> None:
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+    client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+
+def push_task_end(client: Any, completed: bool, reason: str) -> None:
+    from flwr.common.constant import SubStatus
+    from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+
+    status = SubStatus.COMPLETED if completed else SubStatus.FAILED
+    client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=reason))
+
+
+# A site at the fleet API
+
+APP_FAILED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, which is on the wire
+_TIMEOUT = 120.0  # seconds without a byte; flwr takes 30, too few for a piece of 5 MiB over a slow line
+_PIECES: dict[str, Any] = {
+    "max_time": 60.0,
+    "initial_backoff": 0.2,
+    "backoff_cap": 2.0,
+}  # seconds for a message to become complete
+
+
+def fleet_client(server: str, root_certificates: bytes, key: Any, retries: Any = None) -> Any:
+    """A client that signs as a site: flower-supernode would run what the server sends, and asks every 3 s."""
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    interceptors: list[Any] = [
+        RuntimeVersionHttpInterceptor("SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    trusted = ssl.create_default_context(cadata=root_certificates.decode())
+    return FleetHttpClient(
+        f"https://{server}", interceptors=interceptors, verify=trusted, timeout=_TIMEOUT, retry_invoker=retries
+    )
+
+
+class FleetNode:
+    """A site that is connected to a SuperLink: what a SuperNode does on the wire, without running code."""
+
+    def __init__(self, server: str, root_certificates: bytes, key: Any, retries: Any) -> None:
+        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.proto.node_pb2 import Node
+
+        self._client = fleet_client(server, root_certificates, key, retries)
+        self._beats = fleet_client(server, root_certificates, key)
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        self._interval = HEARTBEAT_DEFAULT_INTERVAL
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=self._interval)
+        self.number = int(self._client.ActivateNode(request).node_id)
+        self._node = Node(node_id=self.number)
+
+    def beat(self) -> bool:
+        """Say that this site is there; whether it is still registered."""
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
+        return bool(self._beats.SendNodeHeartbeat(request).success)
+
+    def message(self) -> Any:
+        """The next message, whole and confirmed, or None."""
+        from flwr.app import Message
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+        from flwr.supercore.task_identity import TaskIdentity
+
+        pulled = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not pulled.messages_list:
+            return None
+        run, tree = pulled.messages_list[0].metadata.run_id, pulled.message_object_trees[0]
+        message: Any = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(self._client.PullObject, self._node, run),
+            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run),
+            return_type=Message,
+            **_PIECES,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id  # which the message itself cannot hold
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.number, 0  # of the reply
+        return message
+
+    def send(self, reply: Any) -> None:
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+            no_object_id_recompute,
+        )
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        run = reply.metadata.run_id
+        with no_object_id_recompute():
+            request = PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[0.0],
+            )
+            pushed = self._client.PushMessages(request)
+            push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, pushed.session_id)
+            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(pushed.objects_to_push))
+
+
+def sign_off(server: str, root_certificates: bytes, key: Any, node_id: int) -> None:
+    """Say for a process that has ended that it is gone, which none of Flower's commands can."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+    with fleet_client(server, root_certificates, key) as client:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+
+
+def message_is_lost() -> tuple[type[Exception], ...]:
+    """The exceptions with which flwr says that a part of a message will not come, or was not taken."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+
+    return ObjectPullError, ObjectPushError
+
+
+# The grid of a ServerApp
+
+
+@contextmanager
+def bounded_pulls(seconds: Callable[[], float], pause: float) -> Iterator[None]:
+    """Limit how long a grid waits for the rest of a reply."""
+    pull = current(GRID_PULL)
+
+    def bounded(*arguments: Any, **options: Any) -> Any:
+        return pull(*arguments, **{**options, "max_time": max(0.0, seconds()), "backoff_cap": pause})
+
+    replace(GRID_PULL, bounded)
+    try:
+        yield
+    finally:
+        replace(GRID_PULL, pull)
+
+
+@contextmanager
+def bounded_retries(grid: Any, seconds: float) -> Iterator[None]:
+    """Limit how long a grid retries: flwr retries for ever, past any deadline."""
+    retries = getattr(grid, "_retry_invoker", None)
+    if retries is None:
+        yield
+        return
+    retries.max_time = seconds
+    try:
+        yield
+    finally:
+        retries.max_time = None

@@ -1,0 +1,35 @@
+"""Hints between a host's gate and its ServerApp, so that neither asks the SuperLink again and again.
+
+A signal is the time of a file. It carries no content and decides nothing: who misses one asks a few seconds later.
+"""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+Event = Literal["posted", "asked"]  # a message for the site lies at the SuperLink; the site asks for its next message
+FOLDER = "signals"
+
+
+class Signals:
+    """The signals of sites, in the folder `signals/` of a host."""
+
+    def __init__(self, host: Path) -> None:
+        self._folder = host / FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def tell(self, site: str, event: Event) -> None:
+        with suppress(OSError):  # such as a full disk
+            os.close(os.open(path := self._path(site, event), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.utime(path, ns=(now := time.time_ns(), now))  # a file system's own clock is too coarse
+
+    def last(self, site: str, event: Event) -> int:
+        """When it was told last; 0 if never."""
+        with suppress(OSError):
+            return self._path(site, event).stat().st_mtime_ns
+        return 0
+
+    def _path(self, site: str, event: Event) -> Path:
+        return self._folder / f"{site}.{event}"

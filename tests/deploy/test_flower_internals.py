@@ -1,0 +1,174 @@
+"""Which names of flwr are used that Flower does not call public: they are listed here, and live in one module."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+
+import stratafl
+from stratafl.deploy import flower_internals, processes
+from stratafl.deploy.processes import require_flower
+from stratafl.errors import DeployError
+
+PUBLIC = {"flwr.app", "flwr.serverapp", "flwr.clientapp"}
+HOME = "deploy/flower_internals.py"
+IMPORTED = {
+    "flwr.app.message": {"remove_content_from_message"},
+    "flwr.cli.build": {"build_fab_from_disk"},
+    "flwr.common.constant": {"ACCESS_TOKEN_KEY", "HEARTBEAT_DEFAULT_INTERVAL", "SUPERLINK_NODE_ID", "SubStatus"},
+    "flwr.common.serde": {"fab_to_proto", "message_to_proto"},
+    "flwr.proto": {"control_pb2"},
+    "flwr.proto.fleet_pb2": {
+        "ActivateNodeRequest",
+        "DeactivateNodeRequest",
+        "PullMessagesRequest",
+        "PushMessagesRequest",
+    },
+    "flwr.proto.heartbeat_pb2": {"SendNodeHeartbeatRequest"},
+    "flwr.proto.node_pb2": {"Node"},
+    "flwr.proto.runtime_pb2": {"AcquireTaskRequest", "PushTaskOutputRequest", "SendTaskHeartbeatRequest"},
+    "flwr.supercore.constant": {"TaskType"},
+    "flwr.supercore.control": {"ControlHttpClient"},
+    "flwr.supercore.error": {"FlowerError"},
+    "flwr.supercore.fab": {"Fab"},
+    "flwr.supercore.inflatable.inflatable_object": {
+        "get_all_nested_objects",
+        "get_object_tree",
+        "no_object_id_recompute",
+    },
+    "flwr.supercore.inflatable.inflatable_protobuf_utils": {
+        "make_confirm_message_received_fn_protobuf",
+        "make_pull_object_fn_protobuf",
+        "make_push_object_fn_protobuf",
+    },
+    "flwr.supercore.inflatable.inflatable_utils": {
+        "ObjectPullError",
+        "ObjectPushError",
+        "pull_and_inflate_object_from_tree",
+        "push_objects",
+    },
+    "flwr.supercore.interceptors": {
+        "RuntimeTokenHttpInterceptor",
+        "RuntimeVersionHttpInterceptor",
+        "SuperExecAuthHttpInterceptor",
+    },
+    "flwr.supercore.retry": {"make_simple_http_retry_invoker"},
+    "flwr.supercore.runtime": {"RuntimeHttpClient"},
+    "flwr.supercore.task_identity": {"TaskIdentity"},
+    "flwr.superlink.auth_plugin": {"NoOpControlAuthnPlugin"},
+    "flwr.superlink.cli.flower_superlink": {"flower_superlink"},
+    "flwr.supernode.fleet_http_client": {"FleetHttpClient"},
+    "flwr.supernode.node_auth_http_interceptor": {"NodeAuthHttpInterceptor"},
+}
+CALLED = {  # methods and fields of theirs, by the client they belong to
+    ("flwr.supercore.control", "ControlHttpClient"): "RegisterNode UnregisterNode StartRun ListRuns StopRun ListNodes",
+    ("flwr.supercore.runtime", "RuntimeHttpClient"): "AcquireTask SendTaskHeartbeat PushTaskOutput from_server_address",
+    ("flwr.supernode.fleet_http_client", "FleetHttpClient"): "ActivateNode DeactivateNode SendNodeHeartbeat "
+    "PullMessages PushMessages PullObject PushObject ConfirmMessageReceived",
+    ("flwr.supercore.constant", "TaskType"): "SERVER_APP",
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Those that name flwr."""
+    source = Path(stratafl.__file__).parent
+    for path in source.rglob("*.py"):
+        if "flwr" in (text := path.read_text()):
+            yield str(path.relative_to(source)), ast.parse(text)
+
+
+def names_of_flwr(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Modules and names that are imported, and texts that name a module of flwr."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "flwr")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("flwr."):
+            yield node.value, ""
+
+
+def test_names_that_are_not_public_are_in_one_module() -> None:
+    elsewhere = {
+        (path, module, name)
+        for path, tree in modules()
+        for module, name in names_of_flwr(tree)
+        if path != HOME and module not in PUBLIC
+    }
+    assert elsewhere == set()
+
+
+def test_every_name_is_listed_here_and_exists() -> None:
+    imported = defaultdict(set)
+    tree = dict(modules())[HOME]
+    for module, name in names_of_flwr(tree):
+        if module not in PUBLIC and name:
+            imported[module].add(name)
+    for node in ast.walk(tree):  # `import_module("…").name`
+        match node:
+            case ast.Attribute(value=ast.Call(func=ast.Name("import_module"), args=[ast.Constant(str(module))])):
+                imported[module].add(node.attr)
+    assert imported == IMPORTED
+    for module, names in IMPORTED.items():
+        assert not {name for name in names if not hasattr(import_module(module), name)}, module
+    for (module, kind), methods in CALLED.items():
+        missing = {name for name in methods.split() if not hasattr(getattr(import_module(module), kind), name)}
+        assert not missing, module
+
+
+def test_a_failure_of_an_app_has_flwrs_own_code() -> None:
+    assert import_module("flwr.common.constant").ErrorCode.CLIENT_APP_RAISED_EXCEPTION == flower_internals.APP_FAILED
+
+
+def test_every_name_that_is_replaced_exists() -> None:
+    for module, name in flower_internals.REPLACED:
+        assert hasattr(import_module(module), name), module
+    with pytest.raises(AttributeError):
+        flower_internals.replace(("flwr.supercore.sql_mixin", "no_such_name"), 1)
+    assert not hasattr(import_module("flwr.supercore.sql_mixin"), "no_such_name")
+
+
+def test_nothing_of_flwr_is_assigned_elsewhere() -> None:
+    """Neither as `module.name = …` nor by setattr on something that was imported from flwr."""
+    for path, tree in modules():
+        of_flwr = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr"
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+                targets = [ast.Attribute(node.args[0], "")]
+            bases = {
+                each.value.id
+                for each in targets
+                if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
+            }
+            assert not bases & of_flwr, path
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_fine"), [("1.41.0", True), ("1.42.3", True), ("1.40.0", False), ("2.0", False)]
+)
+def test_other_versions_of_flower_are_refused_in_one_line(
+    installed: str, is_fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "version", lambda name: installed)
+    if is_fine:
+        require_flower()
+        return
+    with pytest.raises(DeployError, match=installed) as refused:
+        require_flower()
+    assert "\n" not in str(refused.value)
+
+
+def test_the_installed_version_is_one_of_them() -> None:
+    assert tuple(version("flwr").split(".")[:2]) in processes.FLOWER_VERSIONS
