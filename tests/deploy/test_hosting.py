@@ -29,7 +29,7 @@ from stratafl.deploy import attendance
 from stratafl.deploy.agreement import Agreement, Offer
 from stratafl.deploy.courier import REFUSED, Delivered
 from stratafl.deploy.hosting import AGREED, SERVER, Hosting, _score
-from stratafl.deploy.member import STATE, SiteMember
+from stratafl.deploy.member import STATE, Releases, SiteMember
 from stratafl.deploy.messages import content_of, read_content
 from stratafl.deploy.serving import checked_log, forget_site
 from stratafl.deploy.signatures import HostSignatures, SignedMember
@@ -100,6 +100,37 @@ def test_noise_of_a_host_is_its_secret_and_every_round_says_what_it_cost(tmp_pat
     assert 0 < spent[-1] <= epsilon_of(2.0, 3, 1e-5)
     assert {line["privacy.delta"] for line in lines} == {1e-5}
     assert not [place for site in sites.values() for place in site.rglob("*") if place.name == "noise.key"]
+
+
+@pytest.mark.budget(2.5, "a federation of four sites that restart for every message")
+def test_noise_of_sites_is_their_secret_and_a_budget_ends_the_rounds(tmp_path):
+    """Of six rounds the budget allows the client that takes part most often three uploads."""
+    budget = epsilon_of(2.0, 3, 1e-5) * 1.001
+    options = {"name": "fedper+private", "norm": 0.1, "noise": 4.0, "dp": "local", "dp_budget": budget}
+    _file, _, sites = prepared(tmp_path, algorithm=options, run={"rounds": 6})
+    hosted(tmp_path, Local(tmp_path, sites, restarts=True)).run()
+    lines = [json.loads(line) for line in (tmp_path / "host" / "rounds.jsonl").read_text().splitlines()]
+    assert 3 <= len(lines) < 6
+    assert lines[-1]["privacy.epsilon"] <= budget < lines[-1]["privacy.next"]
+    assert read_status(tmp_path / "host")["state"] == "finished"
+    keys = {(folder / "noise.key").read_bytes() for folder in sites.values()}
+    assert {len(key) for key in keys} == {32}
+    assert len(keys) == 4
+    uploads = [json.loads(path.read_text())["uploads"] for path in tmp_path.glob("*/noise.json")]
+    assert max(map(len, uploads)) == 3
+    assert not (tmp_path / "host" / "noise.key").exists()
+
+
+def test_a_site_makes_no_more_noisy_uploads_than_its_privacy_allows(tmp_path):
+    releases = Releases(tmp_path / "noise.json", 2)
+    for upload in (b"first", b"second", b"first", b"second"):  # again, after a crash
+        releases.add(upload)
+    with pytest.raises(WireError, match=r"2 noisy uploads"):
+        Releases(tmp_path / "noise.json", 2).add(b"third")
+    Releases(tmp_path / "noise.json", 3).add(b"third")
+    (tmp_path / "noise.json").write_text("{}")
+    with pytest.raises(DamagedError, match=r"noise\.json"):
+        releases.add(b"first")
 
 
 def test_a_host_that_is_killed_goes_on_where_it_was(tmp_path):

@@ -21,7 +21,7 @@ from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.policies import Mean, PrivateMean
 from stratafl.policies.accountant import epsilon_of, most_rounds
-from stratafl.policies.private import gaussian, noise_key
+from stratafl.policies.keyed_noise import gaussian, noise_key
 from stratafl.testing import check_algorithm, difference, tiny_federation, tiny_model
 from stratafl.testing.watch import Tampered, not_finite
 

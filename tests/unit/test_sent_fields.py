@@ -81,7 +81,9 @@ def travelling(methods):
 
 @pytest.mark.budget(4, "the forms of every method")
 def test_every_field_of_the_catalogue_has_a_meaning_and_no_meaning_is_left_over():
-    used = travelling((name, algorithm(name)) for name in (*ALGORITHMS, "fedavg+q8", "fedavg+topk"))
+    names = (*ALGORITHMS, "fedavg+q8", "fedavg+topk")
+    private = [("fedavg+private", algorithm("fedavg+private", dp="local"))]
+    used = travelling([*((name, algorithm(name)) for name in names), *private])
     assert {name for name in used["up"] if "." not in name} == set(_UP)
     assert {name.rpartition(".")[2] for name in used["up"] if "." in name} == set(_PARTS)
     assert used["down"] == set(_DOWN)

@@ -19,22 +19,18 @@ from stratafl.algorithms.fedprior import with_prior
 from stratafl.algorithms.field_meanings import meaning_of
 from stratafl.algorithms.flayer_on import acting, with_flayer
 from stratafl.algorithms.lag_on import with_lag
+from stratafl.algorithms.private_on import with_private as with_private
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.annotations import Fixed
-from stratafl.core.fields import Start
-from stratafl.core.layers import Select, select
-from stratafl.core.layerwise import Layerwise
 from stratafl.core.phased import records_of
 from stratafl.core.records import validated
 from stratafl.errors import RecordError, check_known, unknown
 from stratafl.policies.krum import Keep, Wrong
-from stratafl.policies.merge import Mean, Positive
-from stratafl.policies.private import Delta, Noise, PrivateMean
+from stratafl.policies.merge import Positive
 from stratafl.policies.robust import Factor, Share, robust
 
 PLUS = "+"
 SAFE = Fixed("protection from faulty clients: with honest ones a tuner would switch it off")
-PROMISED = Fixed("the promised privacy: a tuner would give it up, and each of its runs costs privacy")
 
 
 # Merges that replace a mean. `server.merge` sets one for a whole configuration, beside any composition (`fedper+q8`);
@@ -66,48 +62,6 @@ def with_clipped(
 def with_krum(host: Algorithm, *, f: Annotated[Wrong, SAFE] = 1, keep: Annotated[Keep, SAFE] = 1) -> Algorithm:
     """The server takes the `keep` uploads that lie nearest to the others; up to `f` clients may be wrong."""
     return robust(host, "krum", f=f, keep=keep)
-
-
-@validated
-def with_private(
-    host: Algorithm,
-    *,
-    norm: Annotated[Positive, PROMISED] = 1.0,
-    noise: Annotated[Noise, PROMISED] = 1.0,
-    dp_delta: Annotated[Delta, PROMISED] = 1e-5,
-) -> Algorithm:
-    """Updates are at most `norm` long, every client counts once, and the sum gets noise of `noise` times `norm`."""
-    if not isinstance(host, Layerwise):
-        raise RecordError(
-            "a private mean needs a method of one phase whose rounds share only a model: choose another method"
-        )
-    mean = host.merge[0] if len(host.merge) == 1 else None
-    if type(mean) is not Mean:
-        steps = ", ".join(type(step).__name__ for step in host.merge) or "nothing"
-        raise RecordError(
-            f"a private mean replaces one plain mean (Mean), but this method merges by {steps}, which adds no noise: "
-            "choose a method such as fedavg, fedper or fedrep"
-        )
-    if not _is_model(host, mean.field):
-        raise RecordError(f"a private mean averages a model, but '{mean.field}' is not one: choose another method")
-    if mean.unsent != "held" or mean.clip is not None:
-        raise RecordError(
-            "a private mean clips updates itself and counts unsent columns as unchanged: leave out clip and unsent"
-        )
-    private = PrivateMean(mean.field, clip=norm, noise=noise, delta=dp_delta, layers=_sent(host, mean.field))
-    return replace(host, merge=(private,))
-
-
-def _is_model(host: Layerwise, field: str) -> bool:
-    """Whether the server keeps one model for all clients, which this mean writes."""
-    spec = host.server_fields[field]
-    return isinstance(spec, Start) and not spec.per_client and spec.copies is None
-
-
-def _sent(host: Layerwise, field: str) -> Select:
-    """The layers that clients send."""
-    layers = [getattr(step, "layers", None) for step in host.send if f"up.{field}" in step.writes]
-    return layers[0] if len(layers) == 1 and isinstance(layers[0], Select) else select("all")
 
 
 # The parts by name

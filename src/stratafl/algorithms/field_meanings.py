@@ -67,17 +67,18 @@ _DOWN = {
     "means": Meaning("features", "the mean features of each class, over all sites"),
     "covariance": Meaning("features", "how features vary together within classes, over all sites"),
 }
-# What a compressed field travels as; `policies/codecs.py` names the parts.
+# What a field travels as if it is compressed, of which `policies/codecs.py` names the parts, or has noise of the site.
 _PARTS = {
     "codes": "8 or 4 bits per number",
     "scale": "the largest number of each tensor",
     "places": "which numbers changed most",
     "values": "the numbers that changed most",
+    "update": "its change, shortened, to which this site adds noise",
 }
 
 
 def meaning_of(direction: Direction, field: str) -> Meaning:
-    """What a field means; of the parts of a compressed field, what the field does and how it travels."""
+    """What a field means; of what travels instead of it, what the field does and how it travels."""
     meanings = _UP if direction == "up" else _DOWN
     if field in meanings:
         return meanings[field]

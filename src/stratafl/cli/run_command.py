@@ -70,8 +70,9 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         if run.stopped:
             console.print(f"stopped after round {run.progress.t}: {run.stopped}")
         print_ranking([run.folder])
-        if spent := run.trial.sim.algorithm.spent(run.trial.sim.at(run.progress.t)):
-            console.print(in_words(spent, run.progress.t, simulated=True), markup=False)
+        algorithm = run.trial.sim.algorithm
+        if spent := algorithm.spent(run.trial.sim.at(run.progress.t)):
+            console.print(in_words(spent, run.progress.t, algorithm.promise, simulated=True), markup=False)
         return 0
 
 

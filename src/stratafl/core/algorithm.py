@@ -65,6 +65,8 @@ class Requirements:
     participation: Participation = "sampled"  # in its largest round
     rows: bool = False  # whether `absorb` needs every upload side by side, not only their sums
     noise: bool = False  # whether the server adds noise, which must depend on nothing that uploads are
+    client_noise: bool = False  # whether clients add noise, which nobody else may know
+    secure: bool = False  # whether it is safe in secure sums alone
     extra_rounds: int = 0  # after those that were asked for
 
     @property
@@ -196,3 +198,16 @@ class Algorithm(ABC):
     def spent(self, rnd: Round) -> dict[str, float]:
         """Server: what the rounds before this one cost in privacy, where a method says so; recorded every round."""
         return {}
+
+    def secure_unit(self, rnd: Round) -> float | None:
+        """The unit of whole numbers in secure sums, if each client adds noise to them."""
+        return None
+
+    def secure_noise(self, rnd: Round, client: int, numbers: Tensor) -> Tensor:
+        """Client: the noise that it adds to its whole numbers, int64 of their size."""
+        return torch.zeros_like(numbers)
+
+    @property
+    def promise(self) -> str:
+        """Against whom that protects."""
+        return ""

@@ -89,6 +89,8 @@ class Layerwise(Algorithm):
             scores=any(step.scores for step in self.steps),
             rows=any(isinstance(step, MergeRows) for step in self.merge),
             noise=any(step.noisy for step in self.merge),
+            client_noise=any(step.noisy_client for step in self.steps),
+            secure=any(step.secure for step in self.merge),
         )
 
     def check(self, setup: Setup) -> None:
@@ -191,6 +193,16 @@ class Layerwise(Algorithm):
     def spent(self, rnd: Round) -> dict[str, float]:
         return {name: value for step in self.merge for name, value in step.spent(rnd).items()}
 
+    def secure_unit(self, rnd: Round) -> float | None:
+        return self.merge[0].secure_unit(rnd) if len(self.merge) == 1 else None  # beside noise there is no other merge
+
+    def secure_noise(self, rnd: Round, client: int, numbers: Tensor) -> Tensor:
+        return self.merge[0].secure_noise(rnd, client, numbers)
+
+    @property
+    def promise(self) -> str:
+        return "; ".join(step.promise for step in self.merge if step.promise)
+
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         """The row after the tune steps, on a copy."""
         return rows_of(_after(self.tune, rnd, client, task), self.row)
@@ -259,8 +271,8 @@ def _check_flow(alg: Layerwise) -> None:
             raise RecordError(f"train: two descents write '{name}', which {reader} reads: give them different purposes")
     server = set(alg.server_fields)
     _walk(alg, "merge", server, server, up)
-    if len(alg.merge) > 1 and any(step.noisy for step in alg.merge):
-        others = _listed(_name(step) for step in alg.merge if not step.noisy)
+    if len(alg.merge) > 1 and any(step.promise for step in alg.merge):
+        others = _listed(_name(step) for step in alg.merge if not step.promise)
         raise RecordError(f"merge: the results of {others} would reach clients without noise: leave it out")
     for step in alg.merge:
         for name in set(step.writes) - set(alg.server_fields):

@@ -45,7 +45,7 @@ def check_more_clients(algorithm: Algorithm, done: int, before: Setup, after: Se
         why = "its clients have passed a phase that a new one would miss"
     elif any(step.divides_by_clients for step in steps):
         why = f"it divides sums by the number of clients, {before.clients}, of which its state is a mean"
-    elif algorithm.requires.noise:
+    elif algorithm.promise:
         why = f"its privacy is accounted for {before.clients} clients"
     elif not steps:
         why = "it is not made of steps, which would say what belongs to the number of clients"

@@ -79,7 +79,7 @@ class Phased(Algorithm):
                 raise RecordError(f"phase {i} has no number of rounds, so phase {i + 1} would never begin")
         if len({phase.algorithm.row for phase in self._all}) > 1:
             raise RecordError("the phases deploy different fields: " + ", ".join(p.algorithm.row for p in self._all))
-        if any(phase.algorithm.requires.noise for phase in self._all):
+        if any(phase.algorithm.promise for phase in self._all):
             raise RecordError("a phase adds noise for privacy, which the others would undo: use that method alone")
 
     @property

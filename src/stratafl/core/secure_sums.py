@@ -147,12 +147,20 @@ def _full(form: TensorForm, number: int, common: bool) -> Tensor:
 
 @holder
 class SumEntry:
-    """One tensor of the sums: of which merge, its name, its shape, and how many of its bits are after the point."""
+    """One tensor of the sums: of which merge, its name, its shape, and its unit.
+
+    The unit is 2^-`bits`; where clients add noise to the whole numbers, the method says what it is, `noisy_unit`.
+    """
 
     merge: int
     name: str
     shape: torch.Size
     bits: int
+    noisy_unit: float | None = None
+
+    @property
+    def unit(self) -> float:
+        return 2.0**-self.bits if self.noisy_unit is None else self.noisy_unit
 
 
 @holder
@@ -175,8 +183,9 @@ class SecureSums:
             return SecureSums(algorithm, blank, cohort, ())
         upload = _least_upload(form, samples=1 << SAMPLE_BITS)
         total = algorithm.fold(rnd, blank, Total(), upload, torch.tensor([0]))
+        unit = algorithm.secure_unit(rnd)
         entries = [
-            SumEntry(merge, name, x.shape, limit_bits(cohort) - VALUE_BITS - _bits_of(x))
+            SumEntry(merge, name, x.shape, limit_bits(cohort) - VALUE_BITS - _bits_of(x), unit)
             for merge, sums in enumerate(total.sums)
             for name, x in flatten(sums).items()
         ]
@@ -188,7 +197,13 @@ class SecureSums:
         return sum(entry.shape.numel() for entry in self.entries)
 
     def contribution(self, rnd: Round, upload: Parcel, client: int) -> Tensor:
-        """What this client adds to the sums: int64 `[size]`. A value that could overflow is a `WireError`."""
+        """What this client adds to the sums, with its noise: int64 `[size]`."""
+        numbers = self.numbers(rnd, upload, client)
+        noisy = self.algorithm.secure_unit(rnd) is not None
+        return numbers + self.algorithm.secure_noise(rnd, client, numbers) if noisy else numbers
+
+    def numbers(self, rnd: Round, upload: Parcel, client: int) -> Tensor:
+        """The same without noise, which never leaves a client. A value that could overflow is a `WireError`."""
         total = self.algorithm.fold(rnd, self.server, Total(), upload, torch.tensor([client]))
         sums = [flatten(state) for state in total.sums]
         parts = [self._fixed(entry, sums[entry.merge][entry.name]) for entry in self.entries]
@@ -199,7 +214,7 @@ class SecureSums:
         sums: list[dict[str, Tensor]] = [{} for _ in range(1 + max((e.merge for e in self.entries), default=-1))]
         parts = total.split([entry.shape.numel() for entry in self.entries]) if self.entries else ()
         for entry, part in zip(self.entries, parts, strict=True):
-            sums[entry.merge][entry.name] = (part.double() * 2.0**-entry.bits).reshape(entry.shape).to(device)
+            sums[entry.merge][entry.name] = (part.double() * entry.unit).reshape(entry.shape).to(device)
         return Total(tuple(unflatten(rows) for rows in sums))
 
     def sent(self, layout: Layout, clients: int) -> Bytes:
@@ -215,11 +230,11 @@ class SecureSums:
         return Bytes(per_client, layers * BYTES_PER_NUMBER, other, layers)
 
     def _fixed(self, entry: SumEntry, x: Tensor) -> Tensor:
-        """In fixed point, to the nearest: half a unit of 2^-bits is the largest error."""
-        scaled = (x.to("cpu", torch.float64) * 2.0**entry.bits).round_().reshape(-1)
+        """In fixed point, to the nearest: half a unit is the largest error."""
+        scaled = (x.to("cpu", torch.float64) / entry.unit).round_().reshape(-1)
         if not bool((scaled.abs() <= 2.0 ** limit_bits(self.cohort)).all()):
             largest = float(x.abs().max())
-            most = 2.0 ** (limit_bits(self.cohort) - entry.bits)
+            most = 2.0 ** limit_bits(self.cohort) * entry.unit
             raise WireError(f"its '{entry.name}' reaches {largest:.3g}, but a secure sum takes {most:.3g} of a client")
         return scaled.to(torch.int64)
 

@@ -58,6 +58,7 @@ class Step:
     """A step of any slot."""
 
     divides_by_clients = False  # whether it divides by the number of all clients, so that none can join later
+    noisy_client = False  # whether it adds noise at a client, which needs a secret of a deployed site
 
     @property
     def reads(self) -> Names:
@@ -199,6 +200,8 @@ class Merge(Step, ABC):
 
     compares = False  # whether it compares the updates of clients column by column, which needs all columns of each
     noisy = False  # whether it adds noise in every round, also in one of which every upload was left out
+    secure = False  # whether it is safe in secure sums alone
+    promise = ""  # against whom what it says to have spent protects
 
     @property
     def bounds(self) -> Mapping[str, Bound]:
@@ -213,6 +216,14 @@ class Merge(Step, ABC):
     def spent(self, rnd: Round) -> dict[str, float]:
         """What the rounds before this one cost in privacy, by the name in a journal."""
         return {}
+
+    def secure_unit(self, rnd: Round) -> float | None:
+        """The unit of its whole numbers in secure sums, if each client adds noise to them."""
+        return None
+
+    def secure_noise(self, rnd: Round, client: int, numbers: Tensor) -> Tensor:
+        """The noise that a client adds to its whole numbers: int64 of their size."""
+        return torch.zeros_like(numbers)
 
 
 class MergeSums(Merge):

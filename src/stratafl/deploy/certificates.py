@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from secrets import token_bytes
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -21,7 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from stratafl.errors import DeployError, shown
+from stratafl.errors import DamagedError, DeployError, shown
+from stratafl.execute.rounds import SECRET_BYTES
 from stratafl.files import check_folder, explained, read_plain, sync_folder
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
@@ -161,6 +163,19 @@ def write_once(path: Path, data: bytes) -> None:
             with suppress(FileNotFoundError):
                 partial.unlink()
         sync_folder(path.absolute().parent)
+
+
+def secret_of(path: Path) -> bytes:
+    """The secret of a server or site that adds noise, from the operating system, once.
+
+    What was sent or absorbed must have the same noise when it is computed again.
+    """
+    if not path.exists():
+        write_once(path, token_bytes(SECRET_BYTES))
+    secret = read_plain(path, SECRET_BYTES)
+    if len(secret) != SECRET_BYTES:
+        raise DamagedError(f"'{path}' does not have {SECRET_BYTES} bytes: remove it, and a new secret is made")
+    return secret
 
 
 def _write_certificate(pair: Pair, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> Pair:

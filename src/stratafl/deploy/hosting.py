@@ -29,7 +29,7 @@ from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
 from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
-from stratafl.policies.accountant import in_words
+from stratafl.policies.accountant import in_words, over_budget
 
 POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
@@ -71,10 +71,12 @@ class Hosting:
                 self.status.begin(exchange.round, server.rounds)
                 self._agree_again(offer)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
-                    while exchange.round < server.rounds:
+                    spent = server.algorithm.spent(server.at(exchange.round))
+                    while exchange.round < server.rounds and not over_budget(spent):
                         self._round(exchange, server, offer, journal)
-                if spent := server.algorithm.spent(server.at(exchange.round)):
-                    self.status.say(in_words(spent, exchange.round, simulated=False))
+                        spent = server.algorithm.spent(server.at(exchange.round))
+                if spent:
+                    self.status.say(in_words(spent, exchange.round, server.algorithm.promise, simulated=False))
                 left = self._commit(exchange, offer)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)

@@ -6,13 +6,16 @@
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
     model.safetensors  the final model (stored_model.py)
+    noise.key          the secret of a site that adds noise (docs/guide/privacy.md), and in noise.json to which uploads
 """
 
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from stratafl.config.deployment import (
     site_of,
 )
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -43,18 +47,22 @@ from stratafl.deploy.agreement import (
     shareable_format,
     with_listed_classes,
 )
+from stratafl.deploy.certificates import secret_of
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.stored_model import write_model
-from stratafl.errors import DamagedError, DataError, StrataError, WireError, shown
+from stratafl.errors import DamagedError, DataError, StrataError, WireError, counted, shown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import SiteExchange, open_site, site_folder, state_form
 from stratafl.execute.exchange.blocks import BlockCache
 from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
+from stratafl.policies.accountant import most_rounds, over_budget
 
 log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
+NOISE, RELEASED = "noise.key", "noise.json"
+MAX_RELEASED_BYTES = 1 << 22  # bytes of that file
 
 
 @dataclass
@@ -64,6 +72,7 @@ class Working:
     site: Site
     scores: bool
     digests: Mapping[str, str]  # of what all agree on, as this site computes them
+    releases: "Releases | None" = None  # None: it sends nothing that has noise of its own
     score: float | None = None
 
     def enrol(self) -> State:
@@ -71,6 +80,8 @@ class Working:
 
     def work(self, round: int, download: bytes, state: State) -> tuple[State, bytes]:
         done = self.site.work(round, state, download)
+        if self.releases is not None:
+            self.releases.add(done.upload)
         self.score = self._scored(round, download, state) if self.scores else None
         return done.state, done.upload
 
@@ -83,6 +94,42 @@ class Working:
             return 1 / classes  # a model that is not finite counts as guessing, not as its first class
         score = float((scores.loss if classes is None else scores.hits).sum() / scores.count.sum())
         return score if isfinite(score) else None
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Which noisy uploads a site has made, in a file: another one of the same round spends privacy again."""
+
+    path: Path
+    most: int
+
+    @staticmethod
+    def of(path: Path, site: Site) -> "Releases":
+        """At most as many as the client that takes part most often, in all rounds that the budget allows."""
+        algorithm, setup = site.algorithm, site.setup
+        rounds = range(setup.rounds)
+        within = bisect_left(rounds, True, key=lambda t: over_budget(algorithm.spent(Round(setup, t))) is not None)
+        return Releases(path, most_rounds(setup, within))
+
+    def add(self, upload: bytes) -> None:
+        """Before an upload leaves. One that is computed again, after a crash, has the same noise and counts once."""
+        digests, digest = self._digests(), sha256(upload).hexdigest()
+        if digest in digests:
+            return
+        if len(digests) >= self.most:
+            raise WireError(
+                f"this site has sent {counted(len(digests), 'noisy upload')}, which is all that its privacy allows"
+            )
+        write_atomically(self.path, json.dumps({"uploads": [*digests, digest]}).encode())
+
+    def _digests(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        try:
+            return [str(digest) for digest in json_value(read_plain(self.path, MAX_RELEASED_BYTES))["uploads"]]
+        except (ValueError, KeyError, TypeError) as error:
+            why = "it says how much privacy this site has spent"
+            raise DamagedError(f"'{self.path}' is damaged: restore it, because {why}") from error
 
 
 @dataclass
@@ -222,7 +269,12 @@ class SiteMember:
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        return Working(site, self.file.deploy.scores, blueprint.digests)
+        releases = None
+        if site.algorithm.requires.client_noise:
+            site = site.with_secret(secret_of(self.folder / NOISE))
+            # In secure sums, the site takes part in opening one sum of a round (deploy/secure/).
+            releases = None if site.algorithm.requires.secure else Releases.of(self.folder / RELEASED, site)
+        return Working(site, self.file.deploy.scores, blueprint.digests, releases)
 
     def _blueprint(self, agreed: SampleFormat) -> Blueprint:
         return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)

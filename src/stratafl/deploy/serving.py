@@ -5,19 +5,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_bytes
 from typing import Any
 
 from stratafl.config.deployment import FederationFile, blueprint_of, read_federation, server_of
 from stratafl.core.state import State
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.certificates import write_once
+from stratafl.deploy.certificates import secret_of
 from stratafl.errors import DamagedError, DeployError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import open_server, verify
 from stratafl.execute.exchange.server_store import AUDIT, STATE, known_mark
-from stratafl.execute.server import SECRET, Server
-from stratafl.files import read_plain
+from stratafl.execute.server import Server
 
 log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, SERVER, NOISE = "federation.toml", "agreement.json", "server", "noise.key"  # in the host's folder
@@ -57,19 +55,9 @@ def served(
     deploy = file.deploy
     blueprint = blueprint_of(file.experiment, agreed.format, len(deploy.sites), trust)
     noisy = blueprint.algorithm.requires.noise
-    secret = _secret(secrets / NOISE) if noisy and secrets is not None else None
+    secret = secret_of(secrets / NOISE) if noisy and secrets is not None else None
     server = server_of(file.experiment, blueprint, agreed.roster, secret)
     return blueprint, Serving(server, deploy.all_sites)
-
-
-def _secret(path: Path) -> bytes:
-    """From the operating system, once: an absorbed round must have the same noise when it is absorbed again."""
-    if not path.exists():
-        write_once(path, token_bytes(SECRET))
-    secret = read_plain(path, SECRET)
-    if len(secret) != SECRET:
-        raise DamagedError(f"'{path}' does not have {SECRET} bytes: remove it, and the host makes a new secret")
-    return secret
 
 
 def checked_log(folder: Path) -> list[Mapping[str, Any]]:

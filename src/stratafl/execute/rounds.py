@@ -23,6 +23,7 @@ from stratafl.errors import DataError, RecordError, WireError
 
 log = logging.getLogger("stratafl")
 SUMS = "secure"  # the only field of a total in whole numbers
+SECRET_BYTES = 32  # of the operating system, from which the noise of a server or a site follows
 
 
 @holder
@@ -46,6 +47,11 @@ class Rounds:
         if self.norm_limit is not None and self.secure:
             raise RecordError(
                 "server.norm_limit compares single updates, which server.secure hides: leave one of them out"
+            )
+        if self.requires.secure and not self.secure:
+            raise RecordError(
+                "dp='distributed' adds too little noise to hide one upload, only a sum: set server.secure to true, or "
+                "dp to 'local'"
             )
 
     @cached_property
@@ -133,7 +139,7 @@ class Rounds:
         reasons = [""] * len(ids)
         for place, client in enumerate(ids.tolist()):
             try:
-                self.secure_sums(rnd, server).contribution(rnd, uploads.pick(slice(place, place + 1)), client)
+                self.secure_sums(rnd, server).numbers(rnd, uploads.pick(slice(place, place + 1)), client)
             except WireError as error:
                 reasons[place] = str(error)
         return reasons
@@ -159,3 +165,11 @@ class Rounds:
 
 def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:
     return Round(setup, t, algorithm.plan(t, setup.rounds))
+
+
+def check_secret(secret: bytes | None) -> bytes:
+    """The secret of a deployed server or site that adds noise, or an error if it has none."""
+    if secret is None or len(secret) < SECRET_BYTES:
+        say = f"give Server.of or Site.with_secret {SECRET_BYTES} random bytes"
+        raise RecordError(f"noise that others cannot know needs a secret: {say}")
+    return secret

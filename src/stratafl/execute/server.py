@@ -15,14 +15,12 @@ from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round
 from stratafl.core.state import State
-from stratafl.errors import DataError, RecordError, WireError
+from stratafl.errors import DataError, WireError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
-from stratafl.execute.rounds import Rounds
+from stratafl.execute.rounds import SECRET_BYTES, Rounds, check_secret
 from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
 from stratafl.runtime.speed import precision
-
-SECRET = 32  # bytes
 
 
 @holder
@@ -131,9 +129,7 @@ class Server(Rounds):
         """
         if not self.requires.noise:
             return rnd
-        if self.setup.secret is None or len(self.setup.secret) < SECRET:
-            raise RecordError(f"noise that sites cannot know needs a secret: give Server.of {SECRET} random bytes")
-        key = blake2b(key=self.setup.secret, digest_size=SECRET)
+        key = blake2b(key=check_secret(self.setup.secret), digest_size=SECRET_BYTES)
         for client in sorted(uploads):
             key.update(client.to_bytes(8, "big") + sha256(uploads[client]).digest())
         return replace(rnd, setup=replace(self.setup, secret=key.digest()))

@@ -7,6 +7,7 @@ leaves it; what crosses is bytes of `core/wire.py`. `server.py` is the other sid
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from stratafl.errors import DataError, StageError, counted
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.drawing import filled
 from stratafl.execute.memory import device_of
-from stratafl.execute.rounds import round_at
+from stratafl.execute.rounds import check_secret, round_at
 from stratafl.execute.tokens import check_tokens
 from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.runtime.build import build_runtime
@@ -86,6 +87,10 @@ class Site:
         blueprint.algorithm.check(setup)
         return Site(blueprint.algorithm, setup, runtime, client, blueprint.module.cpu())
 
+    def with_secret(self, secret: bytes) -> "Site":
+        """The site whose noise follows from 32 bytes of the operating system that nobody else knows."""
+        return replace(self, setup=replace(self.setup, secret=secret))
+
     @property
     def trains(self) -> bool:
         """Whether it takes part in training; else it only predicts, by a model that it is sent as a new client."""
@@ -109,6 +114,8 @@ class Site:
         if not self.trains:
             reason = f"it is client {self.client}, but only clients 0 to {self.setup.clients - 1} train"
             raise DataError(f"this site does not take part in training: {reason}")
+        if self.algorithm.requires.client_noise:
+            check_secret(self.setup.secret)
         with self._model(t, state, download) as (rnd, client, task):
             after, upload, _ = self.algorithm.work(rnd, client, task)
         if not all(bool(torch.isfinite(x).all()) for x in tensors(after) if x.is_floating_point()):

@@ -1,25 +1,31 @@
-"""The guarantee of Gaussian noise on a sum after some rounds: (ε, δ) of differential privacy, in closed form.
+"""The guarantee of Gaussian noise on sums after some rounds: (ε, δ) of differential privacy, in closed form.
 
-Two federations are neighbours if they differ in what one client contributes: its updates, or 0 in every round. A round
-adds noise of `noise` times the largest norm that a client can contribute. Rounds without a client say nothing of it, so
-that T, the number of rounds it takes part in, is what counts, and all T together are one Gaussian mechanism of noise
-`noise`/√T (Dong, Roth, Su, 2022). Its δ(ε) is exact (Balle, Wang, 2018).
+A round adds noise of `noise` times the largest distance of two neighbours. Rounds without a client say nothing of it,
+so that T, the number of rounds it takes part in, is what counts, and all T together are one Gaussian mechanism of noise
+`noise`/√T (Dong, Roth, Su, 2022). Its δ(ε) is exact (Balle, Wang, 2018). Parts of a model with noise of their own are
+one mechanism too, of 1/z² = Σ 1/z_l².
 
 Nothing is gained from cohorts being sampled: who takes part follows from the run's seed, which all sites know. So
 there is no bound for a sampling here that could be applied to another one.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
+from math import exp, inf, sqrt
 
 import torch
 
 from stratafl.core import keys
-from stratafl.core.round import Setup
-from stratafl.errors import counted
+from stratafl.core.layers import Select
+from stratafl.core.round import Round, Setup
+from stratafl.core.steps import Merge
+from stratafl.errors import RecordError, counted
+from stratafl.policies.keyed_noise import DEVIATION_BITS, DRAW_ERROR
 
-EPSILON, DELTA = "privacy.epsilon", "privacy.delta"
+EPSILON, DELTA, BUDGET, NEXT = (f"privacy.{name}" for name in ("epsilon", "delta", "budget", "next"))
 STEPS = 200  # of a bisection, after which two numbers are neighbours
+FAR, BEYOND = 12, 2e-31  # deviations, and a bound for the probability of a Gaussian's numbers beyond them
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -29,12 +35,13 @@ def delta_of(epsilon: float, mu: float) -> float:
     return max(0.0, float(first.exp() - second.exp()))
 
 
+@lru_cache(maxsize=1024)
 def epsilon_of(noise: float, rounds: int, delta: float) -> float:
     """The smallest ε, rounded up, for a client that took part in `rounds` rounds; infinite without noise."""
     if not rounds:
         return 0.0
-    if not noise:
-        return float("inf")
+    if not noise or delta <= 0:
+        return inf
     mu = rounds**0.5 / noise
     low, high = 0.0, 1.0
     while delta_of(high, mu) > delta:
@@ -45,11 +52,81 @@ def epsilon_of(noise: float, rounds: int, delta: float) -> float:
     return high * (1 + 1e-9)  # norms and δ are rounded
 
 
-def in_words(spent: Mapping[str, float], rounds: int, *, simulated: bool) -> str:
+def discrete_epsilon_of(noise: float, rounds: int, delta: float, *, helpers: int, columns: int) -> float:
+    """The same of discrete Gaussian noise that `helpers` clients add to whole numbers, each of the deviation 2^24.
+
+    Rounding moves each of the columns by half a unit at most, which adds √columns/2 to the distance of neighbours. The
+    sum of discrete Gaussians is one but for exp(−π²·4²⁴) (Kairouz, Liu, Steinke, 2021), and up to `FAR` deviations
+    its probabilities are within exp(±FAR²/8σ²) of those of a Gaussian that is rounded.
+    """
+    if not rounds:
+        return 0.0
+    if not noise:
+        return inf
+    deviation, drawn = sqrt(helpers) * 2.0**DEVIATION_BITS, float(columns * rounds)
+    distance = deviation / noise + sqrt(columns) / 2
+    apart = drawn * FAR**2 / (8 * deviation**2)
+    left = (delta - drawn * (helpers * DRAW_ERROR + BEYOND)) * exp(-apart)
+    return epsilon_of(deviation / distance, rounds, left) + 2 * apart
+
+
+class Accounted(Merge):
+    """A merge whose noise comes with a guarantee, and ends when the next round would cost more than its budget."""
+
+    noise: float
+    delta: float
+    budget: float | None
+    layers: Select
+
+    @abstractmethod
+    def epsilon(self, setup: Setup, rounds: int) -> float:
+        """What a client has spent that took part in this number of rounds."""
+
+    def check_guarantee(self, setup: Setup) -> None:
+        """Refuse what would void the guarantee, and a budget that is too small for a single round."""
+        plain = [name for name in setup.layout.travelling() if not setup.layout.specs[name].trainable]
+        if plain:
+            raise RecordError(
+                f"BatchNorm statistics such as '{plain[0]}' would be shared without noise: set run.buffers to 'local', "
+                "or choose a model without BatchNorm"
+            )
+        if self.delta >= 1 / setup.clients:
+            raise RecordError(
+                f"delta={self.delta:g} would allow publishing one of {setup.clients} clients unprotected: choose "
+                f"a delta well below {1 / setup.clients:g}"
+            )
+        if self.budget is not None and (first := self.epsilon(setup, 1)) > self.budget:
+            raise RecordError(
+                f"dp_budget={self.budget:g} allows no round, because the first one costs epsilon = {first:.3g}: raise "
+                "noise or dp_budget"
+            )
+
+    def check_budget(self, rnd: Round) -> None:
+        """Refuse to add up a round that the budget does not allow; whoever runs rounds stops before it."""
+        if self.budget is not None and (why := over_budget(self.spent(rnd))):
+            raise RecordError(f"round {rnd.t + 1}: {why}")
+
+    def spent(self, rnd: Round) -> dict[str, float]:
+        if not self.noise:
+            return {}
+        line = {EPSILON: self.epsilon(rnd.setup, most_rounds(rnd.setup, rnd.t)), DELTA: self.delta}
+        if self.budget is None:
+            return line
+        return {**line, BUDGET: self.budget, NEXT: self.epsilon(rnd.setup, most_rounds(rnd.setup, rnd.t + 1))}
+
+
+def over_budget(line: Mapping[str, float]) -> str | None:
+    """Why no round may follow this line of a journal, if its budget allows none."""
+    if line.get(NEXT, 0.0) <= line.get(BUDGET, inf):
+        return None
+    return f"another round would cost epsilon = {line[NEXT]:.3g}, above dp_budget = {line[BUDGET]:g}"
+
+
+def in_words(spent: Mapping[str, float], rounds: int, promise: str, *, simulated: bool) -> str:
     """The guarantee after this number of rounds: for whom and against whom."""
     sentence = (
         f"privacy after {counted(rounds, 'round')}: every client has epsilon = {spent[EPSILON]:.3g} at "
-        f"delta = {spent[DELTA]:g} against everyone who sees the server's models, but no privacy against the server"
+        f"delta = {spent[DELTA]:g} {promise}"
     )
     only = "; this run only simulates it: the seed determines its noise, and its scores have no noise"
     return sentence + (only if simulated else "")

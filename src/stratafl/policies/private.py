@@ -1,37 +1,48 @@
-"""A mean with differential privacy for clients (DP-FedAvg, McMahan et al., 2018): clipped updates and Gaussian noise.
+"""Means with differential privacy for clients: clipped updates and Gaussian noise; the accountant says what it costs.
 
-Anyone who sees the server's models learns little about any one client; the accountant says how little. The server
-itself sees every update, and must not act on uploads in any other way than through this mean.
+Who adds the noise decides against whom it protects. In the central model the server does (DP-FedAvg, McMahan et al.,
+2018): it sees every update, and must not act on uploads in any other way than through this mean. In the local model
+each client adds all of it before it sends. In the distributed model (Kairouz, Liu, Steinke, 2021) each client adds a
+part, as whole numbers in secure sums, so that the server sees nothing but a sum with enough noise.
 """
 
 import logging
-from hashlib import blake2b, shake_256
-from typing import Annotated
+from collections.abc import Mapping
+from math import sqrt
+from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from stratafl.core.annotations import Range
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
-from stratafl.core.layout import Rows
+from stratafl.core.layout import Rows, per_row, row_dot
+from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
-from stratafl.core.reduce import pieces
+from stratafl.core.reduce import add_rows
 from stratafl.core.round import Round, Setup
+from stratafl.core.secure_sums import opening_threshold
 from stratafl.core.state import State, rows_of
+from stratafl.core.steps import MergeSums, Names, Send, field_names
+from stratafl.core.task import Task
 from stratafl.errors import RecordError
-from stratafl.policies.accountant import DELTA, EPSILON, epsilon_of, most_rounds
+from stratafl.policies.accountant import Accounted, discrete_epsilon_of, epsilon_of
+from stratafl.policies.clip import scale
+from stratafl.policies.keyed_noise import DEVIATION_BITS, client_key, discrete_gaussian, gaussian, noise_key
 from stratafl.policies.merge import Mean, Positive
 
 log = logging.getLogger("stratafl")
 Noise = Annotated[float, Range(least=0)]
 Delta = Annotated[float, Range(above=0, below=1)]
-NOISE_PIECE = 2**18  # numbers of one stream; another size is other noise
+Count = Annotated[int, Range(least=0)]
+DistantModel = Literal["local", "distributed"]  # in which the server is not trusted
+NO_NOISE = "noise=0 promises no privacy: choose 1 or more"
+ROUNDED = 1 - 1e-6  # of a norm, so that an update in float32 is not longer
 
 
 @record
-class PrivateMean(Mean):
+class PrivateMean(Accounted, Mean):
     """θ + (Σ min(1, clip/‖Δ_k‖)·Δ_k + N(0, (noise·clip)²)) / D, where Δ_k = θ_k − θ and D is the size of a cohort.
 
     D is fixed, because the number of uploads that arrive would tell which clients were left out. A client that is left
@@ -44,24 +55,16 @@ class PrivateMean(Mean):
     noise: Noise = 1.0
     delta: Delta = 1e-5
     layers: Select = select("all")
+    budget: Positive | None = None
     noisy = True
+    promise = "against everyone who sees the server's models, but no privacy against the server"
 
     def check(self, setup: Setup) -> None:
         if self.weights != "uniform" or self.unsent != "held":
             raise RecordError("a private mean needs weights='uniform' and unsent='held'")
-        plain = [name for name in setup.layout.travelling() if not setup.layout.specs[name].trainable]
-        if plain:
-            raise RecordError(
-                f"BatchNorm statistics such as '{plain[0]}' would be shared without noise: set run.buffers to 'local', "
-                "or choose a model without BatchNorm"
-            )
-        if self.delta >= 1 / setup.clients:
-            raise RecordError(
-                f"delta={self.delta:g} would allow publishing one of {setup.clients} clients unprotected: choose "
-                f"a delta well below {1 / setup.clients:g}"
-            )
+        self.check_guarantee(setup)
         if not self.noise:
-            log.warning("noise=0 promises no privacy: choose 1 or more")
+            log.warning(NO_NOISE)
 
     def footprint(self, setup: Setup) -> Footprint:
         """The mean's memory, and the noise of one tensor with its random bytes."""
@@ -69,6 +72,7 @@ class PrivateMean(Mean):
         return Footprint(usual.client, sums=usual.sums, merge=usual.merge + 6 * setup.block_bytes(torch.float64))
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
+        self.check_budget(rnd)
         old = rows_of(server, self.field)
         top, bottom = (rows_of(sums, name) if sums else {} for name in ("top", "bottom"))
         size, new = rnd.setup.cohort, dict[str, Tensor](old)
@@ -89,38 +93,135 @@ class PrivateMean(Mean):
     def mean(self, server: State, sums: State) -> Rows:
         raise NotImplementedError("a private mean is never taken without its noise")
 
-    def spent(self, rnd: Round) -> dict[str, float]:
+    def epsilon(self, setup: Setup, rounds: int) -> float:
+        return epsilon_of(self.noise, rounds, self.delta)
+
+
+# The server is not trusted: a client's own noise
+
+
+@record
+class SendPrivateUpdate(Send):
+    """Δ_k = θ_k − what was received, shortened to the norm `clip`; in the local model with N(0, (noise·clip)²).
+
+    An update that is not finite is sent as 0: that a client is missing would tell that its training failed.
+    """
+
+    step: Send
+    field: str = "theta"
+    clip: Positive = 1.0
+    noise: Noise = 1.0
+    model: DistantModel = "local"
+    writes = field_names("up.{field}.update")
+    noisy_client = True
+
+    @property
+    def reads(self) -> Names:
+        return (*self.step.reads, f"{self.field}.received")
+
+    def check(self, setup: Setup) -> None:
+        self.step.check(setup)
         if not self.noise:
-            return {}
-        rounds = most_rounds(rnd.setup, rnd.t)
-        return {EPSILON: epsilon_of(self.noise, rounds, self.delta), DELTA: self.delta}
+            log.warning(NO_NOISE)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        """An update in float64, shortened, and its noise one tensor at a time."""
+        return Footprint(client=2 * setup.row_bytes(dtype=torch.float64) + 6 * setup.block_bytes(torch.float64))
+
+    def __call__(self, rnd: Round, client: State, task: Task) -> Mapping[str, Field]:
+        trained, base = self.step(rnd, client, task)[self.field].rows, rows_of(client, f"{self.field}.received")
+        missing = next((name for name in trained if name not in base), None)
+        if missing is not None:
+            raise RecordError(f"a private update is a change of what was received, but '{missing}' was not")
+        updates = {name: x.double() - base[name] for name, x in trained.items()}
+        norms = torch.stack([row_dot(x, x) for x in updates.values()]).sum(0).sqrt()
+        factors = scale(norms, self.clip * ROUNDED)
+        short = {n: torch.where(per_row(norms.isfinite(), x), x * per_row(factors, x), 0) for n, x in updates.items()}
+        noised = self._noised(rnd, short, task.ids.tolist()) if self.model == "local" and self.noise else short
+        return {f"{self.field}.update": Field({name: x.to(trained[name].dtype) for name, x in noised.items()})}
+
+    def _noised(self, rnd: Round, updates: Rows, ids: list[int]) -> Rows:
+        keys = [
+            client_key(rnd.setup, client, *(x[place] for x in updates.values())) for place, client in enumerate(ids)
+        ]
+        return {name: x + self.noise * self.clip * _drawn(keys, rnd.t, name, x) for name, x in updates.items()}
 
 
-# Noise follows from a key, a round and the name of a tensor: drawn again, it has the same bits. The hash of
-# `core/keys.py` would do for a simulation. But anyone who knows all uploads but one could check a guess of that one
-# against it, because 64 bits of it give away the rest. SHAKE-256 is a secure stream if its key is secret. It runs on
-# the CPU, so that all ranks and devices draw the same numbers.
+def _drawn(keys: list[bytes], t: int, name: str, like: Tensor) -> Tensor:
+    """For each of these keys numbers of N(0, 1) in the shape of a client's block."""
+    drawn = [gaussian(key, t, name, like[0].numel()).reshape(like.shape[1:]) for key in keys]
+    return torch.stack(drawn).to(like.device)
 
 
-def noise_key(setup: Setup) -> bytes:
-    """The server's secret; in a simulation it follows from the seed, which is public."""
-    if setup.secret is not None:
-        return setup.secret
-    return blake2b(str(setup.seeds.batches).encode(), digest_size=32, person=b"stratafl noise").digest()
+@record
+class SumOfPrivateUpdates(Accounted, MergeSums):
+    """θ + Σ Δ_k / D, where clients made their Δ_k private and D is the size of a cohort.
 
+    In the local model a guarantee is for any two data sets of a client, which are 2·clip apart. In the distributed
+    model a client adds N_Z(0, (noise·clip)²/h) in units of which this deviation is 2^24: then the noise of `h` clients
+    is enough, which is the least number of a sum that is opened, without the `colluding` ones that tell the server
+    their own noise.
+    """
 
-def gaussian(key: bytes, t: int, name: str, count: int) -> Tensor:
-    """`count` independent numbers of N(0, 1) in float64."""
-    drawn = np.empty(count)
-    for number, some in enumerate(pieces(count, NOISE_PIECE)):
-        place = t.to_bytes(8, "big") + number.to_bytes(8, "big") + name.encode()
-        drawn[some] = _normal(shake_256(key + place).digest(16 * ((len(drawn[some]) + 1) // 2)), len(drawn[some]))
-    return torch.from_numpy(drawn)
+    field: str = "theta"
+    clip: Positive = 1.0
+    noise: Noise = 1.0
+    delta: Delta = 1e-5
+    layers: Select = select("all")
+    budget: Positive | None = None
+    model: DistantModel = "local"
+    colluding: Count = 0
+    reads = field_names("up.{field}.update", "{field}")
+    writes = field_names("{field}")
 
+    @property
+    def secure(self) -> bool:  # type: ignore[override]
+        return self.model == "distributed"
 
-def _normal(data: bytes, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Box and Muller: two numbers from two uniform ones of 53 bits, none of which is 0."""
-    first, second = ((np.frombuffer(data, "<u8").reshape(2, -1) >> 11) + 0.5) * 2.0**-53
-    length, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
-    both = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
-    return np.asarray(both[:count], dtype=np.float64)
+    @property
+    def promise(self) -> str:  # type: ignore[override]
+        if self.model == "local":
+            return "against everyone, the server included, whatever data the client has"
+        others = f", even with {self.colluding} clients that tell it their noise" if self.colluding else ""
+        return f"against everyone who sees the server's models, and against the server{others}"
+
+    def check(self, setup: Setup) -> None:
+        if self.secure and self._helpers(setup) < 1:
+            raise RecordError(
+                f"dp_colluding={self.colluding} leaves nobody to add noise: a sum is opened from "
+                f"{opening_threshold(setup.cohort)} clients on, so choose less than that"
+            )
+        self.check_guarantee(setup)
+
+    def footprint(self, setup: Setup) -> Footprint:
+        return Footprint(sums=setup.row_bytes(dtype=torch.float64))
+
+    def fold(self, rnd: Round, server: State, sums: State, up: Parcel, ids: Tensor) -> State:
+        top = rows_of(sums, "top") if sums else {}
+        return {"top": add_rows(top, torch.ones_like(ids), up[f"{self.field}.update"].rows, None)}
+
+    def finish(self, rnd: Round, server: State, sums: State) -> State:
+        self.check_budget(rnd)
+        old, size = rows_of(server, self.field), rnd.setup.cohort
+        moved = {n: (old[n].double() + x / size).to(old[n].dtype) for n, x in rows_of(sums, "top").items()}
+        return {self.field: {**old, **moved}}
+
+    def epsilon(self, setup: Setup, rounds: int) -> float:
+        if not self.secure:
+            return epsilon_of(self.noise / 2, rounds, self.delta)
+        columns = sum(setup.layout.specs[name].size for name in setup.layout.trainable(self.layers))
+        return discrete_epsilon_of(self.noise, rounds, self.delta, helpers=self._helpers(setup), columns=columns)
+
+    def _helpers(self, setup: Setup) -> int:
+        """h: how many clients add noise to every sum that is opened, and do not tell the server."""
+        return opening_threshold(setup.cohort) - self.colluding
+
+    # Secure sums
+
+    def secure_unit(self, rnd: Round) -> float | None:
+        if not self.noise:
+            return None
+        return self.noise * self.clip / sqrt(self._helpers(rnd.setup)) * 2.0**-DEVIATION_BITS
+
+    def secure_noise(self, rnd: Round, client: int, numbers: Tensor) -> Tensor:
+        return discrete_gaussian(client_key(rnd.setup, client, numbers), rnd.t, self.field, numbers.numel())

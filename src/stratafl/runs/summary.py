@@ -14,6 +14,7 @@ from stratafl.errors import counted
 from stratafl.evaluation.measure import EVALUATED, NOT_FINITE, TOTAL, Line
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.execute import Progress
+from stratafl.policies.accountant import over_budget
 
 CONVERGED_WITHIN = 0.005  # "converged": within half a point of the best
 DEFAULTS = EvaluateTable()  # deployed models, over all samples
@@ -152,6 +153,8 @@ def reached(lines: Sequence[Line], target: float, evaluate: EvaluateTable = DEFA
 
 def stop_reason(lines: Sequence[Line], stop: StopTable, evaluate: EvaluateTable = DEFAULTS) -> str | None:
     """Why the run ends here, if it does."""
+    if lines and (reason := over_budget(lines[-1])):
+        return reason
     if stop.target is None and stop.patience is None:
         return None
     judged = evaluated(lines)

@@ -76,6 +76,13 @@ class Watched(Algorithm):
         with unchanged("absorb", server, *total.sums):
             return self.inner.absorb(rnd, server, total)
 
+    def secure_unit(self, rnd: Round) -> float | None:
+        return self.inner.secure_unit(rnd)
+
+    def secure_noise(self, rnd: Round, client: int, numbers: Tensor) -> Tensor:
+        with unchanged("secure_noise", {"numbers": numbers}):
+            return self.inner.secure_noise(rnd, client, numbers)
+
     def deploy(self, rnd: Round, client: State, task: Task) -> Rows:
         with unchanged("deploy", client):
             return self.inner.deploy(rnd, client, task)
