@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import pairwise
@@ -44,7 +44,7 @@ def federation(sites: int, megabytes: float, rounds: int) -> FederationFile:
             "data": {"validation": 0.0, "test": 0.25},
             "train": {"lr": 0.01, "batch": 10},
             "run": {"rounds": rounds, "engine": "stacked", "device": "cpu"},
-            "deploy": {"sites": [f"site-{n}" for n in range(sites)], "deadline": 900, "wait": 900, "classes": CLASSES},
+            "deploy": {"sites": [f"site-{n}" for n in range(sites)], "deadline": 3600, "wait": 900, "classes": CLASSES},
         }
     )
 
@@ -54,7 +54,10 @@ def write_samples(path: Path, seed: int) -> None:
     np.savez(path, x=rng.standard_normal((SAMPLES, SIDE), np.float32), y=np.arange(SAMPLES) % CLASSES)
 
 
-def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
+def measure(
+    folder: Path, sites: int, megabytes: float, rounds: int, line: Callable[[int], int] = lambda port: port
+) -> Table:
+    """Host and sites, each of which reaches the host at the port that `line` gives for the host's own."""
     file = federation(sites, megabytes, rounds)
     place = HostAddress("127.0.0.1", 0)
     prepared = prepare_host(folder / "host", file, place)
@@ -63,10 +66,10 @@ def measure(folder: Path, sites: int, megabytes: float, rounds: int) -> Table:
         host = stack.enter_context(
             Host(folder / "host" / "flower", place.listens, prepared.certificate, prepared.authority)
         )
-        invitation = prepared.invite(HostAddress(place.host, host.address.port))
         running = []
         for number, name in enumerate(file.deploy.sites):
             write_samples(folder / f"{name}.npz", number)
+            invitation = prepared.invite(HostAddress(place.host, line(host.address.port)))
             mine = prepare_site(folder / name, invitation, name)
             host.register(name, prepared.store_keys(name, mine.key.public))
             settings = {"data": str(folder / f"{name}.npz")}
@@ -91,7 +94,7 @@ def until_it_ends(host: Host, sites: Sequence[SiteProcesses], run: int) -> None:
             if state.end != "completed":
                 raise SystemExit(f"the federation ended: {state}")
             return
-        time.sleep(0.2)
+        time.sleep(0.5)  # as `strata host`
 
 
 def figures(folder: Path, passed: Table) -> Table:

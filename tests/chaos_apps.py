@@ -28,7 +28,7 @@ from flwr.serverapp import Grid, ServerApp
 import stratafl.cli.host_command
 from stratafl.deploy import client_app, member, site_processes
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.server_app import host_folder, signed_courier
+from stratafl.deploy.server_app import host_folder, limit_replies, signed_courier
 from stratafl.execute.exchange import ServerExchange, SiteStore
 from stratafl.execute.exchange.protocol import decode_request
 from stratafl.execute.exchange.server_store import ServerStore
@@ -143,7 +143,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    Hosting(host_folder(), signed_courier(grid), clock=_clock).run()
+    Hosting(host_folder(), signed_courier(grid), clock=_clock, limit_replies=limit_replies).run()
 
 
 def _clock() -> float:

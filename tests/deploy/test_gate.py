@@ -449,3 +449,31 @@ def test_a_site_that_left_while_it_waited_takes_no_message_with_it(place: Place,
             assert len(place.asked) == 1
 
     attend(work)
+
+
+def test_a_reply_that_is_larger_than_the_round_allows_is_refused_before_it_is_received(
+    place: Place, tmp_path: Path
+) -> None:
+    """In one piece or in several; the next message begins anew, and nothing else counts."""
+    signals = Signals(tmp_path)
+    push, part = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+
+    async def work() -> None:
+        async with place.open(GateLimits(held=0.0), signals=signals):
+            assert await told(place, place.request(part, bytes(3000))) == 200  # before a limit is known
+            assert await told(place, place.request()) == 200
+            signals.limit_replies(2000)
+            reader, writer = await place.connect()
+            head = place.request(part, bytes(50_000))[:-50_000]
+            writer.write(head)  # nothing of the body is sent
+            assert (await reply(reader))[0] == 413
+            writer.transport.abort()
+            for target, status in ((push, 200), (part, 200), (part, 413), ("/v1/fleet/pull-object", 200), (part, 413)):
+                assert await told(place, place.request(target, bytes(900))) == status
+            assert await told(place, place.request()) == 200
+            assert await told(place, place.request(part, bytes(2000))) == 200
+            signals.limit_replies(10**6)
+            assert await told(place, place.request(part, bytes(3000))) == 200
+
+    attend(work)
+    assert max(map(len, place.asked)) < 10_000

@@ -102,6 +102,24 @@ def test_noise_of_a_host_is_its_secret_and_every_round_says_what_it_cost(tmp_pat
     assert not [place for site in sites.values() for place in site.rglob("*") if place.name == "noise.key"]
 
 
+def test_the_gate_is_told_what_a_reply_takes_before_sites_are_asked(tmp_path):
+    _, courier, _ = prepared(tmp_path, run={"rounds": 2})
+    most, told, carry = [0], [], courier.carry
+
+    def carried(kind, messages, seconds):
+        done = carry(kind, messages, seconds)
+        told.extend((most[-1], len(body)) for _, body in done.replies.values() if kind == "round")
+        return done
+
+    courier.carry = carried
+    clock = Clock()
+    Hosting(tmp_path / "host", courier, clock=clock, pause=clock.pause, limit_replies=most.append).run()
+    assert most[1] == 0  # introductions are tables
+    assert len(most) == 4
+    assert all(size < limit + 4096 for limit, size in told)  # names of blocks and a header
+    assert max(size / limit for limit, size in told) > 0.3  # and not much more
+
+
 @pytest.mark.budget(2.5, "a federation of four sites that restart for every message")
 def test_noise_of_sites_is_their_secret_and_a_budget_ends_the_rounds(tmp_path):
     """Of six rounds the budget allows the client that takes part most often three uploads."""

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from stratafl.deploy.courier import SignedMessage
-from stratafl.deploy.messages import MAX_RECORD_BYTES, MAX_TABLE_BYTES, content_of, read_content
+from stratafl.deploy.messages import MAX_RECORD_BYTES, MAX_TABLE_BYTES, content_of, most_message_bytes, read_content
 from stratafl.errors import WireError
 
 
@@ -40,3 +41,11 @@ ARRAY = Array(dtype="uint8", shape=(1,), stype="numpy.ndarray", data=b"x")
 def test_anything_else_is_no_message(records: dict[str, object]) -> None:
     with pytest.raises(WireError):
         read_content(RecordDict(records))
+
+
+@pytest.mark.parametrize("size", [0, 904, 20_000_000])
+def test_a_message_takes_no_more_than_is_said(size: int) -> None:
+    """With everything that flwr puts around it, and the largest table."""
+    content = content_of(SignedMessage(bytes(MAX_TABLE_BYTES), bytes(size), 7, bytes(64)))
+    parts = get_all_nested_objects(content).values()
+    assert sum(len(part.deflate()) for part in parts) < most_message_bytes(size)

@@ -17,6 +17,7 @@ from test_hosting import Clock
 from hosted import SITES, deployed, largest, simulated, with_tables, write_file, write_keys, write_samples
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.consent import CONSENT, check_consent, keep_consent
+from stratafl.deploy.courier import SignedMessage
 from stratafl.deploy.flower_app import node_configuration, write_plain_app
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import FILE
@@ -107,7 +108,8 @@ def site_nodes(folder: Path, grid: MemoryGrid, clock: Clock | None = None) -> Si
 def host(folder: Path, grid: MemoryGrid) -> Hosting:
     clock, signatures = Clock(), HostSignatures(folder / "host")
     courier = NodeCourier(grid, SiteNodes(grid, signatures, SITES, clock, clock.pause))
-    return Hosting(folder / "host", SignedCourier(courier, signatures), clock=clock, pause=clock.pause)
+    signed = SignedCourier(courier, signatures)
+    return Hosting(folder / "host", signed, clock=clock, pause=clock.pause, limit_replies=courier.limit_replies)
 
 
 @pytest.mark.budget(4, "two rounds of four sites that are read from disk for each message, and the simulation")
@@ -185,6 +187,23 @@ def test_a_reply_that_is_not_the_sites_is_refused_and_costs_it_no_round(tmp_path
     assert [sorted(line["absorbed"]) for line in log if line["event"] == "absorb"] == [list(SITES)]
     assert {line["site"] for line in log if line["event"] == "refused"} == {"b"}
     assert read_status(tmp_path / "host")["state"] == "finished"
+
+
+def test_a_reply_that_is_larger_than_an_upload_can_be_is_refused(tmp_path: Path) -> None:
+    _, _, grid = prepared(tmp_path)
+    transport = NodeCourier(grid, site_nodes(tmp_path, grid))
+    transport.connected()
+    requests = {site: transport._site_nodes._signatures.request("introduce", site, ({}, b"")) for site in "ab"}
+    much = SignedMessage(b"{}", bytes(50_000_000), 1, b"")
+    grid.change = lambda kind, node, request, reply: (
+        Message(content_of(much), reply_to=request) if node == 101 else reply
+    )
+    transport.limit_replies(1726)
+    done = transport.carry("introduce", requests, 60.0)
+    assert (set(done.replies), set(done.failures)) == ({"a"}, {"b"})
+    assert "50,000,002" in done.failures["b"]
+    transport.limit_replies(50_000_000)
+    assert set(transport.carry("introduce", requests, 60.0).replies) == {"a", "b"}
 
 
 def test_a_node_that_started_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:

@@ -22,3 +22,11 @@ def test_a_signal_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / FOLDER).rmdir()
     signals.tell("north", "posted")
     assert signals.last("north", "posted") == 0
+
+
+def test_a_limit_is_known_when_it_was_said(tmp_path: Path) -> None:
+    signals = Signals(tmp_path)
+    assert signals.most_reply_bytes() is None
+    for most in (5, 10**10):
+        signals.limit_replies(most)
+        assert Signals(tmp_path).most_reply_bytes() == most

@@ -16,8 +16,8 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,7 @@ MAX_HEAD_BYTES = 16 * 1024  # bytes of request line and headers
 PIECE = 64 * 1024  # bytes that are read at a time; a connection buffers a few of them
 REUSE_SECONDS = 3.0  # seconds for which a connection to the SuperLink is kept
 PULL = b"/v1/fleet/pull-messages"
+PUSHES = (b"/v1/fleet/push-messages", b"/v1/fleet/push-object")
 _LOOK = 0.1  # seconds between two looks whether there is a message
 MAX_DRAINED_BYTES = 4 * 1024 * 1024
 
@@ -145,6 +146,7 @@ class Gate:
     def __post_init__(self) -> None:
         self.refusals, self._open, self._tasks = _Refusals(), Counter[str](), set[asyncio.Task[None]]()
         self._work, self._at_work = asyncio.Semaphore(self.limits.at_work), Counter[str]()
+        self._replied = Counter[str]()  # bytes that a site has sent since its last request for a message
         self._served = dict[str, int]()  # when there was a message for a site, as of its last request for one
 
     async def serve(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
@@ -230,8 +232,9 @@ class Gate:
             self.quota.take(name, length)
             if request.target == PULL and self.signals is not None:
                 await self._hold(site, name, self.signals)
-            async with self._turn(name):
-                await self._forward(site, request, length)
+            with self._limited(name, length if request.target in PUSHES else 0):
+                async with self._turn(name):
+                    await self._forward(site, request, length)
         except RefusedError as refusal:
             await self._refuse(site, address, refusal)
             return False
@@ -240,9 +243,24 @@ class Gate:
         count.received, count.sent = count.received + site.received, count.sent + site.sent
         return site.http.our_state is h11.DONE and site.http.their_state is h11.DONE
 
+    @contextmanager
+    def _limited(self, name: str, length: int) -> Iterator[None]:
+        """Refuse a reply that is larger than an upload of this round can be, before it is received."""
+        most = self.signals.most_reply_bytes() if self.signals is not None and length else None
+        sent = self._replied[name] + length
+        if most is not None and sent > most:
+            raise RefusedError(413, f"site '{name}': a reply of at least {sent:,} bytes; at most {most:,} are expected")
+        self._replied[name] = sent
+        try:
+            yield
+        except BaseException:
+            self._replied[name] -= length  # it is sent again
+            raise
+
     async def _hold(self, site: Side, name: str, signals: Signals) -> None:
         """Let a site wait until there is a message for it: it would ask again and again."""
         signals.tell(name, "asked")
+        self._replied[name] = 0  # what it has sent is whole
         latest = time.monotonic() + self.limits.held
         while (posted := signals.last(name, "posted")) == self._served.get(name) and time.monotonic() < latest:
             await asyncio.sleep(_LOOK)

@@ -46,6 +46,7 @@ class Hosting:
         trust: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        limit_replies: Callable[[int], None] = lambda most: None,
     ) -> None:
         self._folder, self._trust, self._clock, self._pause = folder, trust, clock, pause
         self.file = read_federation(folder / FILE, plain=True)
@@ -56,9 +57,11 @@ class Hosting:
         self._traffic = Traffic()  # of this round
         self._classes: int | None = None
         self._agreement: Agreement | None = None
+        self._limit_replies = limit_replies  # told what an upload takes at most, before sites are asked
 
     def run(self) -> None:
         try:
+            self._limit_replies(0)
             self._agreement = agreed = self._agreed()
             self._classes = agreed.format.classes
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
@@ -166,6 +169,7 @@ class Hosting:
         cohort = [self.deploy.sites[client] for client in server.cohort(server.at(t)).tolist()]
         self._traffic = Traffic()
         self._sites.begin()
+        self._limit_replies(server.most_upload_bytes(t, exchange.state))
         self.status.round(t, cohort)
         begin = self._clock()
         while missing := [site for site in cohort if site not in exchange.arrived and self._takes_part(site)]:

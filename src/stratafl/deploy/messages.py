@@ -21,6 +21,11 @@ MAX_RECORD_BYTES = 1 << 20  # bytes that travel in the record; Flower cuts only 
 _BYTES = "stratafl.bytes"
 
 
+def most_message_bytes(upload: int) -> int:
+    """What a message takes at most on the wire, with its table, the list of blocks that a site has, and headers."""
+    return upload + upload // 8 + MAX_TABLE_BYTES + (1 << 20)
+
+
 def content_of(message: SignedMessage) -> RecordDict:
     about = ConfigRecord({"json": message.table, "number": message.number, "signature": message.signature})
     if len(message.body) <= MAX_RECORD_BYTES:

@@ -13,6 +13,7 @@ from stratafl.config.deployment import read_federation
 from stratafl.deploy.courier import Delivered, Kind, SignedMessage
 from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.messages import most_message_bytes
 from stratafl.deploy.processes import log_to_stderr
 from stratafl.deploy.serving import FILE
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
@@ -29,7 +30,11 @@ class NodeCourier(GridCourier):
 
     def __init__(self, grid: Grid, site_nodes: SiteNodes) -> None:
         super().__init__(grid)
-        self._site_nodes = site_nodes
+        self._site_nodes, self._most = site_nodes, most_message_bytes(0)
+
+    def limit_replies(self, upload: int) -> None:
+        """Refuse replies that are larger than an upload can be; Flower has received them by then."""
+        self._most = most_message_bytes(upload)
 
     def nodes(self) -> dict[str, int]:
         return self._site_nodes.known()
@@ -43,7 +48,14 @@ class NodeCourier(GridCourier):
 
     def carry(self, kind: Kind, messages: Mapping[str, SignedMessage], seconds: float) -> Delivered[SignedMessage]:
         done = super().carry(kind, messages, seconds)
-        return Delivered(done.replies, done.failures, self._site_nodes.claims())
+        sizes = {site: len(reply.table) + len(reply.body) for site, reply in done.replies.items()}
+        too_large = {
+            site: f"its reply has {size:,} bytes; at most {self._most:,} are expected"
+            for site, size in sizes.items()
+            if size > self._most
+        }
+        replies = {site: reply for site, reply in done.replies.items() if site not in too_large}
+        return Delivered(replies, {**done.failures, **too_large}, self._site_nodes.claims())
 
 
 @app.main()
@@ -54,7 +66,8 @@ def main(grid: Grid, context: Context) -> None:
         signatures, file = HostSignatures(folder), read_federation(folder / FILE, plain=True)
         courier = NodeCourier(grid, SiteNodes(grid, signatures, file.deploy.all_sites))
         trust = bool(context.run_config.get("trust", False))
-        Hosting(folder, SignedCourier(courier, signatures), trust=trust).run()
+        signed = SignedCourier(courier, signatures)
+        Hosting(folder, signed, trust=trust, limit_replies=courier.limit_replies).run()
 
 
 def app_folder(config: Mapping[str, UserConfigValue]) -> Path:

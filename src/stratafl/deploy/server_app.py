@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from stratafl.deploy.flower_internals import bounded_pulls, bounded_retries
 from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.messages import most_message_bytes
 from stratafl.deploy.processes import FLOWER_FOLDER
 from stratafl.deploy.replies import PAUSES, MessageRound, SiteHints, nodes_of_sites
 from stratafl.deploy.signals import Signals
@@ -48,7 +49,12 @@ class HostRound(MessageRound):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     trust = bool(context.run_config.get("trust", False))
-    Hosting(host_folder(), signed_courier(grid), trust=trust).run()
+    Hosting(host_folder(), signed_courier(grid), trust=trust, limit_replies=limit_replies).run()
+
+
+def limit_replies(upload: int) -> None:
+    """Let the gate refuse more than an upload takes, and a table."""
+    Signals(Path(os.environ[FLOWER_FOLDER])).limit_replies(most_message_bytes(upload))
 
 
 def signed_courier(grid: Grid) -> SignedCourier:

@@ -1,6 +1,7 @@
 """Hints between a host's gate and its ServerApp, so that neither asks the SuperLink again and again.
 
-A signal is the time of a file. It carries no content and decides nothing: who misses one asks a few seconds later.
+A signal is the time of a file. It carries no content and decides nothing: who misses one asks a few seconds later. One
+file has a number: how many bytes a site's next reply takes at most.
 """
 
 import os
@@ -9,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from stratafl.files import write_atomically
+
 Event = Literal["posted", "asked"]  # a message for the site lies at the SuperLink; the site asks for its next message
-FOLDER = "signals"
+FOLDER, LIMIT = "signals", "limit"
 
 
 class Signals:
@@ -30,6 +33,16 @@ class Signals:
         with suppress(OSError):
             return self._path(site, event).stat().st_mtime_ns
         return 0
+
+    def limit_replies(self, most: int) -> None:
+        """Say how many bytes a reply takes at most, for the gate."""
+        write_atomically(self._folder / LIMIT, str(most).encode())
+
+    def most_reply_bytes(self) -> int | None:
+        """As it was said last; None before."""
+        with suppress(OSError, ValueError):
+            return int((self._folder / LIMIT).read_bytes())
+        return None
 
     def _path(self, site: str, event: Event) -> Path:
         return self._folder / f"{site}.{event}"

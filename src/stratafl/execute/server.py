@@ -75,6 +75,10 @@ class Server(Rounds):
 
     # State
 
+    def most_upload_bytes(self, t: int, state: State) -> int:
+        """What an upload of this round takes at most."""
+        return wire.most_bytes(self.upload_form(self.at(t), state), self.setup.layout)
+
     def start(self) -> State:
         """Its state before the first round."""
         return self.algorithm.init(self.setup)
