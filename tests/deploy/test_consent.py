@@ -20,6 +20,7 @@ from stratafl.deploy.host import HostAddress
 from stratafl.deploy.member import SiteMember
 from stratafl.deploy.site_processes import SiteStatus
 from stratafl.errors import DataError, WireError
+from stratafl.policies.accountant import epsilon_of
 
 
 class Joined:
@@ -147,6 +148,20 @@ def test_what_leaves_a_site_is_what_its_method_sends(tmp_path):
     assert ": nothing" in rounds
     assert model.endswith(f": {METHODS['fedper'].new_client}")
     assert told(deploy=predicts, algorithm={"name": "fedavg+q8"})[-1].endswith("the global model")
+
+
+def test_the_privacy_of_a_site_at_the_end_is_told_before_it_joins(tmp_path):
+    write_samples(tmp_path)
+
+    def told(**options):
+        algorithm = {"name": "fedper+private", "noise": 4.0, **options}
+        file = with_tables(algorithm=algorithm, run={"rounds": 6, "participation": 1.0})
+        return what_leaves_site(file, "a", str(tmp_path / "a.csv"))[-1]
+
+    assert f"6 rounds: every client has epsilon = {epsilon_of(4.0, 6, 1e-5):.3g} " in told()
+    assert f"6 rounds: every client has epsilon = {epsilon_of(2.0, 6, 1e-5):.3g} " in told(dp="local")
+    budget = epsilon_of(2.0, 3, 1e-5) * 1.001
+    assert f"3 rounds: every client has epsilon = {epsilon_of(2.0, 3, 1e-5):.3g} " in told(dp="local", dp_budget=budget)
 
 
 def test_weights_of_classes_may_name_one_that_the_site_lacks(tmp_path):

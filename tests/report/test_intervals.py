@@ -9,9 +9,10 @@ from stratafl.evaluation.metrics import METRICS
 from stratafl.report import gather
 from stratafl.report import sentences as say
 from stratafl.report.decision import ranking_lead
-from stratafl.report.formats import difference_text, duration_text, limits, score_text, size_text, spread
+from stratafl.report.formats import NO_VALUE, difference_text, duration_text, limits, score_text, size_text, spread
 from stratafl.report.intervals import Interval, Spread, interval
-from stratafl.report.notes import cautions
+from stratafl.report.notes import cautions, privacy_findings
+from stratafl.report.ranking_tables import ranking_table
 from stratafl.report.sentences import finding
 
 ACCURACY, MSE = METRICS["accuracy"], METRICS["mse"]
@@ -94,6 +95,47 @@ def test_a_method_that_leaks_wins_nothing(tmp_path):
     study = gather([tmp_path])
     assert [each.values["method"] for each in ranking_lead(study)] == ["fedavg"]
     assert any("flayer †" in line and "it sees test data" in line for line in cautions(study))
+
+
+def private_run(folder, epsilon, **options):
+    write_run(folder, [0.4, 0.5], name="fedavg+private", algorithm=options)
+    spent = {"privacy.epsilon": epsilon, "privacy.delta": 1e-5}
+    rewrite(folder / "rounds.jsonl", lambda line: {**line, **spent} if line["round"] == 2 else line)
+
+
+@pytest.mark.parametrize(
+    ("dp", "observers", "epsilon", "factor"),
+    [
+        ({}, "all but the server", 0.5, "1.7"),  # e^0.5 = 1.6487, rounded up
+        ({"dp": "local"}, "the server and all others", 3.0, "21"),
+        ({"dp": "distributed"}, "the server and all others", 8.0, "3,000"),
+        ({"dp": "central"}, "all but the server", 13.8, "990,000"),
+        ({"dp": "central"}, "all but the server", 13.9, "more than a million"),
+    ],
+)
+def test_epsilon_stands_beside_the_accuracy_with_what_it_means(tmp_path, dp, observers, epsilon, factor):
+    private_run(tmp_path / "private", epsilon, **dp)
+    write_run(tmp_path / "plain", [0.5, 0.6], name="fedavg")
+    study = gather([tmp_path])
+    table = ranking_table(study)
+    column = table.head.index("ε")
+    assert {row[0].shown: row[column].shown for row in table.rows[:2]} == {
+        "fedavg": NO_VALUE,
+        "fedavg+private": f"{epsilon:.3g}",
+    }
+    meaning, simulated = privacy_findings(study.ranks)
+    expected = {"method": "fedavg+private", "epsilon": f"{epsilon:.3g}", "delta": "1e-05"}
+    assert meaning == finding(say.EPSILON_MEANS, **expected, observers=observers, factor=factor)
+    assert simulated.sentence == say.EPSILON_SIMULATED
+    assert str(meaning) in table.caption
+    assert "epsilon_mean" in table.written
+
+
+def test_without_noise_a_report_has_no_epsilon(tmp_path):
+    write_run(tmp_path / "plain", [0.5, 0.6], name="fedavg")
+    study = gather([tmp_path])
+    assert "ε" not in ranking_table(study).head
+    assert privacy_findings(study.ranks) == []
 
 
 def test_what_a_reader_is_warned_of(tmp_path):

@@ -159,8 +159,6 @@ def test_the_client_that_takes_part_most_often_counts(clients, participation):
     assert most_rounds(given, 30) <= 30
 
 
-def test_words_say_to_whom_and_that_a_simulation_only_simulates():
+def test_words_say_how_much_and_against_whom():
     spent = {"privacy.epsilon": 3.14159, "privacy.delta": 1e-5}
-    said = in_words(spent, 20, "", simulated=False)
-    assert re.search(r"20 rounds.*3\.14.*1e-05", said)
-    assert len(in_words(spent, 20, "", simulated=True)) > len(said)
+    assert re.search(r"20 rounds.*3\.14.*1e-05.*all but us", in_words(spent, 20, "against all but us"))

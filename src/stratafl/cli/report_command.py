@@ -19,7 +19,7 @@ from stratafl.report.formats import size_text
 from stratafl.report.gains_tables import clients_csv
 from stratafl.report.guards import guard_sentences
 from stratafl.report.in_short import in_short
-from stratafl.report.notes import one_class
+from stratafl.report.notes import one_class, privacy_findings
 from stratafl.report.outcome import OF_ANSWERS, measure, what_counts
 from stratafl.report.page import check_report_file, write_report
 from stratafl.report.pair_tables import corrected_for, pairs_csv
@@ -137,7 +137,8 @@ def _footnotes(study: Study) -> list[Text]:
         [Text(f"to inspect its data, run: {command}", style="yellow")] if (command := where_to_look(outcomes)) else []
     )
     guards = [Text(sentence) for sentence in guard_sentences(ranks)]
-    return [*leaks, *lost, *same, *flagged, *look, *guards, Text(_caption(study), style="dim")]
+    privacy = [Text(str(sentence)) for sentence in privacy_findings(ranks)]
+    return [*leaks, *lost, *same, *flagged, *look, *guards, *privacy, Text(_caption(study), style="dim")]
 
 
 def pair_lines(study: Study) -> list[Text]:

@@ -75,6 +75,7 @@ def _columns(ranks: Sequence[Rank], metric: Metric) -> list[RankingColumn]:
         RankingColumn("received", "received", full),
         RankingColumn("trained", "trained", full),
         RankingColumn("deployed", "deployed", full),
+        RankingColumn("epsilon", "ε", lambda number: f"{number.mean:.3g}"),
         RankingColumn("spread", "spread", mean),
         RankingColumn("worst10", "worst 10%", mean),
         RankingColumn("new_trained", "new, trained", full),

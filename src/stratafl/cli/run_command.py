@@ -16,7 +16,6 @@ from stratafl.config.experiment import names_code, paths_in, with_values
 from stratafl.config.trust import Trust
 from stratafl.execute import SINGLE_PROCESS, ProcessGroup
 from stratafl.execute.ranks import Ranks, world_size
-from stratafl.policies.accountant import in_words
 from stratafl.runs import FollowerRun, Run
 from stratafl.runs.advancing import DisplayedRun, advance_run
 from stratafl.runs.directory import unused_run_folder
@@ -70,9 +69,6 @@ def drive(process_group: ProcessGroup, begin: Callable[[ProcessGroup], Run], tru
         if run.stopped:
             console.print(f"stopped after round {run.progress.t}: {run.stopped}")
         print_ranking([run.folder])
-        algorithm = run.trial.sim.algorithm
-        if spent := algorithm.spent(run.trial.sim.at(run.progress.t)):
-            console.print(in_words(spent, run.progress.t, algorithm.promise, simulated=True), markup=False)
         return 0
 
 

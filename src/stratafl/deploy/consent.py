@@ -19,6 +19,8 @@ from stratafl.algorithms.composition import composition, is_composition
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of, read_federation
+from stratafl.core.algorithm import Algorithm
+from stratafl.core.round import Round, Setup
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.certificates import read_key
@@ -28,6 +30,7 @@ from stratafl.deploy.signing_keys import HOST_KEY
 from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, WireError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
+from stratafl.policies.accountant import in_words, rounds_allowed
 
 CONSENT = "consent.json"
 MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
@@ -55,10 +58,18 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
     experiment = replace(file.experiment, train=train)
     blueprint = blueprint_of(experiment, format, len(file.deploy.sites), trust)
     try:
-        return [*lines, *what_leaves(blueprint.algorithm, blueprint.setup())]
+        setup = blueprint.setup()
+        return [*lines, *what_leaves(blueprint.algorithm, setup), *_promised(blueprint.algorithm, setup)]
     except (RuntimeError, MemoryError) as error:  # sizes that no machine has
         why = f"the method of the invitation cannot be built here ({first_line(error)})"
         raise DeployError(f"{why}: ask the host for smaller settings") from error
+
+
+def _promised(algorithm: Algorithm, setup: Setup) -> list[str]:
+    """The privacy of a site at the end, if there is noise."""
+    rounds = rounds_allowed(algorithm, setup)
+    spent = algorithm.spent(Round(setup, rounds))
+    return [in_words(spent, rounds, algorithm.promise)] if spent else []
 
 
 def _welcomed(file: FederationFile) -> str:

@@ -79,7 +79,7 @@ class Hosting:
                         self._round(exchange, server, offer, journal)
                         spent = server.algorithm.spent(server.at(exchange.round))
                 if spent:
-                    self.status.say(in_words(spent, exchange.round, server.algorithm.promise, simulated=False))
+                    self.status.say(in_words(spent, exchange.round, server.algorithm.promise))
                 left = self._commit(exchange, offer)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)

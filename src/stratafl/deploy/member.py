@@ -11,7 +11,6 @@
 
 import json
 import logging
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +31,6 @@ from stratafl.config.deployment import (
     site_of,
 )
 from stratafl.config.experiment import Experiment, with_values
-from stratafl.core.round import Round
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -57,7 +55,7 @@ from stratafl.execute.exchange.blocks import BlockCache
 from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
 from stratafl.files import json_value, read_plain, write_atomically
-from stratafl.policies.accountant import most_rounds, over_budget
+from stratafl.policies.accountant import most_rounds, rounds_allowed
 
 log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE = "federation.toml", "agreement.json", "state"
@@ -106,10 +104,7 @@ class Releases:
     @staticmethod
     def of(path: Path, site: Site) -> "Releases":
         """At most as many as the client that takes part most often, in all rounds that the budget allows."""
-        algorithm, setup = site.algorithm, site.setup
-        rounds = range(setup.rounds)
-        within = bisect_left(rounds, True, key=lambda t: over_budget(algorithm.spent(Round(setup, t))) is not None)
-        return Releases(path, most_rounds(setup, within))
+        return Releases(path, most_rounds(site.setup, rounds_allowed(site.algorithm, site.setup)))
 
     def add(self, upload: bytes) -> None:
         """Before an upload leaves. One that is computed again, after a crash, has the same noise and counts once."""

@@ -10,6 +10,7 @@ there is no bound for a sampling here that could be applied to another one.
 """
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Mapping
 from functools import lru_cache
 from math import exp, inf, sqrt
@@ -17,6 +18,7 @@ from math import exp, inf, sqrt
 import torch
 
 from stratafl.core import keys
+from stratafl.core.algorithm import Algorithm
 from stratafl.core.layers import Select
 from stratafl.core.round import Round, Setup
 from stratafl.core.steps import Merge
@@ -122,14 +124,18 @@ def over_budget(line: Mapping[str, float]) -> str | None:
     return f"another round would cost epsilon = {line[NEXT]:.3g}, above dp_budget = {line[BUDGET]:g}"
 
 
-def in_words(spent: Mapping[str, float], rounds: int, promise: str, *, simulated: bool) -> str:
+def rounds_allowed(algorithm: Algorithm, setup: Setup) -> int:
+    """How many of a run's rounds its budget allows."""
+    rounds = range(setup.rounds)
+    return bisect_left(rounds, True, key=lambda t: over_budget(algorithm.spent(Round(setup, t))) is not None)
+
+
+def in_words(spent: Mapping[str, float], rounds: int, promise: str) -> str:
     """The guarantee after this number of rounds: for whom and against whom."""
-    sentence = (
+    return (
         f"privacy after {counted(rounds, 'round')}: every client has epsilon = {spent[EPSILON]:.3g} at "
         f"delta = {spent[DELTA]:g} {promise}"
     )
-    only = "; this run only simulates it: the seed determines its noise, and its scores have no noise"
-    return sentence + (only if simulated else "")
 
 
 def most_rounds(setup: Setup, t: int) -> int:

@@ -93,7 +93,7 @@ def _stream(seed: bytes) -> Draw:
 
 
 def _discrete(draw: Draw, count: int, bits: int) -> NDArray[np.int64]:
-    drawn, missing = np.empty(count, dtype=np.int64), np.arange(count)
+    drawn, missing, left = np.empty(count, dtype=np.int64), np.arange(count), np.ones(count, dtype=bool)
     while len(missing):
         place, y = _laplace(draw, missing, bits)
         distance = np.abs(np.abs(y) - (1 << bits))
@@ -101,8 +101,8 @@ def _discrete(draw: Draw, count: int, bits: int) -> NDArray[np.int64]:
         whole, rest = square >> (2 * bits + 1), square & ((1 << (2 * bits + 1)) - 1)
         accepted = _exp_minus(draw, rest.astype(np.uint64) << np.uint64(63 - 2 * bits))
         accepted &= _successes(draw, len(y)) >= whole  # each has the probability exp(−1)
-        drawn[place[accepted]] = y[accepted]
-        missing = np.setdiff1d(missing, place[accepted], assume_unique=True)
+        drawn[place[accepted]], left[place[accepted]] = y[accepted], False
+        missing = missing[left[missing]]
     return drawn
 
 
@@ -143,8 +143,9 @@ _FIRST_WORDS = np.array([power >> 64 for power in reversed(_POWERS)], dtype=np.u
 def _successes(draw: Draw, count: int) -> NDArray[np.int64]:
     """How often in succession an event of the probability exp(−1) happens: j times or more with exp(−j)."""
     word = draw(count)
-    times = len(_FIRST_WORDS) - np.searchsorted(_FIRST_WORDS, word, side="right")
-    for place in np.isin(word, _FIRST_WORDS).nonzero()[0]:
+    at_most = np.searchsorted(_FIRST_WORDS, word, side="right")
+    times = len(_FIRST_WORDS) - at_most
+    for place in (_FIRST_WORDS[np.maximum(at_most, 1) - 1] == word).nonzero()[0]:
         number = int(word[place]) << 64 | int(draw(1)[0])
         times[place] = sum(power > number for power in _POWERS)
     return times

@@ -1,11 +1,12 @@
 """What to know before acting on a ranking: doubts, the most serious first, and cautions about single runs."""
 
 from collections.abc import Sequence
-from math import inf, isclose
+from math import ceil, exp, floor, inf, isclose, log
 from statistics import fmean
 
 from stratafl.errors import counted
 from stratafl.evaluation.measure import local_steps
+from stratafl.policies.accountant import DELTA
 from stratafl.report import sentences as say
 from stratafl.report.flagged_clients import flag_sentences
 from stratafl.report.formats import differing, listed, minus, score_text
@@ -20,6 +21,9 @@ FEW_SAMPLES = 50  # for validation: the standard error of a share is up to 7 poi
 SAME_STEPS = 1.05  # methods whose numbers of steps differ by less have trained equally long
 METHOD_SETTINGS = ("algorithm.", "run.device", "run.engine")  # in which methods may differ and still be compared
 MACHINES = {"device_name": "devices", "torch": "versions of torch", "commit": "commits of stratafl"}
+# Who sees what the noise protects, by the model of privacy (docs/guide/privacy.md).
+EVERYBODY = "the server and all others"
+OBSERVERS = {"central": "all but the server", "local": EVERYBODY, "distributed": EVERYBODY}
 Findings = list[Finding]
 
 
@@ -169,6 +173,31 @@ def one_class(rank: Rank) -> Finding:
     """What it means for a method's score that it gives every client one class."""
     sentence = say.SAME_CLASS if rank.says_nothing else say.SAME_CLASS_RANKED
     return finding(sentence, method=rank.label, metric=rank.members[0].metric.title)
+
+
+def privacy_findings(ranks: Sequence[Rank]) -> Findings:
+    """What the ε of each method that adds noise means, and against whom."""
+    findings = [
+        finding(
+            say.EPSILON_MEANS,
+            method=rank.label,
+            epsilon=f"{rank.numbers['epsilon'].mean:.3g}",
+            delta=f"{rank.members[0].lines[-1][DELTA]:g}",
+            observers=OBSERVERS[rank.settings.get("algorithm.dp", "central")],
+            factor=_factor(rank.numbers["epsilon"].mean),
+        )
+        for rank in ranks
+        if "epsilon" in rank.numbers
+    ]
+    return [*findings, finding(say.EPSILON_SIMULATED)] if findings else []
+
+
+def _factor(epsilon: float) -> str:
+    """e^ε, rounded up to two digits."""
+    if epsilon > log(1e6):
+        return "more than a million"
+    step = 10.0 ** (floor(epsilon / log(10)) - 1)
+    return f"{ceil(exp(epsilon) / step) * step:,.6g}"
 
 
 def _unchecked(study: Study) -> Findings:

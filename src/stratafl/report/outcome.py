@@ -22,6 +22,7 @@ from stratafl.evaluation.measure import NOT_FINITE, Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import is_plain
+from stratafl.policies.accountant import EPSILON
 from stratafl.report.run_journals import LayerJournal, lines_of_round, read_layer_journal
 from stratafl.runs import directory
 from stratafl.runs.class_counts import read_class_counts
@@ -234,9 +235,10 @@ class Outcome:
             "selected_round": chosen["round"],
             **{f"converged_{kind}": convergence and getattr(convergence, kind) for kind in CONVERGED},
             **{"bytes": total.bytes, "seconds": total.seconds, "rounds": self.rounds},
+            "epsilon": self.lines[-1].get(EPSILON),
         }
         if self.values is not None:
-            unchanged = ("selected_round", "bytes", "seconds", "rounds")
+            unchanged = ("selected_round", "bytes", "seconds", "rounds", "epsilon")
             numbers = {name: numbers[name] for name in unchanged} | numbers_of(self.values, self.evaluate)
         return {name: float(value) for name, value in numbers.items() if value is not None}
 

@@ -17,6 +17,7 @@ from stratafl.report.formats import (
     spread,
 )
 from stratafl.report.intervals import Interval, interval
+from stratafl.report.notes import privacy_findings
 from stratafl.report.outcome import is_imported, measure, what_counts
 from stratafl.report.paired import WORDS, pair_of
 from stratafl.report.ranking import DIVERGED, Rank, has_column, to_csv, winner
@@ -34,7 +35,9 @@ def ranking_table(study: Study) -> ReportTable:
     """The ranking in as few columns as a decision needs, so that it fits a page; `numbers_table` has the others."""
     first, metric = winner(study.ranks), study.measured
     counts = len({len(rank.seeds) for rank in study.ranks}) > 1
-    head = ("method", *(("seeds",) if counts else ()), metric.title, "against the first", "worst 10 %")
+    private = has_column("epsilon", study.ranks)
+    head = ("method", *(("seeds",) if counts else ()), metric.title, *(("ε",) if private else ()))
+    head = (*head, "against the first", "worst 10 %")
 
     def row(rank: Rank) -> tuple[Cell, ...]:
         leads = rank is first and len(study.ranks) > 1 and study.no_choice is None
@@ -43,6 +46,7 @@ def ranking_table(study: Study) -> ReportTable:
         lost = "score" not in rank.numbers and rank.diverged
         reached = DIVERGED if lost else spread(rank.numbers.get("score"), metric)
         cells.append(Cell(reached, None, "strong", over_seeds(rank.scores, metric)))
+        cells += [Cell(epsilon_text(rank), rank.mean("epsilon"))] if private else []
         cells += [_against(rank, first, study), Cell(score_text(rank.mean("worst10"), metric))]
         return (*cells, Cell(size_text(rank.mean("bytes"))), Cell(duration_text(rank.mean("seconds"))))
 
@@ -60,9 +64,16 @@ def ranking_table(study: Study) -> ReportTable:
         rows.append(row(study.majority))
     elif is_imported(metric) and not study.regression:
         caption += " Majority class: unknown, because reports do not run your own metric."
+    caption = " ".join([caption, *map(str, privacy_findings(study.ranks))])
     behind = {rank.label: paired for rank in study.ranks if first and (paired := _minus(rank, first, study))}
     written = to_csv(study.ranks, behind)
     return ReportTable("ranking", caption, (*head, "communication", "time"), tuple(rows), written=written, stacked=True)
+
+
+def epsilon_text(rank: Rank) -> str:
+    """ε of the whole run; none without noise."""
+    mean = rank.mean("epsilon")
+    return NO_VALUE if mean is None else f"{mean:.3g}"
 
 
 def _against(rank: Rank, first: Rank | None, study: Study) -> Cell:

@@ -201,6 +201,11 @@ BEST_ROUND = "There is no validation split, so scores are those of the round wit
 # Gains, below their table
 
 ADD_LOCAL = "To see which clients gain, add {local} to --algorithms: every method is then compared with it."
+EPSILON_MEANS = (
+    "{method}: ε = {epsilon} at δ = {delta}, so what {observers} see changes the odds that a client has certain data "
+    "by a factor of at most {factor}, except with the probability δ."
+)
+EPSILON_SIMULATED = "A simulation shows what ε costs and protects no client: its noise follows from the seed."
 MEAN_OVER = "Mean: {average}, as in the ranking."
 SURE_MEANS = (
     '"Sure" means that the client\'s 95 % interval over {noise} excludes 0; by chance alone about 2.5 % of clients are '
