@@ -15,7 +15,6 @@ import tomli_w
 
 from hosted import deployed, largest, simulated, with_tables, write_samples
 from stratafl.cli import main
-from stratafl.config.deployment import FederationFile
 from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.processes import flower_environment, free_port
 from stratafl.deploy.signing_keys import KEYS
@@ -38,10 +37,11 @@ PARTS = {
 class PlainFederation:
     """Ends all processes when it is left; `kill` and `start` are for tests."""
 
-    def __init__(self, folder: Path, file: FederationFile | None = None, **tables: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, **tables: dict[str, Any]) -> None:
         deploy = {"sites": list(SITES), "least": len(SITES), **tables.pop("deploy", {})}
         self.folder = folder
-        self.file = file or with_tables(**{"run": {"rounds": 3, "participation": 1.0}, **tables}, deploy=deploy)
+        run = {"rounds": 3, "participation": 1.0, **tables.pop("run", {})}
+        self.file = with_tables(**tables, run=run, deploy=deploy)
         self.host, self.app = folder / "host", folder / "app"
         self.sites = {site: folder / site for site in self.file.deploy.sites}
         self.processes = dict[str, subprocess.Popen[bytes]]()
