@@ -161,7 +161,7 @@ def test_a_question_that_another_node_passes_on_is_not_answered(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["forged", "replayed", "of another site"])
-@pytest.mark.budget(2, "a round of four sites that are read from disk for each message")
+@pytest.mark.budget(3, "a round of four sites that are read from disk for each message")
 def test_a_reply_that_is_not_the_sites_is_refused_and_costs_it_no_round(tmp_path: Path, kind: str) -> None:
     _, _, grid = prepared(tmp_path, run={"rounds": 1, "participation": 1.0}, deploy={"least": 4})
     earlier, others = dict[str, RecordDict](), dict[str, RecordDict]()
