@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import tomli_w
 
+from chaos import _below
 from hosted import deployed, largest, simulated, with_tables, write_samples
 from stratafl.cli import main
 from stratafl.deploy.hosting import SERVER
@@ -122,8 +123,9 @@ class PlainFederation:
     def stop(self, name: str) -> None:
         """The process and all that it has started."""
         process = self.processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in (*(pid for pid, _ in _below(process.pid)), process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
     def kill(self, name: str, part: str) -> int:
@@ -133,14 +135,10 @@ class PlainFederation:
         return int(pid)
 
     def pid(self, name: str, part: str) -> int | None:
-        """A process is of the session that its SuperNode or SuperLink has begun."""
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                session = (path / "stat").read_text().rpartition(")")[2].split()[3]
-                command = (path / "cmdline").read_text().replace("\0", " ")
-                if int(session) == self.processes[name].pid and PARTS[part] in command:
-                    return int(path.name)
-        return None
+        """The SuperNode or SuperLink itself, or what it has started."""
+        if PARTS[part] == PARTS.get(name, PARTS["supernode"]):
+            return self.processes[name].pid
+        return next((pid for pid, line in _below(self.processes[name].pid) if PARTS[part] in line), None)
 
     # Runs
 
