@@ -11,6 +11,7 @@ from stratafl.config.migrations import (
     GROUPS_BY_CLIENTS,
     IMAGES_BY_THEIR_OWN,
     OWN_COLUMNS,
+    USUALLY_LIMITED,
     method_digest_compares,
     migrate,
     with_format,
@@ -34,7 +35,8 @@ def written(tmp_path, text):
 @pytest.mark.parametrize("number", ["", "format = 1\n", "format = 2\n", f"format = {FORMAT}\n"])
 @pytest.mark.parametrize("text", [OLD, OLD.replace("memory", "memory_limit").replace("newcomers", "new_clients")])
 def test_old_and_new_keys_are_read(tmp_path, number, text):
-    before = with_settings(TODAY, ["data.normalise=images"])  # when tables were not standardised by default
+    # When tables were not standardised by default, and updates had no limit.
+    before = with_settings(TODAY, ["data.normalise=images", "server.norm_limit=0"])
     old = "= 1" in number or "= 2" in number
     assert load_experiment(written(tmp_path, number + text)) == (before if old else TODAY)
     stored = from_stored(tomllib.loads(number + text))  # of a run that knew neither metrics nor ties
@@ -65,6 +67,15 @@ def test_fedalp_has_as_many_groups_as_its_format_had(number, options, groups):
     read = from_stored({"format": number, "algorithm": {"name": "fedalp", **options}})
     assert read.algorithm.options.get("groups") == groups
     assert not from_stored({"format": number, "algorithm": {"name": "ifca"}}).algorithm.options
+
+
+@pytest.mark.parametrize(
+    ("number", "server", "limit"),
+    [(USUALLY_LIMITED - 1, {}, 0), (USUALLY_LIMITED - 1, {"norm_limit": 7.0}, 7), (USUALLY_LIMITED, {}, None)],
+)
+def test_the_length_of_updates_is_limited_as_it_was(number, server, limit):
+    assert from_stored({"format": number, "server": server}).server.norm_limit == limit
+    assert migrate({"format": number, "server": server}, deployed=True)["server"] == server
 
 
 @pytest.mark.parametrize(

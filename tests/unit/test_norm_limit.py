@@ -22,7 +22,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster
-from stratafl.execute.uploads import DEPLOYED, ENDLESS, LeftOut, too_long
+from stratafl.execute.uploads import ENDLESS, USUAL_NORM_LIMIT, LeftOut, too_long
 from stratafl.testing import difference, tiny_federation, tiny_model
 from stratafl.testing.watch import Tampered, Watched
 from tiers import slow_except
@@ -159,6 +159,17 @@ def test_where_nobody_is_above_the_limit_nothing_changes():
     assert difference(sim.run(Matrix()).tensors(), plain.run(Matrix()).tensors()) == 0
 
 
+def test_a_limit_that_nobody_reaches_changes_no_report_of_outliers():
+    """Even of a method whose clients mix what they receive, so that updates differ in length by where they start."""
+    reports = []
+    for limit in (None, 1e9):
+        sim, wrong = made(algorithm("fedala"), limit=limit, times=30.0)
+        progress, _ = sim.round(sim.start(), Matrix())
+        reports.append(wrong.round(progress, Matrix())[1])
+    assert reports[0].outliers == reports[1].outliers
+    assert [each.client for each in reports[0].outliers] == [WRONG]
+
+
 def test_those_who_were_left_out_for_another_reason_stay_so():
     """In the order of the cohort, each with its own reason."""
 
@@ -225,7 +236,7 @@ def test_scores_and_layer_diagnostics_are_as_if_it_had_not_been_asked():
 # In a deployment
 
 
-def federated(limit=DEPLOYED, dtype=torch.float32):
+def federated(limit=USUAL_NORM_LIMIT, dtype=torch.float32):
     data = tiny_federation(dtype=dtype)
 
     def blueprint():
@@ -266,10 +277,10 @@ def absorbed(limit, times=1000.0):
 
 
 def test_a_server_leaves_it_out_and_names_it():
-    found, without, _ = absorbed(DEPLOYED)
+    found, without, _ = absorbed(USUAL_NORM_LIMIT)
     assert difference(found.server["theta"], without.server["theta"]) == 0
     assert [each.client for each in found.left_out] == [WRONG]
-    assert found.left_out[0].reason.endswith(" 100")
+    assert found.left_out[0].reason.endswith(" 20")
     assert sorted(found.present) == [0, 1, 3, 4, 5]
     assert not found.outliers
 
@@ -283,8 +294,8 @@ def test_a_server_without_a_limit_only_names_it():
 
 @pytest.mark.slow
 def test_a_deployment_leaves_out_whom_a_simulation_with_its_limit_leaves_out():
-    sim, wrong = made(fedper(), limit=DEPLOYED, rounds=2, seed=0, buffers="follow")
-    found, _, _ = absorbed(DEPLOYED)
+    sim, wrong = made(fedper(), limit=USUAL_NORM_LIMIT, rounds=2, seed=0, buffers="follow")
+    found, _, _ = absorbed(USUAL_NORM_LIMIT)
     after, report = wrong.round(sim.start(), Messages())
     assert [each.client for each in report.left_out] == [each.client for each in found.left_out]
     assert difference(after.server["theta"], found.server["theta"]) == 0
@@ -293,14 +304,16 @@ def test_a_deployment_leaves_out_whom_a_simulation_with_its_limit_leaves_out():
 # From a configuration
 
 
-def test_it_is_off_in_a_simulation_and_on_in_a_deployment_unless_a_configuration_says_otherwise():
+def test_it_is_on_in_simulations_and_deployments_unless_a_configuration_says_otherwise():
     def limits(*typed):
         experiment = with_settings(Experiment(), ["data.clients=4", "run.rounds=1", *typed])
         sim = simulation_of(experiment)
         made = blueprint_of(experiment, SampleFormat.of(sim.runtime.federation), 4)
         return sim.norm_limit, server_of(experiment, made, Roster.of(4, [])).norm_limit
 
-    assert limits() == (None, DEPLOYED)
+    assert limits() == (USUAL_NORM_LIMIT, USUAL_NORM_LIMIT)
+    assert limits("algorithm.name=fedavg+private", "private.noise=1") == (None, None)
+    assert limits("run.protocol=pfllib") == (None, None)
     assert limits("server.norm_limit=20") == (20.0, 20.0)
     assert limits("server.norm_limit=0") == (None, None)
     with pytest.raises(RecordError, match=r"server.norm_limit must be at least 0"):

@@ -37,6 +37,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import Store
+from stratafl.execute.rounds import limit_of
 from stratafl.policies.class_weights import LEAST_WEIGHT, PLAIN, POOLED, in_order_of_classes, weights_by_name
 from stratafl.policies.train import LocalTraining, Weight, with_training
 from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_of, read_run, refuse_runs, selected_line
@@ -138,7 +139,8 @@ def fit(
             if one of them returns True.
         participation: The share of the clients that takes part in a round.
         new_clients: The last of the clients, this many, never take part in training.
-        norm_limit: Leave out updates more than this many times as long as the cohort's median.
+        norm_limit: Leave out updates more than this many times as long as the cohort's median; 0: none. By default 20,
+            and none for a method that adds noise.
         weights: A file with the initial weights.
         head: The module that is the model's head, if it is not the last one.
         frozen: Layers that are not trained, sent or kept by clients, such as `"*.lora_A"`.
@@ -195,7 +197,7 @@ def fit(
         memory_limit=None if memory_limit is None else Size().read("memory_limit", memory_limit),
         store=store,
         new_clients=new_clients,
-        norm_limit=norm_limit,
+        norm_limit=limit_of(norm_limit, method),
     )
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)

@@ -73,11 +73,7 @@ def list_(
         print_catalogue(name, as_json, settings_of(set, model=model, data=data))
 
 
-@app.command(
-    cls=Example,
-    rich_help_panel=RUNS,
-    epilog="strata run --algorithm fedper --rounds 30 --set train.lr=0.1 --out runs/first",
-)
+@app.command(cls=Example, rich_help_panel=RUNS, epilog="strata run --algorithm fedper --rounds 30 --out runs/first")
 @with_options
 def run(
     *,
@@ -212,6 +208,21 @@ def report(
     print_report(folders, options)
 
 
+@app.command(cls=Example, rich_help_panel=RUNS, epilog="strata leak runs/first --rounds 3 --svg leaks.svg")
+def leak(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories; seeds are averaged.")],
+    rounds: Annotated[int, option("--rounds N", "Rounds to replay.")] = 3,
+    clients: Annotated[int, option("--clients N", "Clients to attack, of each round.")] = 12,
+    csv: Annotated[Path | None, option("--csv FILE", "Write every number.", OUTPUT)] = None,
+    svg: Annotated[Path | None, option("--svg FILE", "Write a picture of layers and attacks.", OUTPUT)] = None,
+    trust: Trust = False,
+) -> None:
+    """Attack the uploads of runs, and see what each layer gives away to the host."""
+    from stratafl.cli.leak_command import print_leaks
+
+    print_leaks(folders, rounds, clients, csv, svg, trust)
+
+
 @app.command(cls=Example, rich_help_panel=METHODS, epilog="strata reproduce flayer/table2 --scale smoke")
 @with_options
 def reproduce(
@@ -243,11 +254,7 @@ def check_(
     return check_method(name, settings or [], quick)
 
 
-@app.command(
-    cls=Example,
-    rich_help_panel=METHODS,
-    epilog="strata bench --models mlp,cnn --methods fedavg,flayer --json speed.json",
-)
+@app.command(cls=Example, rich_help_panel=METHODS, epilog="strata bench --models mlp,cnn --methods fedavg,flayer")
 @with_options
 def bench(
     *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.", OUTPUT)] = None
@@ -336,11 +343,7 @@ def audit(
     print_audit(folder, site, as_json)
 
 
-@app.command(
-    cls=Example,
-    rich_help_panel=MODELS,
-    epilog="strata predict runs/first --client Basel --data new.csv --out predictions.csv",
-)
+@app.command(cls=Example, rich_help_panel=MODELS, epilog="strata predict runs/first --client Basel --data new.csv")
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run directory, or the folder of a site.")],
     data: Annotated[Path, option("--data -d PATH", "New samples in the format of the others; labels are not needed.")],

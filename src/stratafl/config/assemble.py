@@ -39,6 +39,7 @@ from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
+from stratafl.execute.rounds import limit_of
 from stratafl.models import MODELS
 from stratafl.models.architecture import with_recipe
 from stratafl.policies.robust import robust
@@ -285,7 +286,7 @@ def simulation_with(
         device=run.device,
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
-        norm_limit=experiment.server.norm_limit or None,
+        norm_limit=limit_of(experiment.server.norm_limit, algorithm, experiment.server.secure),
         secure=experiment.server.secure,
         drop=run.drop,
         time=time_of(run),

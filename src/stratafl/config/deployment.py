@@ -35,9 +35,9 @@ from stratafl.errors import RecordError, shown, unknown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_exchange_name
 from stratafl.execute.roster import Roster
+from stratafl.execute.rounds import limit_of
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
-from stratafl.execute.uploads import DEPLOYED
 from stratafl.policies.class_weights import POOLED
 from stratafl.policies.train import with_class_weights
 from stratafl.runtime.speed import Speed
@@ -189,7 +189,7 @@ def federation_from(tables: Mapping[str, Any], *, divides: bool = False) -> Fede
     """
     if DEPLOY not in tables:
         raise RecordError('it has no table [deploy]: add one with sites = ["…", "…"]')
-    rest = migrate({name: table for name, table in tables.items() if name != DEPLOY})
+    rest = migrate({name: table for name, table in tables.items() if name != DEPLOY}, deployed=True)
     data = rest.get("data", {})
     if divides or not isinstance(data, Mapping) or "name" in data:
         experiment = from_tables(rest)
@@ -230,13 +230,9 @@ def blueprint_of(
 
 
 def server_of(experiment: Experiment, blueprint: Blueprint, roster: Roster, secret: bytes | None = None) -> Server:
-    """The server of a blueprint, with the experiment's limit to the length of updates or a deployment's own.
-
-    Where noise is added there is no limit: who is left out by it depends on what others sent.
-    """
-    usual = None if blueprint.algorithm.requires.noise else DEPLOYED
-    limit = experiment.server.norm_limit
-    return Server.of(blueprint, roster, norm_limit=usual if limit is None else limit or None, secret=secret)
+    """The server of a blueprint, with the limit to the length of updates that a simulation of the experiment has."""
+    limit = limit_of(experiment.server.norm_limit, blueprint.algorithm)
+    return Server.of(blueprint, roster, norm_limit=limit, secret=secret)
 
 
 def site_federation_of(

@@ -14,6 +14,7 @@
 7   images of 16 bits are scaled by their own mean and deviation by default: what `data.normalise` called `auto` before
     is `former`
 8   FedPrior's class frequencies are no column that could be trained, so its digest is another one
+9   a simulation has a limit to the length of updates by default, as a deployment always had
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
@@ -27,13 +28,14 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 8  # a run's configuration without a number is of format 3 or older
+FORMAT = 9  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 CHANGED_SINCE = {"fedprior": 8}  # methods whose record changed, but not what they do, with the format of the change
 OWN_COLUMNS = 5  # since this format, each client standardises a table by its own samples
 GROUPS_BY_CLIENTS = 6  # since this format, the default number of FedALP's groups grows with the clients
 IMAGES_BY_THEIR_OWN = 7  # since this format, images of 16 bits are scaled by their own mean and deviation
+USUALLY_LIMITED = 9  # since this format, simulations have a limit to the length of updates by default
 UNNUMBERED_FEDERATION = 5  # the format of a federation's file or invitation that has no number
 _NORMALISED_BEFORE = {"auto": "images", "columns": "pooled"}
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
@@ -44,10 +46,11 @@ def with_format(tables: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": FORMAT, **tables}
 
 
-def migrate(tables: Mapping[str, Any], *, stored: bool = False) -> dict[str, Any]:
+def migrate(tables: Mapping[str, Any], *, stored: bool = False, deployed: bool = False) -> dict[str, Any]:
     """The tables of a configuration of this or an older format in today's words, without the number.
 
     A file that a person wrote has no number and means what its words mean today; one that was `stored` is old.
+    `deployed`: whether they are of a federation, not of a simulation.
     """
     number = tables.get("format", 1 if stored else FORMAT)
     if type(number) is not int or number < 1:
@@ -66,6 +69,9 @@ def migrate(tables: Mapping[str, Any], *, stored: bool = False) -> dict[str, Any
         data = migrated["data"] = {**data, "normalise": _NORMALISED_BEFORE.get(normalise, normalise)}
     if number < IMAGES_BY_THEIR_OWN and isinstance(data, Mapping) and data.get("normalise", "auto") == "auto":
         migrated["data"] = {**data, "normalise": "former"}
+    server = migrated.get("server", {})
+    if number < USUALLY_LIMITED and not deployed and isinstance(server, Mapping):
+        migrated["server"] = {"norm_limit": 0.0, **server}
     method = migrated.get("algorithm")
     if isinstance(method, Mapping):
         migrated["algorithm"] = {**former_defaults(method.get("name"), number), **method}

@@ -70,6 +70,7 @@ def _of_model(model: str | None, vocabulary: int | None) -> dict[str, Any]:
 
 
 _TEST_SELECTED = {"data.validation": 0.0, "data.split": "random", "evaluate.select": "best", "evaluate.metric": "plain"}
+_TEST_SELECTED |= {"server.norm_limit": 0.0}  # papers average whatever clients send
 _PFLLIB = {**_TEST_SELECTED, "data.test": 0.25, "train.drop_last": True}
 _PFLLIB |= {"run.buffers": "local", "evaluate.stage": "received"}
 _LAST = {**_TEST_SELECTED, "evaluate.select": "last", "evaluate.stage": "received", "evaluate.average": "clients"}

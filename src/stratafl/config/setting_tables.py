@@ -32,7 +32,7 @@ from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.execute.simulated_time import BANDWIDTH, STEP_SECONDS, SimulatedTime
-from stratafl.execute.uploads import DEPLOYED
+from stratafl.execute.uploads import USUAL_NORM_LIMIT
 from stratafl.models import MODELS
 from stratafl.policies import LocalTraining
 from stratafl.policies.krum import Keep, Wrong
@@ -120,8 +120,8 @@ class ServerTable:
     norm_limit: Annotated[
         float | None,
         Range(least=0),
-        "updates with a norm above this multiple of the cohort's median are left out of the round; 0: none;",
-        f"by default none in a simulation, {DEPLOYED:g} in a deployment",
+        "updates with a norm above this multiple of the cohort's median are left out of the round; 0: no limit;",
+        f"by default {USUAL_NORM_LIMIT:g}, and no limit with noise, with secure sums and in the protocols of papers",
     ] = None
     secure: Annotated[bool, "whether the server sees sums of uploads alone, see [secure sums](../guide/secure.md)"] = (
         False

@@ -259,11 +259,10 @@ class RoundRun:
         if wrong:
             return arrived, Inspection.refused(wrong, clients)
         opened = sim.algorithm.open(self.rnd, self.server, arrived, work.ids)
-        limited = sim.norm_limit is not None
-        # With a limit, updates count from what a server in a deployment knows: what it sent.
-        start = work.parcel if limited else {sim.algorithm.row: Field(work.received)}
-        samples = sim.samples[work.ids]
-        inspection = inspect(arrived, form, work.state, start, samples, layout, opened, limited=limited)
+        # For a limit, updates count from what a server in a deployment knows: what it sent.
+        sent = None if sim.norm_limit is None else work.parcel
+        received, samples = {sim.algorithm.row: Field(work.received)}, sim.samples[work.ids]
+        inspection = inspect(arrived, form, work.state, received, samples, layout, opened, sent=sent)
         if sim.secure:
             too_large = sim.overflowing(self.rnd, self.server, opened.uploads, work.ids)
             reasons = [reason or other for reason, other in zip(inspection.reasons, too_large, strict=True)]

@@ -20,6 +20,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.secure_sums import SecureSums, too_few
 from stratafl.core.state import State, tensor_of, tensors
 from stratafl.errors import DataError, RecordError, WireError
+from stratafl.execute.uploads import USUAL_NORM_LIMIT
 
 log = logging.getLogger("stratafl")
 SUMS = "secure"  # the only field of a total in whole numbers
@@ -161,6 +162,16 @@ class Rounds:
         problem = "uploads are finite, but the merged state is not: the server keeps its last state"
         log.warning("round %d: %s", rnd.t + 1, problem)
         return server
+
+
+def limit_of(asked: float | None, algorithm: Algorithm, secure: bool = False) -> float | None:
+    """The limit to the length of updates that was asked for (0: none), or else the usual one where there can be one.
+
+    Where noise is added there is none, since who is left out by it depends on what others sent.
+    """
+    if asked is not None:
+        return asked or None
+    return None if algorithm.requires.noise or secure else USUAL_NORM_LIMIT
 
 
 def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:

@@ -19,7 +19,7 @@ from stratafl.errors import DataError, WireError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.rounds import SECRET_BYTES, Rounds, check_secret
-from stratafl.execute.uploads import DEPLOYED, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
+from stratafl.execute.uploads import USUAL_NORM_LIMIT, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
 from stratafl.runtime.speed import precision
 
 
@@ -46,7 +46,7 @@ class Server(Rounds):
         roster: Roster,
         device: str | torch.device = "cpu",
         *,
-        norm_limit: float | None = DEPLOYED,
+        norm_limit: float | None = USUAL_NORM_LIMIT,
         secret: bytes | None = None,
     ) -> "Server":
         """The server, or an error that says what does not fit; sites may join later (`joined`).
@@ -148,6 +148,7 @@ class Server(Rounds):
         except WireError as error:
             return Parcel({}), Inspection.refused(str(error), 1)
         opened = self.algorithm.open(rnd, state, parcel, torch.tensor([client]))
-        sent, limited = self._parcel(rnd, state, client), self.norm_limit is not None
-        inspection = inspect(parcel, form, {}, sent, samples, self.setup.layout, opened, limited=limited)
+        received = self._parcel(rnd, state, client)
+        sent = None if self.norm_limit is None else received
+        inspection = inspect(parcel, form, {}, received, samples, self.setup.layout, opened, sent=sent)
         return opened.uploads, inspection

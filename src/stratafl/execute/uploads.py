@@ -29,7 +29,7 @@ from stratafl.core.state import State, tensors
 STATE_NOT_FINITE = "its model is not finite"
 ENDLESS = "the norm of its update is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
-DEPLOYED = 100.0  # the same, above which a deployment leaves an update out
+USUAL_NORM_LIMIT = 20.0  # the same, above which an update is left out by default
 MIN_UPDATES = 3  # updates below which a median says nothing
 
 
@@ -83,13 +83,13 @@ def inspect(
     layout: Layout,
     opened: Opened | None = None,
     *,
-    limited: bool = False,
+    sent: Mapping[str, Field] | None = None,
 ) -> Inspection:
     """Check uploads as they arrive and as merges read them, and the state that clients would keep.
 
     `received` are the fields from which updates count, such as those of the download; `samples` `[C]` what clients
-    hold. Clients that work together share tensors, so that another form is theirs together. `limited`: whether norms of
-    all parts are wanted.
+    hold. Clients that work together share tensors, so that another form is theirs together. `sent` is what the server
+    sent, from which the norms of all parts count, if they are wanted.
     """
     opened = opened or Opened(up)
     clients = len(samples)
@@ -108,22 +108,24 @@ def inspect(
         name: extremes(field, form.fields[name].bound, clients, layout, covered.get(name, frozenset()))
         for name, field in looked_at.items()
     }
-    sent = {name: low_and_high for name, low_and_high in ranges.items() if low_and_high is not None}
+    extreme_values = {name: low_and_high for name, low_and_high in ranges.items() if low_and_high is not None}
     state_is_finite = _finite(
         [extremes(Field(value), "finite", clients, layout) for value in state.values()], sample_counts
     )
-    rows = torch.stack([state_is_finite, _reported(up, sample_counts), squares])
-    seen = torch.cat([*sent.values(), rows]).cpu().tolist()  # the one transfer: each waits
-    *bounds, keeps, reported, moved = seen
+    parts_squared = {} if sent is None else _part_squares(opened.uploads, sent, sample_counts, layout)
+    rows = torch.stack([state_is_finite, _reported(up, sample_counts), squares, *parts_squared.values()])
+    seen = torch.cat([*extreme_values.values(), rows]).cpu().tolist()  # the one transfer: each waits
+    bounds, (keeps, reported, moved, *part_rows) = seen[: -len(rows)], seen[-len(rows) :]
     reasons = [
-        _reason(form, dict(zip(sent, zip(of_client[::2], of_client[1::2], strict=True), strict=True)), *rest)
+        _reason(form, dict(zip(extreme_values, zip(of_client[::2], of_client[1::2], strict=True), strict=True)), *rest)
         for of_client, *rest in zip(_columns(bounds, clients), keeps, reported, samples.tolist(), strict=True)
     ]
     unread = {reason: rows.tolist() for reason, rows in opened.wrong.items()}
     reasons = [next((why for why in unread if unread[why][c]), reason) for c, reason in enumerate(reasons)]
     reasons = [reason or ("" if isfinite(square) else ENDLESS) for reason, square in zip(reasons, moved, strict=True)]
     norms = [square**0.5 for square in moved]
-    return Inspection(reasons, norms, _lengths(opened.uploads, received, sample_counts, layout) if limited else {})
+    lengths = {part: [x**0.5 for x in of_part] for part, of_part in zip(parts_squared, part_rows, strict=True)}
+    return Inspection(reasons, norms, lengths)
 
 
 def _columns(rows: Sequence[Sequence[float]], count: int) -> list[list[float]]:
@@ -240,8 +242,8 @@ def _fit(field: Field, before: Field, tensor: str) -> bool:
     return received is not None and field.rows[tensor].shape[1:] == received.shape[0 if before.common else 1 :]
 
 
-def _lengths(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout) -> dict[str, list[float]]:
-    """The norm of every part of an upload that holds fractions: of updates, statistics, and each further field."""
+def _part_squares(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The squared norm of every part of an upload in fractions: updates, statistics and each further field."""
     squares = dict[str, Tensor]()
     for name, sent in up.items():
         if sent.common:
@@ -264,7 +266,7 @@ def _lengths(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: La
             masks = [mask[tensor] for mask in counted if mask is not None]
             more = _square(block, start.expand_as(block), masks)
             squares[part] = squares.get(part, torch.zeros_like(like)) + more
-    return {part: sent_and_received.sqrt().tolist() for part, sent_and_received in squares.items()}
+    return squares
 
 
 def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:

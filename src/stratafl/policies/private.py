@@ -113,9 +113,9 @@ def layer_parts(names: Iterable[str], layout: Layout, layers: Select) -> list[li
     With noise z·S in every column, the layer has z_l = z·√L for its own norm: as 1/z² = Σ 1/z_l², that is what one norm
     for all of them costs.
     """
-    known, parts = set(names), dict[int, list[str]]()
+    tensors, parts = set(names), dict[int, list[str]]()
     for name in layout.trainable(layers):
-        if name in known:
+        if name in tensors:
             parts.setdefault(layout.specs[name].layer, []).append(name)
     return list(parts.values())
 

@@ -181,6 +181,7 @@ def robust(
     changed = with_records(algorithm, exchange)
     if changed == algorithm:
         raise RecordError(_refusal(how, records_of(algorithm)))
+    _check_all_phases(how, records_of(algorithm), records_of(changed))
     _name_what_stays(how, records_of(algorithm), records_of(changed))
     return changed
 
@@ -190,6 +191,19 @@ def _with_norm(step: MergeSums | MergeRows, record: Layerwise, norm: float) -> M
     if isinstance(step, Mean) and holds_model(record.server_fields[step.field]):
         return replace(step, weights=_verified(step.weights), clip=norm)
     return step
+
+
+def _check_all_phases(how: How, before: Sequence[Layerwise], after: Sequence[Layerwise]) -> None:
+    """Refuse a method with a phase in which other merges write the model: one client would move it there."""
+    phases = tuple(zip(before, after, strict=True))
+    models = {step.field for was, now in phases for step in was.merge if step not in now.merge and type(step) is Mean}
+    bare = [step for was, now in phases if was.merge == now.merge for step in was.merge if models & {*step.writes}]
+    if bare:
+        steps = ", ".join(dict.fromkeys(type(step).__name__ for step in bare))
+        raise RecordError(
+            f"merge '{how}' replaces a mean of uploads (Mean), but in some rounds of this method the model is merged "
+            f"by {steps}, where one client could still move it anywhere: leave it out"
+        )
 
 
 def _name_what_stays(how: How, before: Sequence[Layerwise], after: Sequence[Layerwise]) -> None:

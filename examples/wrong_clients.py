@@ -1,0 +1,244 @@
+"""One of ten clients is wrong: six attacks against the defences of a server, on the digits.
+
+    python examples/wrong_clients.py --to wrong_clients.csv
+    python examples/wrong_clients.py --ratios --to update_lengths.csv
+
+Every line of the first file is a run: the accuracy of the nine others' deployed models on their own test samples, and
+for the backdoor the share of their test samples of other classes that the trigger turns to class 0. The wrong client
+knows the method and sees what the others send. Defences are a limit to the length of updates, and robust merges.
+
+The second file has no wrong client. Each line is a federation, a method and a part of uploads: the largest of all
+rounds' longest parts, as a multiple of the median of its round. A limit below it leaves an honest client out.
+"""
+
+import argparse
+import csv
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from stratafl.config.assemble import simulation_of
+from stratafl.config.experiment import Experiment, with_settings
+from stratafl.data import digits_federation
+from stratafl.data.partitions import Dirichlet
+from stratafl.errors import RecordError
+from stratafl.evaluation.evaluate import deployed
+from stratafl.execute import Matrix, round_run, simulation
+from stratafl.methods import LocalTraining, Parcel, algorithm
+from stratafl.models import build
+from stratafl.testing.watch import Watched
+
+METHODS = ("fedavg", "fedper", "flayer", "pfedla")
+ATTACKS = ("none", "sign x 10", "sign x 1", "random", "labels", "little is enough", "backdoor")
+DEFENCES = ("none", "limit 5", "limit 20", "median", "trimmed", "clipped")
+CLIENTS, ROUNDS, TRAIN, LIMITLESS = 10, 15, LocalTraining(lr=0.2, batch=40), 1e300
+SHIFT, BOOST, STAMP = 1.5, 10.0, (slice(0, 2), slice(0, 2))  # deviations, times the update, pixels of the trigger
+
+logging.getLogger("stratafl").setLevel(logging.ERROR)
+
+
+class Attacked(Watched):
+    """A method in which one client changes the model that it sends."""
+
+    def __init__(self, inner: Any, wrong: int, attack: str) -> None:
+        super().__init__(inner)
+        self.wrong, self.attack = wrong, attack
+
+    def work(self, rnd: Any, client: Any, task: Any) -> Any:
+        done, start = super().work(rnd, client, task), client["theta"]
+        theta, wrong = done.upload["theta"], task.ids == self.wrong
+        draws = torch.Generator().manual_seed(rnd.t)
+        updates = {name: x - start[name] for name, x in theta.rows.items()}
+        noise = {name: torch.randn(x.shape[1:], generator=draws) for name, x in updates.items()}
+        length = sum(x[wrong].square().sum() for x in updates.values()) ** 0.5
+        unit = sum(x.square().sum() for x in noise.values()) ** 0.5
+
+        def sent(name: str, x: Any) -> Any:
+            update, others = updates[name], x[~wrong]
+            changed = {
+                "sign x 10": lambda: start[name] - 10 * update,
+                "sign x 1": lambda: start[name] - update,
+                "random": lambda: start[name] + 10 * length / unit * noise[name],
+                "little is enough": lambda: (others.mean(0) - SHIFT * others.std(0)).expand_as(x),
+                "backdoor": lambda: start[name] + BOOST * update,
+            }
+            if self.attack not in changed:
+                return x
+            return torch.where(wrong.reshape(-1, *(1,) * (x.ndim - 1)), changed[self.attack](), x)
+
+        value = {name: sent(name, x) for name, x in theta.rows.items()}
+        return done._replace(upload=Parcel({**done.upload, "theta": replace(theta, value=value)}))
+
+
+def federation(alpha: float, seed: int, wrong: int, attack: str) -> Any:
+    """The digits over ten clients, of whom one may have wrong labels or a trigger on half of its samples."""
+    honest = digits_federation(clients=CLIENTS, partition=Dirichlet(alpha=alpha, minimum=20), seed=seed)
+    x, y, own = honest.x.clone(), honest.y.clone(), honest.split("train").of(wrong)
+    if attack == "labels":
+        y[own] = 9 - y[own]
+    if attack == "backdoor":
+        half = own[::2]
+        x[half], y[half] = stamped(x[half]), 0
+    return replace(honest, x=x, y=y)
+
+
+def stamped(x: Any) -> Any:
+    """Images with the trigger in a corner."""
+    x = x.clone()
+    x[(..., *STAMP)] = x.max()
+    return x
+
+
+def defended(name: str, defence: str) -> tuple[Any, float | None]:
+    """The method with its defence, and the limit to the length of updates."""
+    if defence.startswith("limit"):
+        return algorithm(name, train=TRAIN), float(defence.split()[1])
+    return algorithm(name if defence == "none" else f"{name}+{defence}", train=TRAIN), None
+
+
+def attacked(name: str, attack: str, defence: str, alpha: float, seed: int) -> tuple[float, float | None, int]:
+    """The accuracy of the others in per cent, how often the trigger works, and how many honest clients were left out.
+
+    The first, second, ... client is wrong by the seed, so that it has few samples in one federation, many in another.
+    """
+    wrong = seed % CLIENTS
+    method, limit = defended(name, defence)
+    data = federation(alpha, seed, wrong, attack)
+    sim = simulation(
+        method,
+        data,
+        lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(32,)),
+        rounds=ROUNDS,
+        seed=seed,
+        norm_limit=limit,
+    )
+    sim = replace(sim, algorithm=Attacked(method, wrong, attack))
+    progress, left_out = sim.start(), 0
+    while progress.t < sim.rounds:
+        progress, report = sim.round(progress, Matrix())
+        left_out += sum(each.client != wrong or attack == "none" for each in report.left_out)
+    others = torch.tensor([client for client in range(CLIENTS) if client != wrong])
+    rnd, models = sim.at(sim.rounds - 1), deployed(sim, progress, others)
+    scores = sim.task(others, rnd, splits=("train", "test")).scores(models, "test")
+    accuracy = 100 * float(scores.hits.sum() / scores.count.sum())
+    return accuracy, triggered(sim, models, data, others) if attack == "backdoor" else None, left_out
+
+
+def triggered(sim: Any, models: Any, data: Any, others: Any) -> float:
+    """The share of the others' test samples that are not of class 0 and that the trigger turns to class 0."""
+    hits = count = 0
+    for place, client in enumerate(others.tolist()):
+        own = data.split("test").of(client)
+        own = own[data.y[own] != 0]
+        model = {name: x[place] for name, x in models.items()}
+        logits = torch.func.functional_call(sim.template, model, (stamped(data.x[own]),))
+        hits, count = hits + int((logits.argmax(1) == 0).sum()), count + len(own)
+    return 100 * hits / count
+
+
+# Without a wrong client: how much longer than the median is the longest update?
+
+FEDERATIONS = {
+    "digits, Dirichlet 0.05, 12 clients": ["data.alpha=0.05", "data.clients=12", "data.minimum=5"],
+    "digits, Dirichlet 0.05, 20 clients": ["data.alpha=0.05", "data.minimum=5"],
+    "digits, Dirichlet 0.1, 12 clients": ["data.alpha=0.1", "data.clients=12"],
+    "digits, Dirichlet 0.3, 20 clients": ["data.alpha=0.3"],
+    "digits, Dirichlet 1, 10 clients": ["data.alpha=1", "data.clients=10"],
+    "digits, 2 classes, 20 clients": ["data.partition=classes"],
+    "digits, sizes differ (1.5), 20 clients": ["data.partition=quantity", "data.spread=1.5", "data.minimum=5"],
+    "digits, Dirichlet 0.1, 20 clients, a third each round": ["data.alpha=0.1", "run.participation=0.3"],
+    "digits, Dirichlet 0.1, 12 clients, 5 epochs": ["data.alpha=0.1", "data.clients=12", "train.epochs=5"],
+    "digits, Dirichlet 0.05, 20 clients, Adam": [
+        *("data.alpha=0.05", "data.minimum=5", "train.optimizer=adam", "train.lr=0.001"),
+    ],
+    "digits, Dirichlet 0.1, 12 clients, CNN": [
+        *("data.alpha=0.1", "data.clients=12", "model.name=convnorm", "train.lr=0.05"),
+    ],
+    "digits, Dirichlet 0.1, 12 clients, batch norm": ["data.alpha=0.1", "data.clients=12", "model.norm=true"],
+}
+
+
+def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, int]]:
+    """For each part of uploads the largest ratio to the median of its round, and in which round that was."""
+    lengths = list[dict[int, Mapping[str, float]]]()
+    flagged = round_run.flagged
+
+    def seen(inspections: Any, cohort: Any, limit: Any) -> Any:
+        inspections = list(inspections)
+        lengths.append({c: part for ids, found in inspections for c, part in zip(ids, found.parts, strict=True)})
+        return flagged(inspections, cohort, None)
+
+    usual = ["train.lr=0.1", "data.clients=20", f"run.rounds={ROUNDS}", f"run.seed={seed}"]
+    typed = [f"algorithm.name={name}", *usual, *settings, f"server.norm_limit={LIMITLESS}"]
+    sim = simulation_of(with_settings(Experiment(), typed))
+    with patch.object(round_run, "flagged", seen):
+        sim.run(Matrix())
+    largest = dict[str, tuple[float, int]]()
+    for t, parts in enumerate(lengths):
+        for part in {part for each in parts.values() for part in each}:
+            moved = [each[part] for each in parts.values() if each.get(part, 0) > 0]
+            if len(moved) >= 3:
+                largest[part] = max(largest.get(part, (0.0, 0)), (max(moved) / median(moved), t + 1))
+    return largest
+
+
+def lines_of(path: Path, head: str) -> list[list[str]]:
+    """The lines that a file has already; a new one gets its head."""
+    if not path.exists():
+        path.write_text(head + "\n")
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def write_ratios(path: Path, methods: list[str], seeds: int) -> None:
+    """One line for each federation, method, seed and part of uploads."""
+    done = {tuple(line[:3]) for line in lines_of(path, "federation,method,seed,part,ratio,round")}
+    with path.open("a", newline="") as file:
+        for seed, (title, settings), name in product(range(seeds), FEDERATIONS.items(), methods):
+            if (title, name, str(seed)) in done:
+                continue
+            largest = sorted(ratios(name, settings, seed).items())
+            csv.writer(file).writerows((title, name, seed, part, f"{r:.2f}", t) for part, (r, t) in largest)
+            file.flush()
+
+
+def write_attacks(path: Path, methods: list[str], seeds: int, alpha: float) -> None:
+    """One line for each run."""
+    done = {tuple(line[:5]) for line in lines_of(path, "alpha,method,attack,defence,seed,accuracy,triggered,left_out")}
+    with path.open("a", newline="") as file:
+        for seed, name, attack, defence in product(range(seeds), methods, ATTACKS, DEFENCES):
+            if (f"{alpha:g}", name, attack, defence, str(seed)) in done:
+                continue
+            try:
+                accuracy, share, left_out = attacked(name, attack, defence, alpha, seed)
+            except RecordError:  # this method refuses this defence
+                continue
+            shown = "" if share is None else f"{share:.1f}"
+            csv.writer(file).writerow((f"{alpha:g}", name, attack, defence, seed, f"{accuracy:.1f}", shown, left_out))
+            file.flush()
+
+
+def main() -> None:
+    """Write one of the two tables; lines that the file has already are not repeated."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--alpha", type=float, default=0.3)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--ratios", action="store_true")
+    parser.add_argument("--to", type=Path, required=True)
+    args = parser.parse_args()
+    if args.ratios:
+        write_ratios(args.to, args.methods.split(","), args.seeds)
+    else:
+        write_attacks(args.to, args.methods.split(","), args.seeds, args.alpha)
+
+
+if __name__ == "__main__":
+    main()
