@@ -79,9 +79,10 @@ def test_a_client_whose_training_overflows_hurts_nobody_and_is_named(strata, pla
     assert strata("data", "show", "--config", "with/config.toml").code == 0
 
 
-def test_a_client_in_another_unit_is_named_and_takes_part(strata, place):
+def test_a_client_in_another_unit_is_named_and_without_a_limit_takes_part(strata, place):
     write(place, "mine.npz", 1e4)
-    result = strata("run", "--algorithm", "fedavg", *asked("mine.npz"), "--out", "done")
+    limit = ("--set", "server.norm_limit=0")
+    result = strata("run", "--algorithm", "fedavg", *asked("mine.npz"), *limit, "--out", "done")
     assert result.code == 0
     first, *_ = lines(place / "done" / "rounds.jsonl")
     assert "left_out" not in first
