@@ -215,3 +215,8 @@ def test_threads_that_draw_at_the_same_time_draw_their_own_numbers():
     assert torch.equal(torch.get_rng_state(), before)
     with keys.torchs_generator(1) as generator:
         assert torch.equal(torch.cat(numbers), torch.cat([torch.rand(3, generator=generator) for _ in range(2)]))
+
+
+def test_equal_keys_are_sampled_by_their_order(monkeypatch):
+    monkeypatch.setattr(keys, "keys", lambda seed, t, ids, purpose: ids // 3)
+    assert keys.sample(0, 0, 9, 4).tolist() == [0, 1, 2, 3]

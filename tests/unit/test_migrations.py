@@ -35,9 +35,9 @@ def written(tmp_path, text):
 @pytest.mark.parametrize("number", ["", "format = 1\n", "format = 2\n", f"format = {FORMAT}\n"])
 @pytest.mark.parametrize("text", [OLD, OLD.replace("memory", "memory_limit").replace("newcomers", "new_clients")])
 def test_old_and_new_keys_are_read(tmp_path, number, text):
-    # When tables were not standardised by default, and updates had no limit.
-    before = with_settings(TODAY, ["data.normalise=images", "server.norm_limit=0"])
-    old = "= 1" in number or "= 2" in number
+    # When tables were not standardised by default, updates had no limit, and all clients were evaluated.
+    before = with_settings(TODAY, ["data.normalise=images", "server.norm_limit=0", "evaluate.clients=0"])
+    old = number in ("format = 1\n", "format = 2\n")
     assert load_experiment(written(tmp_path, number + text)) == (before if old else TODAY)
     stored = from_stored(tomllib.loads(number + text))  # of a run that knew neither metrics nor ties
     assert stored == with_settings(

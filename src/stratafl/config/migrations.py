@@ -74,8 +74,8 @@ def migrate(tables: Mapping[str, Any], *, stored: bool = False, deployed: bool =
     server = migrated.get("server", {})
     if number < USUALLY_LIMITED and not deployed and isinstance(server, Mapping):
         migrated["server"] = {"norm_limit": 0.0, **server}
-    evaluate = migrated.get("evaluate")
-    if number < SAMPLED_CLIENTS and isinstance(evaluate, Mapping):
+    evaluate = migrated.get("evaluate", {})
+    if number < SAMPLED_CLIENTS and not deployed and isinstance(evaluate, Mapping):
         migrated["evaluate"] = {"clients": 0, **evaluate}
     method = migrated.get("algorithm")
     if isinstance(method, Mapping):

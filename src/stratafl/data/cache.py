@@ -27,7 +27,7 @@ from stratafl.files import atomically, cache_folder
 
 _ENTRY = "entry.json"
 DRAW_VERSION = 1  # raised when a partition draws something else from the same random numbers
-WORTH_KEEPING = 0.5  # seconds
+WORTH_KEEPING, WRITING = 0.5, 2e-6  # seconds that a draw takes; seconds that writing takes for each sample
 
 
 def fingerprint(place: Path) -> list[list[Any]]:
@@ -123,7 +123,7 @@ def draw_partition(
     started = time.perf_counter()
     drawn = partition(labels, clients, seed, tests=tests, owner=owner)
     assignment = drawn if isinstance(drawn, Assignment) else Assignment(drawn)
-    if entry is not None and time.perf_counter() - started > WORTH_KEEPING:
+    if entry is not None and time.perf_counter() - started > WORTH_KEEPING + WRITING * len(labels):
         _write_draw(entry, assignment)
     return assignment
 

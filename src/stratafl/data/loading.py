@@ -22,6 +22,7 @@ from stratafl.data.catalogue import DATASETS, Dataset
 from stratafl.data.digits import digits_arrays
 from stratafl.data.federation import Federation
 from stratafl.data.formats.columns import IMAGES, import_extra
+from stratafl.data.formats.npz_files import has_numbers
 from stratafl.data.memory_limit import USUAL_LIMIT
 from stratafl.data.outliers import outliers
 from stratafl.data.published_files import published_samples
@@ -88,6 +89,8 @@ def own_texts(name: str, reading: Reading) -> TextEncoding | None:
     if name in DATASETS or not is_place(name) or _has_images(place):
         return None
     try:
+        if place.suffix == ".npz" and place.is_file() and has_numbers(place):
+            return None
         return _texts_at(name, replace(reading, limit=USUAL_LIMIT), str(cache.fingerprint(place)))
     except (StrataError, OSError):  # said when it is read to be used
         return None

@@ -169,7 +169,8 @@ class _Table(NamedTuple):
         taken: Numbers = np.minimum(wanted // whole, room)
         while ((left := total - self._sums(taken)) > 0).any():
             able = taken < room
-            key = np.where(able, taken * whole - wanted, np.iinfo(np.int64).max)
+            missing = taken * whole - wanted
+            key = np.where(able, missing, missing.max() + 1)
             taken = taken + (able & (self._ranked(key, turn) < left[self.owner]))
         return taken
 
@@ -179,6 +180,11 @@ class _Table(NamedTuple):
 
     def _ranked(self, key: Numbers, turn: Numbers) -> Numbers:
         """The rank of each stratum among those of its client, by the key and then by the random order."""
-        rank = np.empty(len(key), np.int64)
-        rank[np.lexsort((turn, key, self.owner))] = self.place
+        rank, low = np.empty(len(key), np.int64), int(key.min())
+        spread, turns = int(key.max()) - low + 1, int(turn.max()) + 1
+        if spread * turns * (int(self.owner[-1]) + 1) < np.iinfo(np.int64).max:  # a third of the time of three sorts
+            order = np.argsort((self.owner * spread + (key - low)) * turns + turn)
+        else:
+            order = np.lexsort((turn, key, self.owner))
+        rank[order] = self.place
         return rank

@@ -61,6 +61,12 @@ def npz_headers(path: Path) -> dict[str, ArrayHeader]:
         raise _not_npz(path, error) from error
 
 
+def has_numbers(path: Path) -> bool:
+    """Whether the samples `x` of an npz file are numbers, from its headers alone."""
+    header = npz_headers(path).get("x")
+    return header is not None and header.dtype.kind in "biufc"
+
+
 def npz_arrays(path: Path, limit: MemoryLimit = USUAL_LIMIT) -> dict[str, NDArray[np.generic]]:
     limit.check(sum(each.bytes for each in npz_headers(path).values()), f"'{path}'")
     try:
