@@ -477,3 +477,15 @@ def test_a_reply_that_is_larger_than_the_round_allows_is_refused_before_it_is_re
 
     attend(work)
     assert max(map(len, place.asked)) < 10_000
+
+
+def test_what_did_not_reach_the_superlink_does_not_count_as_a_reply(place: Place, tmp_path: Path) -> None:
+    signals = Signals(tmp_path)
+    signals.limit_replies(2000)
+
+    async def work() -> None:
+        async with place.open(QUICK, superlink=False, signals=signals):
+            for _ in range(4):  # 3,600 bytes, of which none has arrived
+                assert await told(place, place.request("/v1/fleet/push-object", bytes(900))) == 503
+
+    attend(work)

@@ -116,8 +116,7 @@ def test_the_gate_is_told_what_a_reply_takes_before_sites_are_asked(tmp_path):
     Hosting(tmp_path / "host", courier, clock=clock, pause=clock.pause, limit_replies=most.append).run()
     assert most[1] == 0  # introductions are tables
     assert len(most) == 4
-    assert all(size < limit + 4096 for limit, size in told)  # names of blocks and a header
-    assert max(size / limit for limit, size in told) > 0.3  # and not much more
+    assert 0.3 < max(size / limit for limit, size in told) < 1.5  # with names of blocks and a header
 
 
 @pytest.mark.budget(2.5, "a federation of four sites that restart for every message")

@@ -22,8 +22,11 @@ _BYTES = "stratafl.bytes"
 
 
 def most_message_bytes(upload: int) -> int:
-    """What a message takes at most on the wire, with its table, the list of blocks that a site has, and headers."""
-    return upload + upload // 8 + MAX_TABLE_BYTES + (1 << 20)
+    """What a message takes at most on the wire, with its table, the list of blocks that a site has, and headers.
+
+    Masked numbers take 8 bytes each, twice those of an upload (`secure/`).
+    """
+    return 2 * upload + upload // 4 + MAX_TABLE_BYTES + (1 << 20)
 
 
 def content_of(message: SignedMessage) -> RecordDict:
