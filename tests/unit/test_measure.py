@@ -12,11 +12,11 @@ from stratafl.core.parcel import Bytes
 from stratafl.core.task import Scores
 from stratafl.evaluation.measure import (
     MetricValues,
-    client_lines,
     layer_lines,
     round_line,
     score_line,
     score_statistics,
+    scored_clients,
 )
 from stratafl.evaluation.metrics import METRICS
 from stratafl.execute import Matrix, Report, simulation
@@ -133,7 +133,7 @@ def test_every_client_has_its_line():
         "test.received": scores([1, 0, 2], [2.0, 0.0, 1.0], [4, 0, 2]),
         "test.deployed": scores([3, 0, 1], [1.0, 0.0, float("nan")], [4, 0, 2]),
     }
-    assert client_lines(torch.tensor([7, 2, 5]), board, 3) == [
+    assert scored_clients(torch.tensor([7, 2, 5]), board, 3).lines() == [
         {
             "client": 7,
             "test.samples": 4,
@@ -155,7 +155,7 @@ def test_every_client_has_its_line():
 
 
 def test_clients_of_a_regression_have_no_accuracy():
-    lines = client_lines(torch.tensor([1]), {"test.trained": scores([0], [6.0], [4])}, None)
+    lines = scored_clients(torch.tensor([1]), {"test.trained": scores([0], [6.0], [4])}, None).lines()
     assert lines == [{"client": 1, "test.samples": 4, "test.trained.loss": 1.5}]
 
 

@@ -295,7 +295,7 @@ class EvaluateTable:
     """When and on which clients, and which of all the numbers is the score of a run."""
 
     every: Annotated[int, Some, "rounds between evaluations; the last round is always evaluated"] = 1
-    clients: Annotated[int, SomeOrNone, "number of clients to evaluate, always the same ones; 0: all"] = 0
+    clients: Annotated[int | None, SomeOrNone, "clients to evaluate; 0: all; none: 2,000 of more than 5,000"] = None
     metric: Annotated[
         str,
         MetricName(("auto", "plain", *METRICS), paths=True),

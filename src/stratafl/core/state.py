@@ -106,6 +106,13 @@ def stacked(states: Sequence[Mapping[str, Value]]) -> State:
     return {name: combine(lambda each: torch.stack(tuple(each)), [s[name] for s in states]) for name in states[0]}
 
 
+def separate(state: Mapping[str, Value]) -> State:
+    """A copy in which each row has memory of its own: clients that enrol may all look at the initial model."""
+    return {
+        name: apply(lambda x: x.clone(memory_format=torch.contiguous_format), value) for name, value in state.items()
+    }
+
+
 def rejoin(before: Mapping[str, Value], states: Sequence[Mapping[str, Value]]) -> State:
     """The same as `join_states` for states that were slices of `before`; what was moved in place is not copied."""
     whole = {name: value if isinstance(value, Tensor) else dict(value) for name, value in before.items()}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stratafl.core.records import to_table
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
-from stratafl.data.partitions.base import Assignment, Partition
+from stratafl.data.partitions.base import Assignment, Partition, Pieces
 from stratafl.data.samples import Samples, arrays, facts, samples_from
 from stratafl.errors import DataError, RecordError
 from stratafl.files import atomically, cache_folder
@@ -149,18 +149,26 @@ def _read_draw(entry: Path) -> Assignment | None:
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             columns = {name: stored[name] for name in stored.files}
-        train = np.split(columns["train"], columns["train_cuts"])
-        test = np.split(columns["test"], columns["test_cuts"]) if "test" in columns else None
+        train = _pieces(columns["train"], columns["train_cuts"])
+        test = _pieces(columns["test"], columns["test_cuts"]) if "test" in columns else None
         return Assignment(train, test, bool(columns.get("overlap")))  # early versions wrote it for few partitions
     except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error):
         return None
+
+
+def _pieces(flat: NDArray[Any], cuts: NDArray[Any]) -> Pieces:
+    sizes = np.diff(np.concatenate([[0], cuts, [len(flat)]]))
+    if (sizes < 0).any():
+        raise ValueError("the cuts are not in order")
+    return Pieces(flat, sizes)
 
 
 def _write_draw(entry: Path, assignment: Assignment) -> None:
     columns: dict[str, NDArray[Any]] = {"overlap": np.array(assignment.overlap)}
     for name, indices in (("train", assignment.train), ("test", assignment.test)):
         if indices is not None:
-            columns |= {name: np.concatenate(indices), f"{name}_cuts": np.cumsum([*map(len, indices)])[:-1]}
+            pieces = Pieces.of(indices)
+            columns |= {name: pieces.flat, f"{name}_cuts": np.cumsum(pieces.sizes)[:-1]}
     with suppress(OSError):  # if it cannot be written, it is drawn again next time
         entry.parent.mkdir(parents=True, exist_ok=True)
         with atomically(entry) as partial, partial.open("wb") as file:

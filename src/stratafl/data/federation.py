@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stratafl.core.reprs import holder
 from stratafl.data.augmentation import Augmentation
+from stratafl.data.partitions.base import Pieces
 from stratafl.data.preprocessing import Preprocessing, Scaling, Standardisation, dtype_name, numbers
 from stratafl.data.tables.kinds import CATEGORY, TableColumn
 from stratafl.data.tables.table_encoding import TableEncoding
@@ -40,6 +41,9 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lists: Sequence[Any]) -> Self:
+        if isinstance(lists, Pieces):
+            starts = np.cumsum(np.append(0, lists.sizes), dtype=np.int64)
+            return cls(torch.from_numpy(lists.flat), torch.from_numpy(starts))
         arrays = [np.asarray(each, dtype=np.int64) for each in lists]
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         flat = np.concatenate([np.empty(0, np.int64), *arrays])

@@ -69,6 +69,8 @@ def _in_features(federation: Federation) -> tuple[Outlier, ...]:
     x = federation.x
     if federation.clients < 2 or x.numel() == 0 or not (x.is_floating_point() or x.dtype in PIXELS):
         return ()
+    if int(federation.counts("train").max()) < _FEWEST:  # as of many clients: nobody has enough to be compared
+        return ()
     values = _values(federation)
     nonzero = np.where(values == 0, np.nan, np.abs(values))
     sizes = _quartiles(np.log(nonzero), np.isfinite(values).sum(1) * _PRESENT)

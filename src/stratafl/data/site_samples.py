@@ -7,6 +7,7 @@ predict, with or without labels.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def site_federation(
     return replace(federation, augmentation=samples.augmentation)
 
 
-def _parts(samples: Samples, plan: SplitPlan, client: int) -> dict[str, list[Any]]:
+def _parts(samples: Samples, plan: SplitPlan, client: int) -> dict[str, Sequence[Any]]:
     splitter, tests = Splitter(samples.y, plan, samples.group, (samples.name,), first=client), samples.tests
     everything = np.arange(len(samples.x))
     assignment = Assignment([everything])

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.core.reprs import holder
-from stratafl.data.partitions.base import Assignment, Indices
+from stratafl.data.many_splits import split_many
+from stratafl.data.partitions.base import Assignment, Indices, Pieces
 from stratafl.errors import DataError, counted, unknown
 
 SPLIT = ("stratified", "random", "ordered")
 TEST, VALIDATION, TRAIN = 0, 1, 2  # the parts, as a sample's part is numbered
 BINS = 10  # quantiles at most
+MIN_CLIENTS_AT_ONCE = 256  # clients from which all are split at once
 ORDERS = 10  # in which groups are tried; the best counts
 
 Parts = NDArray[np.int64]
@@ -76,11 +78,14 @@ class Splitter:
         if self.group is not None and self.plan.split == "ordered":
             raise DataError("split = 'ordered' can tear a group of samples apart: leave out data.group or data.split")
 
-    def split_assignment(self, assignment: Assignment) -> dict[str, list[Indices]]:
+    def split_assignment(self, assignment: Assignment) -> dict[str, Sequence[Indices]]:
         """The three splits of the samples that an assignment gives to the clients.
 
         If the assignment says who tests on what, only the validation part is split off from the training samples.
         """
+        many = None if assignment.test else _checked_many(assignment.train, len(self.labels), assignment.overlap)
+        if many is not None:
+            return self.split_clients(many)
         for client, indices in enumerate(assignment.train):
             check_some_samples(np.size(indices), self._named(client))
         if assignment.test is None:
@@ -93,18 +98,57 @@ class Splitter:
         train, validation = [indices[~out] for indices, out in pairs], [indices[out] for indices, out in pairs]
         return {"train": train, "validation": validation, "test": assignment.test}
 
-    def split_clients(self, clients: Sequence[Indices]) -> dict[str, list[Indices]]:
+    def split_clients(self, clients: Sequence[Indices]) -> dict[str, Sequence[Indices]]:
+        splits_of_many = self._split_many(clients) if len(clients) >= MIN_CLIENTS_AT_ONCE else None
+        if splits_of_many is not None:
+            return splits_of_many
         splits = [self._split_one(indices, client) for client, indices in enumerate(clients)]
         return {split: [each[split] for each in splits] for split in ("train", "validation", "test")}
 
+    def _split_many(self, clients: Sequence[Indices]) -> dict[str, Sequence[Indices]] | None:
+        """As below, all clients at once; None where that cannot be done, or would be refused."""
+        labels = self.labels[:, 0] if self.labels.ndim == 2 and self.labels.shape[1] == 1 else self.labels
+        stratified = self.plan.split == "stratified" and labels.ndim == 1
+        if self.group is not None or (stratified and labels.dtype.kind == "f"):
+            return None
+        pieces = Pieces.of(clients)
+        sizes, inverse = np.unique(pieces.sizes, return_inverse=True)
+        parts_of = {size: self._sizes(size) for size in sizes.tolist()}
+        if any(parts.both >= size for size, parts in parts_of.items()):
+            return None
+        held_out = np.array([(parts.test, parts.both) for parts in parts_of.values()])[inverse]
+        if self.plan.split == "ordered":
+            to_the_end = np.repeat(np.cumsum(pieces.sizes), pieces.sizes) - np.arange(len(pieces.flat))
+            tests, both = np.repeat(held_out, pieces.sizes, axis=0).T
+            mixed, parts = (
+                pieces.flat,
+                np.where(to_the_end <= tests, TEST, np.where(to_the_end <= both, VALIDATION, TRAIN)),
+            )
+        else:
+            stratum = np.unique(labels, return_inverse=True)[1] if stratified else np.zeros(len(labels), np.int64)
+            mixed, parts = split_many(pieces.flat, pieces.sizes, stratum, held_out, self.plan.seed, self.first)
+        owners = pieces.owners()
+        numbers = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+        splits: dict[str, Sequence[Indices]] = {}
+        for split, part in numbers.items():
+            splits[split] = _where(mixed, owners, parts == part, len(pieces))
+        largest = int(pieces.sizes.argmax())
+        alone = self._split_one(pieces[largest], largest)
+        if not all(np.array_equal(splits[split][largest], alone[split]) for split in splits):
+            return None  # this numpy draws otherwise
+        return splits
+
+    def _sizes(self, count: int) -> Sizes:
+        """How many of so many samples are held out."""
+        tests = max(self.plan.minimum_test, _rounded_up(self.plan.test * count)) if self.plan.test > 0 else 0
+        return Sizes(tests, _rounded_up(self.plan.validation * count))
+
     def _split_one(self, indices: Indices, client: int) -> dict[str, Indices]:
-        plan = self.plan
-        tests = max(plan.minimum_test, _rounded_up(plan.test * len(indices))) if plan.test > 0 else 0
-        sizes = Sizes(tests, _rounded_up(plan.validation * len(indices)))
+        sizes = self._sizes(len(indices))
         if sizes.both >= len(indices):
             raise DataError(
-                f"{self._named(client)} has {counted(len(indices), 'sample')}, of which {tests} would go to test and "
-                f"{sizes.validation} to validation: none is left for training"
+                f"{self._named(client)} has {counted(len(indices), 'sample')}, of which {sizes.test} would go to test "
+                f"and {sizes.validation} to validation: none is left for training"
             )
         mixed, parts = self._parts(indices, client, sizes)
         return {"test": mixed[parts == TEST], "validation": mixed[parts == VALIDATION], "train": mixed[parts == TRAIN]}
@@ -251,6 +295,35 @@ def _check_both(train: Sequence[Indices], test: Sequence[Indices], total: int, o
     once = np.unique if overlap else np.asarray  # a sample may appear twice only if it was drawn twice
     both = [np.concatenate([once(trained), once(tested)]) for trained, tested in zip(train, test, strict=True)]
     _checked(both, total, overlap)
+
+
+def _checked_many(clients: Sequence[Any], total: int, overlap: bool) -> Pieces | None:
+    """The same for many clients at once; None if there are few, or if `_checked` would refuse them."""
+    if len(clients) < MIN_CLIENTS_AT_ONCE or not (isinstance(clients, Pieces) or all(map(_are_indices, clients))):
+        return None
+    pieces = Pieces.of(clients)
+    flat, owners = pieces.flat.astype(np.int64), pieces.owners()
+    if not pieces.sizes.all() or flat.min() < 0 or flat.max() >= total:
+        return None
+    if not _rising(flat, owners, strictly=False):
+        flat = flat[np.lexsort((flat, owners))]
+    if not _rising(flat, owners, strictly=True) or (not overlap and np.bincount(flat).max() > 1):
+        return None
+    return Pieces(flat, pieces.sizes)
+
+
+def _are_indices(indices: Any) -> bool:
+    return isinstance(indices, np.ndarray) and indices.ndim == 1 and indices.dtype.kind in "iu"
+
+
+def _rising(flat: Indices, owners: Indices, *, strictly: bool) -> bool:
+    """Whether the indices of each client rise."""
+    steps = np.diff(flat)
+    return not bool(((steps <= 0 if strictly else steps < 0) & (np.diff(owners) == 0)).any())
+
+
+def _where(flat: Indices, owners: Indices, chosen: NDArray[np.bool_], clients: int) -> Pieces:
+    return Pieces(flat[chosen], np.bincount(owners[chosen], minlength=clients))
 
 
 def _checked_indices(indices: NDArray[Any], client: int, total: int) -> Indices:

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, isfinite
+from math import ceil, inf, isfinite, isinf
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stratafl.core.layout import Layout
-from stratafl.core.reprs import short_repr
+from stratafl.core.reprs import holder, short_repr
 from stratafl.core.round import Round
 from stratafl.core.state import tensor_of
 from stratafl.core.task import Scores
@@ -22,6 +24,8 @@ from stratafl.execute.simulation import Simulation
 from stratafl.execute.uploads import LeftOut, OutlyingUpdate
 
 Line = dict[str, Any]
+Whole = NDArray[np.int64]
+Numbers = NDArray[np.float64]
 SIMULATED = "simulated.seconds"  # key of a line
 LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
 TOTAL = "clients"  # key of a line that has flagged clients or models: how many clients take part in the run
@@ -153,24 +157,60 @@ def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
     return {key: clients for key, clients in lines.items() if clients}
 
 
-def client_lines(
-    ids: Tensor, stage_scores: StageScores, classes: int | None, values: StageValues = NO_VALUES
-) -> list[Line]:
-    lines: list[Line] = [{"client": client} for client in ids.tolist()]
+@holder
+class ClientTable:
+    """What some clients score: a column for each key of their lines, whole numbers or numbers.
+
+    A whole number below 0 and an infinite number stand for a key that the client's line lacks, NaN for null.
+    """
+
+    whole: Mapping[str, Whole]  # `client` among them
+    numbers: Mapping[str, Numbers]
+    new: bool = False  # whether these clients never took part
+
+    def __len__(self) -> int:
+        return len(self.whole["client"])
+
+    def lines(self) -> list[Line]:
+        lines: list[Line] = [{"new": True} if self.new else {} for _ in range(len(self))]
+        for name, column in self.whole.items():
+            for line, count in zip(lines, column.tolist(), strict=True):
+                if count >= 0:
+                    line[name] = count
+        for name, values in self.numbers.items():
+            for line, value in zip(lines, values.tolist(), strict=True):
+                if not isinf(value):
+                    line[name] = _finite(value)
+        return lines
+
+    def updated(self, other: "ClientTable") -> "ClientTable":
+        """With the columns of another table of the same clients, in any order."""
+        order = np.argsort(other.whole["client"])[np.argsort(np.argsort(self.whole["client"]))]
+        whole = {name: x[order] for name, x in other.whole.items()}
+        numbers = {name: x[order] for name, x in other.numbers.items()}
+        return ClientTable({**self.whole, **whole}, {**self.numbers, **numbers}, self.new)
+
+
+def scored_clients(
+    ids: Tensor, stage_scores: StageScores, classes: int | None, values: StageValues = NO_VALUES, new: bool = False
+) -> ClientTable:
+    whole, numbers = {"client": ids.numpy().astype(np.int64)}, dict[str, Numbers]()
     for place, scores in stage_scores.items():
-        split = place.partition(".")[0]
-        rows = zip(scores.hits.tolist(), scores.loss.tolist(), scores.count.tolist(), strict=True)
-        for line, (hits, loss, count) in zip(lines, rows, strict=True):
-            line[f"{split}.samples"] = int(count)
-            if count:
-                line |= {} if classes is None else {f"{place}.accuracy": hits / count}
-                line[f"{place}.loss"] = _finite(loss / count)
-        for line, finite in zip(lines, [] if scores.finite is None else scores.finite.tolist(), strict=False):
-            line |= {} if finite else {f"{place}.{NOT_FINITE}": 1}
-        for line in lines if place in values else []:
-            if line["client"] in values[place].clients:
-                line[f"{place}.{values[place].metric.key}"] = values[place].clients[line["client"]]
-    return lines
+        count = scores.count.cpu().numpy().astype(np.int64)
+        whole[f"{place.partition('.')[0]}.samples"] = count
+        has_samples, at_least_one = count > 0, np.maximum(count, 1)
+        hits, loss = (each.double().cpu().numpy() for each in (scores.hits, scores.loss))
+        if classes is not None:
+            numbers[f"{place}.accuracy"] = np.where(has_samples, hits / at_least_one, np.inf)
+        mean = np.where(np.isfinite(loss), loss, np.nan) / at_least_one
+        numbers[f"{place}.loss"] = np.where(has_samples, mean, np.inf)
+        if scores.finite is not None and not bool(scores.finite.all()):
+            whole[f"{place}.{NOT_FINITE}"] = np.where(scores.finite.cpu().numpy(), -1, 1)
+        if place in values:
+            defined = values[place].clients
+            column = [defined.get(client, inf) for client in whole["client"].tolist()]
+            numbers[f"{place}.{values[place].metric.key}"] = np.array(column, np.float64)
+    return ClientTable(whole, numbers, new)
 
 
 def layer_lines(report: Report, layout: Layout) -> list[Line]:

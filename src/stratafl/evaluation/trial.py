@@ -14,7 +14,7 @@ from stratafl.evaluation import evaluate, measure
 from stratafl.evaluation.diagnostics import DiagnosticsCollector, LayerDiagnostics
 from stratafl.evaluation.evaluate import StageScores
 from stratafl.evaluation.last_trained import LastTrained
-from stratafl.evaluation.measure import Line, MetricValues, StageValues
+from stratafl.evaluation.measure import ClientTable, Line, MetricValues, StageValues
 from stratafl.evaluation.metrics import Metric
 from stratafl.evaluation.predictions import (
     StagePredictions,
@@ -28,15 +28,28 @@ from stratafl.execute.executors import Matrix
 from stratafl.execute.round_run import Examiner, Executor
 from stratafl.execute.simulation import Progress, Simulation
 
+SAMPLED_FROM, SAMPLED = 5_000, 2_000  # if there are more clients than this, so many of them are evaluated by default
+
+
+def evaluated_clients(setting: int | None, clients: int) -> int:
+    """How many of so many clients a run evaluates: all with 0, and without a setting a sample of many."""
+    if setting is None:
+        return clients if clients <= SAMPLED_FROM else SAMPLED
+    return min(setting, clients) or clients
+
 
 @short_repr
 @dataclass(frozen=True)
 class RoundLines:
-    """The records of a round: one line, one per evaluated client, one per layer."""
+    """The records of a round: one line, a table of the evaluated clients and one of new ones, one line per layer."""
 
     round: Line
-    clients: list[Line] = field(default_factory=list)
+    tables: tuple[ClientTable, ...] = ()  # of the evaluated clients
     layers: list[Line] = field(default_factory=list)
+
+    @property
+    def clients(self) -> list[Line]:
+        return [{"round": self.round["round"], **line} for table in self.tables for line in table.lines()]
 
 
 @holder
@@ -98,7 +111,7 @@ class Trial:
         line |= measure.upload_line(report, self.sim.runtime.federation.client_names)
         line["seconds.train"] -= examiner.seconds
         begin = self.sim.runtime.now()
-        scores, clients = self._evaluation(progress, trained, report.present) if evaluated else ({}, [])
+        scores, tables = self._evaluation(progress, trained, report.present) if evaluated else ({}, ())
         seen = [{} for _ in rnd.layout.layers] if collector is None else collector.lines(progress, report)
         if measure.LEFT_OUT in line or any(key.endswith(f".{measure.NOT_FINITE}") for key in scores):
             line[measure.TOTAL] = self.sim.setup.clients
@@ -106,7 +119,7 @@ class Trial:
         line |= scores | {"seconds.evaluate": self.sim.runtime.now() - begin + examiner.seconds}
         plain = measure.layer_lines(report, rnd.layout)
         layers = [{"round": progress.t, **facts, **more} for facts, more in zip(plain, seen, strict=True)]
-        return progress, RoundLines(line, [{"round": progress.t, **of_client} for of_client in clients], layers)
+        return progress, RoundLines(line, tables, layers)
 
     def _evaluates(self, rnd: Round) -> bool:
         return rnd.plan.evaluated and ((rnd.t + 1) % self.every == 0 or rnd.t + 1 == self.rounds)
@@ -121,25 +134,26 @@ class Trial:
                 return ids
         return ids[:0]
 
-    def _evaluation(self, progress: Progress, trained: LastTrained, present: Tensor) -> tuple[Line, list[Line]]:
+    def _evaluation(
+        self, progress: Progress, trained: LastTrained, present: Tensor
+    ) -> tuple[Line, tuple[ClientTable, ...]]:
         classes, new_clients = self.sim.setup.classes, self.sim.new_clients
         scored = self._scored(progress, self.ids, self._stages(progress))
         scores, values = self._measured(self.ids, *scored)
         line = measure.score_line(scores, classes, values=values)
-        lines = measure.client_lines(self.ids, scores, classes, values)
+        table = measure.scored_clients(self.ids, scores, classes, values)
         ids = torch.cat([present[torch.isin(present, self.ids)], self.ids[~torch.isin(self.ids, present)]])
         scores, values = self._measured(ids, *trained.with_others(ids, *scored))
         line |= measure.score_line(scores, classes, values=values)
         if len(trained.clients) < len(ids):
             line["trained.clients"] = len(trained.clients)
-        by_client = {row["client"]: row for row in measure.client_lines(ids, scores, classes, values)}
-        lines = [{**row, **by_client[row["client"]]} for row in lines]
+        table = table.updated(measure.scored_clients(ids, scores, classes, values))
         if len(new_clients):
             scored = self._scored(progress, new_clients, ("received", "trained", "deployed"), new=True)
             scores, values = self._measured(new_clients, *scored)
             line |= measure.score_line(scores, classes, "new.", values)
-            lines += [{"new": True, **row} for row in measure.client_lines(new_clients, scores, classes, values)]
-        return line, lines
+            return line, (table, measure.scored_clients(new_clients, scores, classes, values, new=True))
+        return line, (table,)
 
     def _stages(self, progress: Progress) -> tuple[str, ...]:
         named = self.sim.algorithm.global_model is not None

@@ -69,6 +69,9 @@ class InMemory(ClientStates):
     def __getitem__(self, client: int) -> State:
         return self._above[client] if client in self._above else self._below[client]
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._above or client in self._below
+
     def __iter__(self) -> Iterator[int]:
         yield from self._below
         yield from (client for client in self._above if client not in self._below)

@@ -14,7 +14,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, moved, pick, stacked
+from stratafl.core.state import State, join_states, moved, pick, separate, stacked
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
@@ -106,13 +106,16 @@ class SimulationContext(Rounds):
         return self.runtime.device if self.store == "device" else torch.device("cpu")
 
     def client_states(self, clients: Mapping[int, State], ids: Tensor) -> State:
-        """The states of these clients as rows; a client without one enrols."""
-        return moved(stacked([self._client_state(clients, client) for client in ids.tolist()]), self.runtime.device)
-
-    def _client_state(self, clients: Mapping[int, State], client: int) -> State:
-        if client in clients:
-            return clients[client]
-        return pick(self.algorithm.enrol(self.setup, torch.tensor([client])), 0)
+        """The states of these clients as rows; those without one enrol, all at once."""
+        stored = torch.tensor([client in clients for client in ids.tolist()] if clients else [False] * len(ids))
+        met, new = stored.nonzero()[:, 0], (~stored).nonzero()[:, 0]
+        states = [stacked([clients[client] for client in ids[met].tolist()])] if len(met) else []
+        if len(new):
+            states.append(separate(self.algorithm.enrol(self.setup, ids[new])))
+        states = [moved(state, self.runtime.device) for state in states]
+        if len(states) == 1:
+            return states[0]
+        return pick(join_states(states), torch.cat([met, new]).argsort().to(self.runtime.device))
 
 
 def client_state_format(algorithm: Algorithm, setup: Setup) -> StateFormat:

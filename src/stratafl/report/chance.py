@@ -40,6 +40,7 @@ from stratafl.report.paired import (
 )
 from stratafl.report.ranking import Rank, comparable_ranks, ranking
 from stratafl.report.sentences import Finding, finding
+from stratafl.runs.class_counts import counts_array
 from stratafl.runs.logistic import FOLDERS, baseline_folder
 from stratafl.runs.prediction_file import read_predictions
 
@@ -99,17 +100,22 @@ def majority_predictions(run: Outcome, tested: Predictions | None = None) -> Pre
     class_counts = run.class_counts
     if class_counts is None or class_counts["classes"] is None:
         return None
-    train, test = (torch.tensor(class_counts["counts"][split])[: run.clients or None] for split in ("train", "test"))
+    train, test = (_rows(class_counts["counts"][split], run.clients) for split in ("train", "test"))
     if int(test.sum()) > MAX_MAJORITY_SAMPLES:
         return None
     evaluated = run.test_samples()
-    test[[client for client in range(len(test)) if client not in evaluated]] = 0
+    test[~torch.isin(torch.arange(len(test)), torch.tensor([*evaluated]))] = 0
     clients, classes = test.shape
     y = torch.arange(classes).repeat(clients).repeat_interleave(test.flatten())
     client = torch.arange(clients).repeat_interleave(test.sum(1))
     if tested is not None:
         client, y = tested.client, tested.y
     return Predictions(client, y, class_shares(train)[client])
+
+
+def _rows(rows: Sequence[Sequence[int]], clients: int) -> Tensor:
+    """The counts of the clients that took part, to be changed."""
+    return torch.from_numpy(counts_array(rows).copy())[: clients or None]
 
 
 def class_shares(train: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from stratafl.report.outcome import Outcome
 from stratafl.report.ranking import INCOMPARABLE, Rank
 from stratafl.report.sentences import Finding, finding
 from stratafl.report.study import Study
+from stratafl.runs.class_counts import counts_array
 from stratafl.runs.summary import VALIDATED
 
 FEW_SAMPLES = 50  # for validation: the standard error of a share is up to 7 points
@@ -140,7 +141,7 @@ def _is_selected_by_validation(run: Outcome) -> bool:
 
 def _validation_samples(run: Outcome) -> int:
     """Of the clients that took part; 0 if it is unknown."""
-    return sum(map(sum, run.split_counts.counts.get("validation", ())[: run.clients or None]))
+    return int(counts_array(run.split_counts.counts.get("validation", ())[: run.clients or None]).sum())
 
 
 # Cautions

@@ -8,6 +8,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from stratafl.config.experiment import from_tables, to_tables
 from stratafl.config.metric_choice import stored_metric
 from stratafl.config.migrations import CHECKSUMS
@@ -21,6 +23,7 @@ from stratafl.evaluation.flags import well_formed
 from stratafl.evaluation.measure import NOT_FINITE, Line, MetricValues
 from stratafl.evaluation.metrics import METRICS, Metric
 from stratafl.evaluation.predictions import Predictions
+from stratafl.evaluation.trial import evaluated_clients
 from stratafl.files import is_plain
 from stratafl.policies.accountant import EPSILON
 from stratafl.report.run_journals import LayerJournal, lines_of_round, read_layer_journal
@@ -142,6 +145,27 @@ class Outcome:
             return dict(self.values.clients)
         key = f"test.{self.evaluate.stage}.{self.metric.key}"
         return {int(line["client"]): float(line[key]) for line in self._participants if line.get(key) is not None}
+
+    @cached_property
+    def is_sampled(self) -> bool:
+        """Whether only a sample of its clients was evaluated."""
+        return evaluated_clients(self.config["evaluate"].get("clients"), self.clients) < self.clients
+
+    @cached_property
+    def sampling_error(self) -> float | None:
+        """The standard error of its score, if a sample of its clients was evaluated.
+
+        It is that of a mean over clients, or of the ratio of two sums if the score is over samples, drawn without
+        replacement. None if all clients were evaluated.
+        """
+        values, sizes = self.by_client(), self.test_samples()
+        if not self.is_sampled or len(values) < 2:
+            return None
+        x, by_samples = np.array([*values.values()]), self.evaluate.average == "samples"
+        weight = np.array([sizes[client] for client in values]) if by_samples else np.ones(len(x))
+        residuals = weight * (x - (weight * x).sum() / weight.sum())
+        left_out = 1 - len(sizes) / self.clients
+        return float(np.sqrt(left_out / len(x)) * residuals.std(ddof=1) / weight.mean())
 
     def test_samples(self) -> dict[int, int]:
         """How many test samples each client has that took part."""
@@ -331,7 +355,20 @@ def what_counts(outcomes: Sequence[Outcome], one_by_one: bool = False) -> str:
     mean = ", mean over clients," if average == "clients" and not one_by_one else ""
     scaled = all(run.config["data"].get("targets") == "scaled" for run in outcomes)
     unit = f"; targets are scaled, and 1 is {_UNITS[metric.name]}" if scaled and metric.name in _UNITS else ""
-    return f"of {_MODELS[stage]}{mean} {where}{unit}"
+    return f"of {_MODELS[stage]}{mean} {where}{unit}{_sampled(outcomes)}"
+
+
+def _sampled(outcomes: Sequence[Outcome]) -> str:
+    """Over how many clients scores are, if not over all, and with which standard error."""
+    sampled = [(run, run.sampling_error) for run in outcomes if run.is_sampled]
+    errors = [error for _, error in sampled if error is not None]
+    if not errors:
+        return ""
+    run, percent = sampled[0][0], outcomes[0].metric.percent
+    error = f"{100 * max(errors):.2g} points" if percent else f"{max(errors):.2g}"
+    most = "" if len(errors) == 1 else "at most "
+    count = f"{len(run.test_samples()):,} of {run.clients:,}"
+    return f"; a sample of {count} clients was evaluated, which gives scores a standard error of {most}{error}"
 
 
 def seed_labels(outcomes: Sequence[Outcome]) -> list[str]:

@@ -32,6 +32,7 @@ from stratafl.report.intervals import Interval, unbounded
 from stratafl.report.outcome import SCORED, Outcome
 from stratafl.report.ranking import Rank, comparable_ranks
 from stratafl.report.sentences import finding
+from stratafl.runs.class_counts import counts_array
 
 Judgement = Literal["better", "worse", "unclear", "same"]  # the same: equal numbers in every round
 REFERENCES = ("local", "fedavg")  # what every method is planned to be compared with
@@ -337,7 +338,8 @@ def _sample_variance(couples: Sequence[Couple], weights: Mapping[int, float]) ->
 
 
 def _tested_share(outcome: Outcome) -> float:
-    counts = {split: sum(map(sum, rows)) for split, rows in (outcome.class_counts or {"counts": {}})["counts"].items()}
+    stored = (outcome.class_counts or {"counts": {}})["counts"]
+    counts = {split: int(counts_array(rows).sum()) for split, rows in stored.items()}
     return counts.get("test", 0) / sum(counts.values()) if counts else 1.0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError
 from stratafl.evaluation.measure import Line
+from stratafl.runs.client_journal import client_lines
 from stratafl.runs.json_files import line_bodies, parsed_line
 
 NOT_DIAGNOSTICS = ("round", "layer", "columns", "bytes.down", "bytes.up")  # keys of a layer's line
@@ -20,10 +21,10 @@ def lines_of_round(path: Path, number: int, *, summed: bool = False) -> list[Lin
     """The clients' lines of one round; other rounds are not parsed. `summed` journals have checksums."""
     numbered = ((body, _ROUND.search(body)) for body in line_bodies(path, summed=summed))
     wanted = (body for body, written in numbered if written and int(written[1]) == number)
-    return [_client_line(path, parsed_line(path, body)) for body in wanted]
+    return [_checked(path, line) for body in wanted for line in client_lines(path, parsed_line(path, body))]
 
 
-def _client_line(path: Path, line: Line) -> Line:
+def _checked(path: Path, line: Line) -> Line:
     if not is_number(line.get("client"), int):
         raise DamagedError(f"'{path}' is damaged: a line lacks client")
     scores = [value for key, value in line.items() if key.startswith(("test.", "validation."))]

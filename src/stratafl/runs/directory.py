@@ -5,7 +5,7 @@ environment.json     format, versions, device, commit, seed, checksums of data a
 class_counts.json    how many samples of each class each client has (`holdings.json` before format 3)
 preprocessing.json   what was done to samples and targets
 rounds.jsonl         one line per round
-clients.jsonl        one line per evaluated client and round
+clients.jsonl        one line per evaluated client and round, or columns (client_journal.py)
 layers.jsonl         one line per layer and round
 checkpoint/          the last two states, each with that of the selected round
 predictions.safetensors   what the models that count give for every validation and test sample, at the end

@@ -14,7 +14,7 @@ from stratafl.evaluation import LayerDiagnostics
 from stratafl.evaluation.evaluate import global_field
 from stratafl.evaluation.measure import Line
 from stratafl.evaluation.predictions import Predictions, predict_in_shares, stage_predictions
-from stratafl.evaluation.trial import Trial
+from stratafl.evaluation.trial import Trial, evaluated_clients
 from stratafl.execute import Distributed, Matrix, ProcessGroup, Progress, Simulation
 from stratafl.execute.client_states import InMemory
 from stratafl.execute.packing import sendable
@@ -53,7 +53,8 @@ def trial_of(
     executor = Matrix() if process_group.world_size == 1 else Distributed(process_group)
     lab = LayerDiagnostics(evaluate.lab)
     metric = metric_for(evaluate, sim.runtime.federation, trust)
-    return Trial(sim, evaluate.every, evaluate.clients, lab, executor, metric, evaluate.stage, evaluate.test)
+    sample = evaluated_clients(evaluate.clients, sim.setup.clients)
+    return Trial(sim, evaluate.every, sample, lab, executor, metric, evaluate.stage, evaluate.test)
 
 
 def check_stage(stage: str, sim: Simulation) -> None:

@@ -26,7 +26,7 @@ from stratafl.errors import DamagedError, StrataError, shown
 from stratafl.evaluation.candidates import GuardCandidates, GuardedModels, alone_like, guarded
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.evaluation.guard import SAFE, Choice, Gain
-from stratafl.evaluation.measure import Line, client_lines, score_line
+from stratafl.evaluation.measure import Line, score_line, scored_clients
 from stratafl.evaluation.trial import Trial
 from stratafl.execute import Progress, Simulation
 from stratafl.execute.disk import StateFile
@@ -35,6 +35,7 @@ from stratafl.files import explained, is_plain, read_plain, write_atomically
 from stratafl.policies import LocalTraining
 from stratafl.runs import checkpoint, directory
 from stratafl.runs.class_counts import CLASS_COUNTS, stored_class_counts
+from stratafl.runs.client_journal import journal_lines
 from stratafl.runs.directory import check_saved
 from stratafl.runs.json_files import Journal, check_table, is_count, read_json, read_lines, write_json
 from stratafl.runs.prediction_file import predicted_round, write_predictions
@@ -193,8 +194,8 @@ def write_guard(folder: Path, models: GuardedModels, trial: Trial, history: list
         write_atomically(partial / MODELS, save(_local_models(models)))
         write_predictions(partial, predictions, selected, stage)
         Journal(partial / directory.ROUNDS).append(_lines(history, selected, line, seconds))
-        clients = client_lines(trial.ids, scores, classes, values)
-        Journal(partial / "clients.jsonl").append({"round": selected, **each} for each in clients)
+        tables = (scored_clients(trial.ids, scores, classes, values),)
+        Journal(partial / "clients.jsonl").append(journal_lines(selected, tables))
 
 
 def _places(stage: str) -> tuple[str, ...]:

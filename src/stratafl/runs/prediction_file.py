@@ -20,7 +20,7 @@ from stratafl.core.state import bytes_of
 from stratafl.errors import DamagedError, DataError
 from stratafl.evaluation.predictions import Predictions
 from stratafl.files import explained, open_plain, read_plain, write_atomically
-from stratafl.runs.class_counts import stored_class_counts
+from stratafl.runs.class_counts import counts_array, stored_class_counts
 
 PREDICTIONS = "predictions.safetensors"
 MAX_FILE_BYTES, MAX_HEADER_BYTES = 16 << 30, 1 << 20  # bytes that are read
@@ -76,9 +76,9 @@ def _check(predictions: Predictions) -> None:
 
 def _check_samples(predictions: Predictions, split: str, counts: dict[str, Any] | None) -> None:
     """Raise ValueError unless each client that is there has as many samples as the run recorded."""
-    expected = [sum(row) for row in (counts or {"counts": {}})["counts"].get(split, ())]
-    if counts is None or not expected:
+    if counts is None or split not in counts["counts"]:
         return
+    expected = counts_array(counts["counts"][split]).sum(1).tolist()
     clients, samples = (each.tolist() for each in predictions.client.unique(return_counts=True))
     for client, count in zip(clients, samples, strict=True):
         if not 0 <= client < len(expected):

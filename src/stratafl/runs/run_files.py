@@ -14,6 +14,7 @@ from stratafl.execute.simulation import SavedForm
 from stratafl.files import explained
 from stratafl.runs import checkpoint
 from stratafl.runs.checkpoint import Checkpoint, SavedState
+from stratafl.runs.client_journal import journal_lines
 from stratafl.runs.directory import CHECKPOINTS, CLIENT_STATES, JOURNALS, check_journal, check_saved
 from stratafl.runs.distributed import collected
 from stratafl.runs.json_files import Journal, JournalMark
@@ -36,8 +37,9 @@ class RunFiles:
         return {name: journal.mark for name, journal in self._journals.items()}
 
     def append(self, entry: RoundLines) -> None:
-        for name, lines in (("rounds", [entry.round]), ("clients", entry.clients), ("layers", entry.layers)):
-            self._journals[name].append(lines)
+        self._journals["rounds"].append([entry.round])
+        self._journals["clients"].append(journal_lines(entry.round["round"], entry.tables))
+        self._journals["layers"].append(entry.layers)
 
     def save(self, progress: Progress, selected: Progress | None, marks: Mapping[str, JournalMark]) -> None:
         """Write a checkpoint of the state after the rounds up to these marks; what was written since is cut off."""

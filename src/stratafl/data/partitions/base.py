@@ -4,8 +4,9 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,37 @@ Some = Annotated[int, Range(least=1)]
 Share = Annotated[float, Range(above=0, below=1)]
 
 
+class Pieces(Sequence[Indices]):
+    """The indices of each client as one array with all of them: a million short arrays take seconds and memory."""
+
+    def __init__(self, flat: Indices, sizes: NDArray[np.int64]) -> None:
+        self.flat, self.sizes = flat, sizes
+        self._ends = np.cumsum(sizes)
+
+    @classmethod
+    def of(cls, arrays: Sequence[Indices]) -> "Pieces":
+        if isinstance(arrays, Pieces):
+            return arrays
+        return cls(np.concatenate([np.empty(0, np.int64), *arrays]), np.array([*map(len, arrays)], np.int64))
+
+    def owners(self) -> NDArray[np.int64]:
+        """The client of each index."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, place: int) -> Indices: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Indices]: ...
+    def __getitem__(self, place: int | slice) -> Indices | list[Indices]:
+        if isinstance(place, slice):
+            return [self[client] for client in range(*place.indices(len(self)))]
+        end = int(self._ends[place])
+        return self.flat[end - int(self.sizes[place]) : end]
+
+
 @holder
 class Assignment:
     """One array of sample indices per client to train on and, if the partition decides that too, to test on.
@@ -29,8 +61,8 @@ class Assignment:
     clients, or several times to one of them; no client tests on a sample that it trains on.
     """
 
-    train: list[Indices]
-    test: list[Indices] | None = None
+    train: Sequence[Indices]
+    test: Sequence[Indices] | None = None
     overlap: bool = False
 
 
@@ -86,7 +118,7 @@ class Partition(ABC):
         *,
         tests: NDArray[np.bool_] | None = None,
         owner: NDArray[Any] | None = None,
-    ) -> list[Indices] | Assignment:
+    ) -> Sequence[Indices] | Assignment:
         pool = Pool(np.asarray(labels), tests, owner)
         samples = len(pool.labels)
         if clients < 1:
@@ -98,7 +130,7 @@ class Partition(ABC):
         return self.draw(pool, clients, np.random.default_rng(np.random.SeedSequence(seed)))
 
     @abstractmethod
-    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices] | Assignment:
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Sequence[Indices] | Assignment:
         """One sorted array of sample indices per client; or an `Assignment`, to say who tests on what."""
 
 
@@ -116,8 +148,11 @@ def draw_counts(classes: list[Indices], counts: Counts, rng: np.random.Generator
 class IID(Partition):
     """Every client gets the same number of samples, give or take one, whatever their labels."""
 
-    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> list[Indices]:
-        return [np.sort(part) for part in np.array_split(rng.permutation(len(pool.labels)), clients)]
+    def draw(self, pool: Pool, clients: int, rng: np.random.Generator) -> Pieces:
+        size, longer = divmod(len(pool.labels), clients)
+        parts = np.split(rng.permutation(len(pool.labels)), [longer * (size + 1)])
+        flat = [np.sort(part.reshape(-1, width)).ravel() for part, width in zip(parts, (size + 1, size), strict=True)]
+        return Pieces(np.concatenate(flat), np.repeat([size + 1, size], [longer, clients - longer]))
 
 
 @record
@@ -153,7 +188,7 @@ class Owners(Partition):
         return [samples_by_owner[each] for each in chosen]
 
 
-def by_owner(owner: NDArray[Any]) -> list[Indices]:
+def by_owner(owner: NDArray[Any]) -> Pieces:
     """The samples of each owner, in the order of the owners' names."""
     _, inverse, counts = np.unique(owner, return_inverse=True, return_counts=True)
-    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+    return Pieces(np.argsort(inverse, kind="stable"), counts)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stratafl.core.reprs import short_repr
 from stratafl.report.charts import thinned
 from stratafl.report.intervals import Interval
+from stratafl.runs.class_counts import counts_array
 
 Array = NDArray[np.float64]
 NEAREST = 3  # clients from which the distance is measured
@@ -56,7 +57,7 @@ class ClientFacts:
         recorded = class_counts or {}
         counts = recorded.get("counts", {})
         self.names: list[str] = list(recorded.get("client_names", ()))
-        self._test = [sum(row) for row in counts.get("test", ())]
+        self._test: list[int] = counts_array(counts["test"]).sum(1).tolist() if counts.get("test") else []
         self._train = counts.get("train", ())
 
     @cached_property
