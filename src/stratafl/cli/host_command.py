@@ -27,6 +27,7 @@ from stratafl.deploy.consent import (
     summed_with,
     what_leaves_site,
 )
+from stratafl.deploy.flower_app import node_configuration
 from stratafl.deploy.folders import (
     HostFolder,
     SiteFolder,
@@ -290,13 +291,15 @@ def join_federation(
     if not agreed:
         _ask(
             [*since_last_consent(folder, file), *leaves],
-            f"site '{site}' in federation '{file.deploy.name}' at {server}",
+            f"site '{site}' in federation '{file.deploy.name}'{server and f' at {server}'}",
             yes,
             console,
         )
     prepared = prepare_site(folder, invited, site)  # the file may have changed since it was read
     if not agreed:
         keep_consent(folder, file, leaves, invited.key)
+    if not server:
+        return _prepared_for_flower(prepared, str(place), trust, console)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     public = prepared.copy_public_key(public_key)
     if not (folder / AGREED).exists():
@@ -331,6 +334,16 @@ def _make_keys(prepared: SiteFolder, public_key: Path | None, console: Console) 
     print_note(f"send '{public}' to the host, and join again with its invitation that has the keys of all sites")
     for line in key_digests({prepared.name: public.read_text(encoding="utf-8").splitlines()[1]}):
         print_note(line, console)
+    return 0
+
+
+def _prepared_for_flower(folder: SiteFolder, place: str, trust: bool, console: Console) -> int:
+    """Say what to do with a site's folder whose federation is a Flower app."""
+    config = node_configuration(folder.name, folder.path, place, trust)
+    console.print(f"site '{folder.name}' of federation '{folder.file.deploy.name}' is ready in '{folder.path}'")
+    print_note(f"send '{folder.key.public}' to the host; keep the other files here", console)
+    print_note("start this site's SuperNode with this configuration:", console)
+    result_console().print(f"--node-config '{config}'", markup=False, soft_wrap=True)
     return 0
 
 
