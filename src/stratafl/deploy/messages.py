@@ -11,6 +11,7 @@ from stratafl.deploy.courier import Kind, SignedMessage
 from stratafl.errors import WireError
 
 TYPES: dict[Kind, str] = {
+    "identify": "query.identify",
     "introduce": "query.introduce",
     "agree": "query.agree",
     "round": "train.round",
