@@ -46,6 +46,11 @@ def report_scores(message: Message, context: Context) -> Message:
     return _answered("report", message, context)
 
 
+@app.query("secure")
+def add_up(message: Message, context: Context) -> Message:
+    return _answered("secure", message, context)
+
+
 @app.train("round")
 def work(message: Message, context: Context) -> Message:
     return _answered("round", message, context)

@@ -5,6 +5,7 @@
     federation.toml    the experiment and [deploy], as the site was given it
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
+    sites.pub          under secure sums, the keys of all sites that its owner agreed to
     model.safetensors  the final model (stored_model.py)
     alone.safetensors  the model that it trained alone, for its scores
     scores.json        how its models compare (site_scores.py)
@@ -35,6 +36,7 @@ from stratafl.config.deployment import (
     site_of,
 )
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.core.secure_sums import check_secure
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -52,6 +54,8 @@ from stratafl.deploy.agreement import (
 from stratafl.deploy.certificates import secret_of
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.federation_report import FederationReport
+from stratafl.deploy.secure.site_sums import SiteSums, session_of
+from stratafl.deploy.signing_keys import SIGNING_KEY, SITE_KEYS, read_signing_key, read_site_keys
 from stratafl.deploy.site_scores import SiteScores, alone_blueprint, compared
 from stratafl.deploy.stored_model import MODEL, write_model
 from stratafl.errors import DamagedError, DataError, StrataError, WireError, counted, shown
@@ -60,7 +64,7 @@ from stratafl.execute.exchange import SiteExchange, open_site, site_folder, stat
 from stratafl.execute.exchange.blocks import BlockCache
 from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
-from stratafl.files import json_value, read_plain, write_atomically
+from stratafl.files import json_value, private_folder, read_plain, write_atomically
 from stratafl.policies.accountant import most_rounds, rounds_allowed
 
 log = logging.getLogger("stratafl.deploy")
@@ -79,6 +83,7 @@ class Working:
     site: Site
     scores: bool
     digests: Mapping[str, str]  # of what all agree on, as this site computes them
+    sums: SiteSums | None = None  # if the host sees sums of uploads alone
     releases: "Releases | None" = None  # None: it sends nothing that has noise of its own
     score: float | None = None
 
@@ -90,7 +95,9 @@ class Working:
         if self.releases is not None:
             self.releases.add(done.upload)
         self.score = self._scored(round, download, state) if self.scores else None
-        return done.state, done.upload
+        if self.sums is None:
+            return done.state, done.upload
+        return done.state, self.sums.hide(round, self.site.contribution(round, done.upload))
 
     def _scored(self, round: int, download: bytes, state: State) -> float | None:
         if not self.site.samples["test"]:
@@ -162,6 +169,8 @@ class SiteMember:
         """The answer to a message of the host; whoever calls this knows that it is the host's (`signatures.py`)."""
         if kind == "round":
             return self.round(body)
+        if kind == "secure":
+            return self.sum_up(table)
         answers = {"introduce": self.introduce, "agree": self.agree, "report": self.report}
         return answers[kind](table), b""
 
@@ -194,6 +203,8 @@ class SiteMember:
             reply = exchange.answer(data)
             if exchange.delivered:
                 self._write_model(store, working.site)
+                if working.sums is not None:
+                    working.sums.end()
         return ({} if working.score is None else {"score": working.score}), reply
 
     def report(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +236,15 @@ class SiteMember:
         scores = compared(working.site, final, self.file.experiment, blueprint, agreed.widest, self.folder)
         write_atomically(path, json.dumps({"mark": final.mark, "scores": scores.to_table()}).encode())
         return scores
+
+    def sum_up(self, table: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer to a step of a secure sum (deploy/secure)."""
+        self._check_federation(table)
+        working = self._ready()
+        if working.sums is None:
+            raise WireError("this site has not agreed to secure sums (server.secure), so it takes part in none")
+        with private_folder(working.sums.folder):
+            return working.sums.answer(table, working.site.invited(session_of(table).round))
 
     def _write_model(self, store: SiteStore, site: Site) -> None:
         """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
@@ -311,8 +331,17 @@ class SiteMember:
             site = site.with_secret(secret_of(self.folder / NOISE))
             # In secure sums, the site takes part in opening one sum of a round (deploy/secure/).
             releases = None if site.algorithm.requires.secure else Releases.of(self.folder / RELEASED, site)
+        secure = self.file.experiment.server.secure
+        if secure:
+            check_secure(site.algorithm, site.setup)
+        sums = self._sums() if secure and self.trains else None
         reports = self.file.deploy.scores and not keeps_scores(self.folder)
-        return Working(site, reports, blueprint.digests, releases)
+        return Working(site, reports, blueprint.digests, sums, releases)
+
+    def _sums(self) -> SiteSums:
+        key, keys = read_signing_key(self.folder / SIGNING_KEY), read_site_keys(self.folder / SITE_KEYS)
+        folder = site_folder(self.folder / STATE, self.file.deploy.name, self.name)
+        return SiteSums(folder, self.file.deploy.name, self.name, self.file.deploy.sites, key, keys)
 
     def _blueprint(self, agreed: SampleFormat) -> Blueprint:
         return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)

@@ -15,6 +15,7 @@ TYPES: dict[Kind, str] = {
     "introduce": "query.introduce",
     "agree": "query.agree",
     "round": "train.round",
+    "secure": "query.secure",
     "report": "query.report",
 }
 MAX_TABLE_BYTES = 1 << 22  # bytes
