@@ -24,7 +24,7 @@ import tomli_w
 
 from stratafl.config.deployment import FederationFile, invited_from, read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.config.migrations import with_format
+from stratafl.config.migrations import UNNUMBERED_FEDERATION, with_format
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.certificates import (
@@ -324,15 +324,19 @@ def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> 
     """Write the federation's file and return it; one that is there may be extended or more patient."""
     path = folder / FILE
     stored = read_federation(path, plain=True) if path.exists() else None
+    begun = with_format({})
     if stored is not None:
-        file = file.as_begun(read_toml(path, plain=True))
+        begun = {"format": read_toml(path, plain=True).get("format", UNNUMBERED_FEDERATION)}
+        file = file.as_begun(begun)
     if stored is not None and of_site:
         stored = stored.invited()  # invitations once said where the host's samples are
     if stored is not None and stored.common() != file.common() and not extensions(stored, file):
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
     if stored != file:
+        # With the format in which it began: what files leave out goes on to mean the same.
+        head = begun if file.as_begun(begun) == file else with_format({})
         with explained("write", path):
-            write_atomically(path, tomli_w.dumps(with_format(file.tables())).encode())
+            write_atomically(path, tomli_w.dumps({**head, **file.tables()}).encode())
     return file
 
 
