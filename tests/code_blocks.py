@@ -31,7 +31,7 @@ from stratafl.runs.comparison import shared_and_own
 ROOT = Path(__file__).parents[1]
 SHELLS = ("bash", "console")
 LANGUAGES = (*SHELLS, "python", "toml", "json", "text")
-PROGRAMS = {"apt-get", "cd", "cp", "docker", "dpkg", "export", "git", "head"}
+PROGRAMS = {"apt-get", "cd", "cp", "docker", "dpkg", "export", "flower-supernode", "flwr", "git", "head"}
 PROGRAMS |= {"mkdir", "npm", "pip", "sudo", "tail", "tar"}
 _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2`*[ ]*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: \S.* -->\s*\Z")

@@ -18,7 +18,8 @@ from test_guardian import is_gone, soon
 
 from flower_federation import CLIENT_APP, PATIENCE, SERVER_APP, Federation, kill, lines
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
-from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.control import ControlClient
+from stratafl.deploy.flower_app import write_app
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.processes import flower_command, flower_environment, free_port
 from stratafl.deploy.site_processes import SiteProcesses, SiteStatus

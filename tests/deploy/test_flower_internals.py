@@ -59,7 +59,6 @@ IMPORTED = {
         "SuperExecAuthHttpInterceptor",
     },
     "flwr.supercore.retry": {"make_simple_http_retry_invoker"},
-    "flwr.supercore.run": {"RunNotRunningException"},
     "flwr.supercore.runtime": {"RuntimeHttpClient"},
     "flwr.supercore.task_identity": {"TaskIdentity"},
     "flwr.superlink.auth_plugin": {"NoOpControlAuthnPlugin"},

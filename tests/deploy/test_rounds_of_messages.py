@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError
 
 from stratafl.deploy import replies
 from stratafl.deploy.courier import SignedMessage
-from stratafl.deploy.replies import MessageRound, SiteHints, nodes_of_sites
-from stratafl.deploy.server_app import GridCourier
+from stratafl.deploy.replies import SiteHints, nodes_of_sites
+from stratafl.deploy.server_app import HostRound, KeyCourier
 
 
 @dataclass
@@ -102,7 +102,7 @@ def messages(*nodes: int) -> list[Message]:
 
 def test_all_replies_end_a_round_at_once(clock: Clock) -> None:
     grid = FakeGrid(clock, {7: (2.0, None), 8: (4.0, None)})
-    done = MessageRound(grid, 60).run(messages(7, 8))
+    done = HostRound(grid, 60).run(messages(7, 8))
     assert {node: reply.content["a"]["node"] for node, reply in done.replies.items()} == {7: 7, 8: 8}
     assert done.failures == {}
     assert 4.0 <= clock.now - 1000 < 5.1  # not Flower's three seconds more
@@ -111,21 +111,21 @@ def test_all_replies_end_a_round_at_once(clock: Clock) -> None:
 def test_a_courier_waits_for_every_site_although_one_has_failed(clock: Clock) -> None:
     grid = FakeGrid(clock, {7: (1.0, "Node Unavailable"), 8: (9.0, None)})
     message = SignedMessage(b"{}", b"x", 1, b"")
-    done = GridCourier(grid).carry("round", dict.fromkeys(("north", "south", "west"), message), 60.0)
+    done = KeyCourier(grid).carry("round", dict.fromkeys(("north", "south", "west"), message), 60.0)
     assert done.failures["north"] == "Node Unavailable (code 5)"
     assert set(done.failures) == {"north", "south", "west"}  # south has answered, if not as a site does
 
 
 def test_the_deadline_ends_a_round_with_what_there_is(clock: Clock) -> None:
     grid = FakeGrid(clock, {7: (2.0, None), 8: (90.0, None)})
-    done = MessageRound(grid, 60).run(messages(7, 8))
+    done = HostRound(grid, 60).run(messages(7, 8))
     assert (set(done.replies), set(done.failures)) == ({7}, {8})
     assert re.search(r"\b6[01] s", done.failures[8])
 
 
 def test_a_failure_is_the_nodes_whose_message_it_answers_although_another_sends_it(clock: Clock) -> None:
     grid = FakeGrid(clock, {7: (2.0, None), 8: (1.0, "Node Unavailable")})
-    done = MessageRound(grid, 60).run(messages(7, 8))
+    done = HostRound(grid, 60).run(messages(7, 8))
     assert done.failures == {8: "Node Unavailable (code 5)"}
     assert list(done.replies) == [7]
 
@@ -141,20 +141,20 @@ def test_a_reply_that_another_node_sent_is_a_failure(clock: Clock, monkeypatch: 
         return found
 
     monkeypatch.setattr(grid, "pull_messages", forged)
-    done = MessageRound(grid, 60).run(messages(7))
+    done = HostRound(grid, 60).run(messages(7))
     assert (done.replies, done.failures) == ({}, {7: done.failures[7]})
 
 
 def test_a_message_that_is_not_taken_is_a_failure(clock: Clock) -> None:
     grid = FakeGrid(clock, {7: (1.0, None), 8: (1.0, None)}, refused=frozenset({8}))
-    done = MessageRound(grid, 60).run(messages(7, 8))
+    done = HostRound(grid, 60).run(messages(7, 8))
     assert set(done.failures) == {8}
 
 
 def test_an_outage_is_said_and_waited_out(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stratafl.deploy")
     grid = FakeGrid(clock, {7: (1.0, None)}, outage=(0.5, 20.0))
-    done = MessageRound(grid, 60).run(messages(7))
+    done = HostRound(grid, 60).run(messages(7))
     assert set(done.replies) == {7}
     assert 19.0 < clock.now - 1000 < 30.0
     assert any(line.endswith("ConnectError: connection refused") for line in caplog.messages)
@@ -163,7 +163,7 @@ def test_an_outage_is_said_and_waited_out(clock: Clock, caplog: pytest.LogCaptur
 def test_an_outage_does_not_outlast_the_deadline(clock: Clock) -> None:
     """By itself the grid retries for ever."""
     grid = FakeGrid(clock, {7: (1.0, None)}, outage=(0.5, 1e9))
-    done = MessageRound(grid, 60).run(messages(7))
+    done = HostRound(grid, 60).run(messages(7))
     assert set(done.failures) == {7}
     assert clock.now - 1000 < 66.0
     assert all(1.0 <= limit <= 60.0 for limit in grid.limits)
@@ -172,7 +172,7 @@ def test_an_outage_does_not_outlast_the_deadline(clock: Clock) -> None:
 
 def test_it_is_said_for_whom_we_wait(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stratafl.deploy")
-    MessageRound(FakeGrid(clock, {7: (1.0, None)}), 100).run(messages(7, 8))
+    HostRound(FakeGrid(clock, {7: (1.0, None)}), 100).run(messages(7, 8))
     assert len(caplog.messages) == 3
     assert re.search(r"\b1 of 2 nodes .*\b3\d s", caplog.messages[0])
 
@@ -180,7 +180,7 @@ def test_it_is_said_for_whom_we_wait(clock: Clock, caplog: pytest.LogCaptureFixt
 def test_messages_expire_with_their_deadline(clock: Clock) -> None:
     """Else a site that comes back would begin with the rounds that it missed."""
     sent = messages(7, 8)
-    MessageRound(FakeGrid(clock, {7: (1.0, None), 8: (1.0, None)}), 60, late=20).run(sent)
+    HostRound(FakeGrid(clock, {7: (1.0, None), 8: (1.0, None)}), 60, late=20).run(sent)
     assert {message.metadata.ttl for message in sent} == {85.0}
 
 
@@ -219,7 +219,7 @@ def test_a_reply_that_cannot_be_read_is_a_failure_of_its_site_alone(clock: Clock
     sent = messages(7, 8)
     sent[0].metadata.__dict__["_message_id"] = "m7"
     grid.reply = odd_content(7, sent[0]) if reply == "odd" else reply
-    done = MessageRound(grid, 60).run(sent)
+    done = HostRound(grid, 60).run(sent)
     assert set(done.replies) == {8}
     assert set(done.failures) == {7}
 
@@ -251,7 +251,7 @@ class SlowGrid(FakeGrid):
 
 def test_a_reply_that_never_comes_whole_holds_up_nobody(identity: None) -> None:
     grid, begin = SlowGrid({8: (0.0, None)}), time.monotonic()
-    done = MessageRound(grid, 0.5, late=0.5).run(messages(7, 8))
+    done = HostRound(grid, 0.5, late=0.5).run(messages(7, 8))
     assert set(done.replies) == {8}
     assert set(done.failures) == {7}
     assert time.monotonic() - begin < 60  # by itself it would be a quarter of an hour
@@ -260,7 +260,7 @@ def test_a_reply_that_never_comes_whole_holds_up_nobody(identity: None) -> None:
 def test_a_reply_that_is_on_its_way_at_the_deadline_is_waited_for(identity: None) -> None:
     grid = SlowGrid({7: (0.0, None)})
     Timer(1.5, grid.whole.set).start()
-    done = MessageRound(grid, 0.5, late=600).run(messages(7))
+    done = HostRound(grid, 0.5, late=600).run(messages(7))
     assert (set(done.replies), done.failures) == ({7}, {})
 
 
@@ -272,7 +272,7 @@ def test_a_message_that_its_site_takes_away_before_it_is_sent_is_a_failure_of_th
                 raise ObjectPushError("a", 1, "b")
             return super().push_messages(mine)
 
-    done = MessageRound(Taken(clock, {8: (4.0, None)}), 60).run(messages(7, 8))
+    done = HostRound(Taken(clock, {8: (4.0, None)}), 60).run(messages(7, 8))
     assert set(done.replies) == {8}
     assert set(done.failures) == {7}
 
@@ -303,7 +303,7 @@ def test_with_hints_a_reply_is_asked_for_when_it_is_there_and_otherwise_now_and_
     asked = list[str]()
     pull = grid.pull_messages
     grid.pull_messages = lambda ids: asked.extend(ids) or pull(ids)
-    done = MessageRound(grid, 60, hints=SiteHints(signals, {7: "north", 8: "south"})).run(messages(7, 8))
+    done = HostRound(grid, 60, hints=SiteHints(signals, {7: "north", 8: "south"})).run(messages(7, 8))
     assert set(done.replies) == {7, 8}
     assert signals.posted == ["north", "south"]
     assert asked == ["m7", "m8"]  # each once

@@ -19,7 +19,8 @@ from stratafl.deploy import host as hosts
 from stratafl.deploy import server_tasks
 from stratafl.deploy import site_processes as sites
 from stratafl.deploy.certificates import Pair, create_authority, create_site_key
-from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.control import ControlClient
+from stratafl.deploy.flower_app import write_app
 from stratafl.deploy.flower_internals import be_patient, token_authn
 from stratafl.deploy.flower_node import BAD_CERTIFICATE, BAD_KEY, CONNECTED, FOUND, LOST, SHUT_OUT
 from stratafl.deploy.folders import SiteFolder

@@ -11,6 +11,7 @@ from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedper
 from stratafl.algorithms.composition import with_median, with_private
 from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.core.phased import Phase, Phased
+from stratafl.core.records import stored_repr
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import RecordError
 from stratafl.evaluation.trial import Trial
@@ -184,6 +185,12 @@ def test_every_round_says_what_it_cost():
     assert most_rounds(sim.setup, 8) < 8
     progress, lines = Trial(made(fedavg())).round(made(fedavg()).start())
     assert not [key for key in lines.round if key.startswith("privacy")]
+
+
+def test_what_came_later_does_not_change_the_digest_of_a_stored_run():
+    old = "weights='uniform', unsent='held', clip=1.0, noise=1.0, delta=1e-05, layers=select('all')"
+    assert stored_repr(PrivateMean()) == f"PrivateMean(field='theta', {old})"
+    assert "budget=2.0" in stored_repr(PrivateMean(budget=2.0))
 
 
 # Refusals

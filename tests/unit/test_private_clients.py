@@ -7,7 +7,7 @@ import torch
 
 from deployed import own_samples
 from simulations import built, finished
-from stratafl.algorithms import ALGORITHMS, algorithm, fedavg
+from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedper
 from stratafl.algorithms.private_on import with_private
 from stratafl.core.phased import Phase, Phased
 from stratafl.core.secure_sums import opening_threshold
@@ -182,6 +182,45 @@ def test_all_executors_have_the_same_bits(method, secure):
     sim, whole = finished(method, **options)
     for executor in (Matrix(chunk=2), Messages(), Debug()):
         assert difference(sim.run(executor).tensors(), whole.tensors()) == 0
+
+
+# By layer
+
+
+def layer_norms(sim, update):
+    """The norm of each layer of some clients' updates, from their columns side by side."""
+    layers, at = {}, 0
+    for name in sim.setup.layout.trainable():
+        spec = sim.setup.layout.specs[name]
+        square = update[:, at : at + spec.size].square().sum(1)
+        layers[spec.layer], at = layers.get(spec.layer, 0) + square, at + spec.size
+    assert at == update.shape[1]
+    return torch.stack(list(layers.values())).sqrt()
+
+
+def test_each_layer_is_shortened_to_its_share_of_the_norm_and_the_guarantee_stays():
+    sim, (update,) = uploaded(local(noise=0.0, dp_by_layer=True))
+    norms, share = layer_norms(sim, update), NORM / len(sim.setup.layout.layers) ** 0.5
+    assert bool((norms <= share).all())
+    assert bool((norms > 0.999 * share).any(1).all())  # some update of every layer was longer
+    assert 0.999 * NORM < float(update.norm(dim=1).max()) <= NORM
+    one, each = (made(local(noise=2.0, dp_by_layer=by_layer)) for by_layer in (False, True))
+    assert one.algorithm.spent(one.at(2)) == each.algorithm.spent(each.at(2))
+    assert not {n for n in upload_names(made(local(fedper(), dp_by_layer=True))) if n.startswith("fc.")}
+
+
+def upload_names(sim):
+    return set(sim.algorithm.upload_form(sim.at(0), sim.start().server).fields["theta.update"].value)
+
+
+def test_the_server_shortens_layers_as_clients_do():
+    """Without noise, and so that it makes a difference, central and local end with the same model."""
+    ends = [
+        made(with_private(fedavg(), norm=NORM, noise=0.0, dp=dp, dp_by_layer=by_layer)).run(Matrix()).server["theta"]
+        for dp, by_layer in (("central", True), ("local", True), ("central", False))
+    ]
+    assert difference(ends[0], ends[1]) < 1e-6 * NORM * 2
+    assert difference(ends[0], ends[2]) > 1e-4
 
 
 # Budget

@@ -40,11 +40,13 @@ def with_private(
     dp: Annotated[PrivacyModel, PROMISED] = "central",
     dp_budget: Annotated[Positive, PROMISED] | None = None,
     dp_colluding: Annotated[Count, PROMISED] = 0,
+    dp_by_layer: bool = False,
 ) -> Algorithm:
     """Updates are at most `norm` long, every client counts once, and their sum gets noise of `noise` times `norm`.
 
     `dp` says who adds it: the server (`central`), each client all of it (`local`) or all clients together, in secure
     sums (`distributed`), of whom `dp_colluding` may help the server. A run ends before ε exceeds `dp_budget`.
+    With `dp_by_layer` each of L shared layers is at most `norm`/√L long, for the same ε.
     """
     if not isinstance(host, Layerwise):
         raise RecordError(
@@ -67,10 +69,12 @@ def with_private(
         raise RecordError(f"dp_colluding has no meaning with dp='{dp}': leave it out, or choose dp='distributed'")
     layers = _sent(host, mean.field)
     if dp == "central":
-        private = PrivateMean(mean.field, clip=norm, noise=noise, delta=dp_delta, layers=layers, budget=dp_budget)
+        private = PrivateMean(
+            mean.field, clip=norm, noise=noise, delta=dp_delta, layers=layers, budget=dp_budget, by_layer=dp_by_layer
+        )
         return replace(host, merge=(private,))
     merge = SumOfPrivateUpdates(mean.field, norm, noise, dp_delta, layers, dp_budget, dp, dp_colluding)
-    send = SendPrivateUpdate(_sender(host, mean.field), mean.field, norm, noise, dp)
+    send = SendPrivateUpdate(_sender(host, mean.field), mean.field, norm, noise, dp, layers, dp_by_layer)
     return replace(host, mix=(*host.mix, Received(mean.field)), send=(send,), merge=(merge,))
 
 

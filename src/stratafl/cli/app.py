@@ -20,6 +20,7 @@ from stratafl.cli.command_options import (
     Config,
     Data,
     Example,
+    FlowerAppOptions,
     HostOptions,
     Jobs,
     ReportOptions,
@@ -35,23 +36,12 @@ from stratafl.cli.command_options import (
 
 # The root of typer's own errors: click's up to 0.25, then a copy of click's, since 0.29 TyperException.
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
-_DATA = "List, show and export data sets."
 
 FIRST, RUNS, MODELS = "Before you train", "Train and compare", "Use the models"
 DEPLOYED, METHODS = "Real federations", "Methods, papers and speed"
-FIRST_STEPS = """\
-stratafl {version}: personalised federated learning, layer by layer. Frequent commands:
-
-  strata compare --seeds 1                     see it work: eight methods on handwritten digits
-  strata data show my.csv                      what each client holds, and what looks wrong
-  strata advise my.csv                         whether to federate, with which method, who gains
-  strata compare --data my.csv                 rank methods on your data, and see who gains
-  strata run --data my.csv --out runs/first    train one method, then strata predict runs/first
-
-strata --help lists all commands, strata COMMAND --help begins with an example."""
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
-data_app = typer.Typer(name="data", help=_DATA, no_args_is_help=True, rich_markup_mode="rich")
+data_app = typer.Typer(name="data", help="Show and export data sets.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(data_app, rich_help_panel=FIRST)
 
 
@@ -279,9 +269,6 @@ def host(
 
     If it is stopped or killed, the same command continues.
     """
-    from stratafl.deploy.processes import require_flower
-
-    require_flower()
     from stratafl.cli.host_command import host_federation
 
     return host_federation(config, options)
@@ -305,12 +292,24 @@ def join_(
 
     You see what leaves the site, and are asked first.
     """
-    from stratafl.deploy.processes import require_flower
-
-    require_flower()
     from stratafl.cli.host_command import join_federation
 
     return join_federation(invitation, site, data, out, public_key, yes, trust)
+
+
+@app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata flower-app federation.toml --out ward-app")
+@with_options
+def flower_app(
+    *,
+    config: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="An experiment with a table \\[deploy].")],
+    options: FlowerAppOptions,
+) -> int:
+    """Write a federation as an app for a Flower federation of your own.
+
+    Each site prepares its folder with `strata join`; then `flwr run` starts it, and continues it."""
+    from stratafl.cli.flower_app_command import prepare_flower_app
+
+    return prepare_flower_app(config, options)
 
 
 @app.command(cls=Example, rich_help_panel=DEPLOYED, epilog="strata status federations/ward")
@@ -439,6 +438,7 @@ def start(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     """Personalised federated learning, layer by layer."""
+    from stratafl.cli.console import FIRST_STEPS
     from stratafl.version import VERSION
 
     if version:

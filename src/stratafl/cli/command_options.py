@@ -199,6 +199,19 @@ class HostOptions:
     trust: Trust = False
 
 
+@dataclass(frozen=True)
+class FlowerAppOptions:
+    """The options of `flower-app`."""
+
+    out: Annotated[Path | None, option("--out -o DIR", "The app; else a folder in the host's.", OUTPUT)] = None
+    folder: Annotated[Path | None, option("--folder DIR", "The host's folder; else federations/NAME.", OUTPUT)] = None
+    invitation: Annotated[Path | None, option("--invitation FILE", "Another place for the invitation.", OUTPUT)] = None
+    forget: Annotated[
+        list[str] | None, option("--forget NAME", "Let a site that lost its state start over.", SITES)
+    ] = None
+    trust: Trust = False
+
+
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

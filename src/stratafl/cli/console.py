@@ -17,6 +17,17 @@ from stratafl.errors import printable
 _LINE_CONTROLS = "\n\t"
 PIPED_WIDTH = 120  # of tables that go into a file, unless COLUMNS says otherwise
 
+FIRST_STEPS = """\
+stratafl {version}: personalised federated learning, layer by layer. Frequent commands:
+
+  strata compare --seeds 1                     see it work: eight methods on handwritten digits
+  strata data show my.csv                      what each client holds, and what looks wrong
+  strata advise my.csv                         whether to federate, with which method, who gains
+  strata compare --data my.csv                 rank methods on your data, and see who gains
+  strata run --data my.csv --out runs/first    train one method, then strata predict runs/first
+
+strata --help lists all commands, strata COMMAND --help begins with an example."""
+
 
 class PlainConsole(Console):
     """A console on which no text controls the terminal: a client's name may hold escape sequences."""

@@ -20,7 +20,8 @@ from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
 from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, since_last_consent, what_leaves_site
-from stratafl.deploy.folders import HostFolder, prepare_host, prepare_site, read_invitation
+from stratafl.deploy.flower_app import node_configuration
+from stratafl.deploy.folders import HostFolder, SiteFolder, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.member import AGREED, STATE
@@ -250,13 +251,15 @@ def join_federation(
     if not agreed:
         _ask(
             [*since_last_consent(folder, file), *leaves],
-            f"site '{site}' in federation '{file.deploy.name}' at {server}",
+            f"site '{site}' in federation '{file.deploy.name}'{server and f' at {server}'}",
             yes,
             console,
         )
     prepared = prepare_site(folder, invited, site)  # the file may have changed since it was read
     if not agreed:
         keep_consent(folder, file, leaves, invited.key)
+    if not server:
+        return _prepared_for_flower(prepared, str(place), trust, console)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     public = prepared.copy_public_key(public_key)
     if not (folder / AGREED).exists():
@@ -282,6 +285,16 @@ def join_federation(
             time.sleep(LOOK)
         console.print("leaving; the personal state is kept. Run the same command to join again.")
     return INTERRUPTED
+
+
+def _prepared_for_flower(folder: SiteFolder, place: str, trust: bool, console: Console) -> int:
+    """Say what to do with a site's folder whose federation is a Flower app."""
+    config = node_configuration(folder.name, folder.path, place, trust)
+    console.print(f"site '{folder.name}' of federation '{folder.file.deploy.name}' is ready in '{folder.path}'")
+    print_note(f"send '{folder.key.public}' to the host; keep the other files here", console)
+    print_note("start this site's SuperNode with this configuration:", console)
+    result_console().print(f"--node-config '{config}'", markup=False, soft_wrap=True)
+    return 0
 
 
 def _ask(leaves: Sequence[str], who: str, yes: bool, console: Console) -> None:

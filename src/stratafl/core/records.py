@@ -32,10 +32,8 @@ DEEPEST = 16  # lists within lists
 OPTIONS = "options"  # the field of a table of settings that takes the keys it does not know itself
 # Of classes renamed since runs and federations were stored with the old name.
 STORED_NAMES = {"LocalTraining": "SGD", "GeneratorField": "Part"}
-CAME_LATER = (
-    "class_weight='none', ",
-    ", budget=None",
-)  # fields of records that older digests do not have, as a repr shows them
+# Fields of records that older digests do not have, as a repr shows them.
+CAME_LATER = ("class_weight='none', ", ", budget=None", ", by_layer=False")
 _CLASSES: dict[str, type[Any]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 _KEYS: dict[type[Any], Mapping[str, "Key"]] = {}

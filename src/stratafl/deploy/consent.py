@@ -18,15 +18,17 @@ from typing import Any
 from stratafl.algorithms.composition import composition, is_composition
 from stratafl.algorithms.declaration import METHODS
 from stratafl.algorithms.what_leaves import what_leaves
-from stratafl.config.deployment import FederationFile, blueprint_of
+from stratafl.config.deployment import FederationFile, blueprint_of, read_federation
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.round import Round, Setup
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
+from stratafl.deploy.certificates import read_key
 from stratafl.deploy.extending import stored_changes
-from stratafl.deploy.member import own_format, site_samples
+from stratafl.deploy.member import FILE, own_format, site_samples
+from stratafl.deploy.signing_keys import HOST_KEY
 from stratafl.deploy.status import few
-from stratafl.errors import DamagedError, DeployError, counted, first_line
+from stratafl.errors import DamagedError, DeployError, WireError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
 from stratafl.policies.accountant import in_words, rounds_allowed
 
@@ -111,6 +113,17 @@ def has_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host:
         record = json_value(read_plain(path, MAX_CONSENT_BYTES))
         return isinstance(record, dict) and {**record, **_about(file, leaves, host)} == record
     return False
+
+
+def check_consent(folder: Path) -> None:
+    """Raise unless the owner of this site's folder has agreed to the file and the host in it, here."""
+    path, ask = folder / CONSENT, "its owner runs 'strata join' with the host's invitation there first"
+    if not path.exists() or not is_stamped(folder):
+        raise WireError(f"the folder of this node is not prepared as a site: {ask}")
+    file, line = read_federation(folder / FILE, plain=True), read_key(folder / HOST_KEY).decode(errors="replace")
+    record = json_value(read_plain(path, MAX_CONSENT_BYTES))
+    if not isinstance(record, dict) or {**record, **_about(file, record.get("leaves", []), line)} != record:
+        raise WireError(f"the owner of this site has agreed to another host or federation: {ask}")
 
 
 def keep_consent(folder: Path, file: FederationFile, leaves: Sequence[str], host: str) -> None:

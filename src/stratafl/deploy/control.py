@@ -3,21 +3,17 @@
 The SuperLink takes such requests on loopback alone and with the token that `superlink.py` checks.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import tomli_w
 
 from stratafl.deploy.certificates import check_site_name
 from stratafl.deploy.flower_internals import ask_control, bundle_of, control_client, reason_in
 from stratafl.errors import DeployError, OutageError, shown
-from stratafl.files import write_atomically
-from stratafl.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -31,22 +27,6 @@ class RunState:
     @property
     def finished(self) -> bool:
         return self.status == "finished"
-
-
-def write_app(folder: Path, server_app: str, client_app: str, settings: Mapping[str, str | int | float | bool]) -> Path:
-    """A Flower app that is nothing but a `pyproject.toml`, whose code is installed packages (`package.module:app`)."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    version = ".".join((*re.findall(r"\d+", VERSION)[:3], "0", "0", "0")[:3])  # Flower takes three numbers
-    project = {"name": "stratafl", "version": version, "dependencies": []}
-    app = {
-        "publisher": "stratafl",
-        "components": {"serverapp": server_app, "clientapp": client_app},
-        "config": dict(settings),
-    }
-    write_atomically(
-        folder / "pyproject.toml", tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}}).encode()
-    )
-    return folder
 
 
 class ControlClient:
@@ -88,7 +68,7 @@ class ControlClient:
         raise DeployError(f"site '{shown(site)}' is not registered")
 
     def start_run(self, app: Path) -> int:
-        """Start a run of the app in this folder, see `write_app`; returns its id."""
+        """Start a run of the app in this folder, see `flower_app.py:write_app`; returns its id."""
         bundle = bundle_of(app)
         with _explained("start the run"):
             return int(self._ask("StartRun", fab=bundle).run_id)

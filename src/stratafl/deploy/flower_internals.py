@@ -191,20 +191,6 @@ def push_task_end(client: Any, completed: bool, reason: str) -> None:
     client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=reason))
 
 
-def run_is_over() -> type[BaseException]:
-    """The exception with which flwr says that a run is no more."""
-    from flwr.supercore.run import RunNotRunningException
-
-    return RunNotRunningException
-
-
-def push_was_refused() -> type[Exception]:
-    """The exception with which flwr says that a part of a message was not taken."""
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-
-    return ObjectPushError
-
-
 # A site at the fleet API
 
 APP_FAILED = 2  # flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, which is on the wire

@@ -67,7 +67,7 @@ class HostFolder:
     file: FederationFile
     certificate: Pair
     authority: Path
-    changes: Sequence[str] = ()  # by which this start extends the federation
+    changes: Sequence[str]  # by which this start extends the federation
 
     @property
     def quota(self) -> Quota:
@@ -79,15 +79,8 @@ class HostFolder:
 
     def invite(self, place: HostAddress, copy: Path | None = None) -> Path:
         """Write what sites are given, with the address that they are to use, and a copy if its place is chosen."""
-        key = public_line(read_signing_key(self.path / SIGNING_KEY), self.file.deploy.name)
-        invitation = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8"), "key": key}
-        path = self.path / INVITATION
-        if copy is not None and copy.exists() and "invitation" not in read_toml(copy):
-            raise DeployError(f"'{copy}' exists and is not an invitation: choose another name")
-        tables = with_format({"invitation": invitation, **self.file.invited().tables()})
-        for target in filter(None, (path, copy)):
-            write_atomically(target, tomli_w.dumps(tables).encode())
-        return copy or path
+        connection = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        return write_invitation(self.path, self.file, connection, copy)
 
     def store_keys(self, site: str, path: Path) -> Path:
         """The file NAME.pub of a site, with both of its keys and in the folder `keys`."""
@@ -122,7 +115,24 @@ def _same(path: Path, other: Path) -> bool:
 def prepare_host(
     path: Path, file: FederationFile, place: HostAddress, trust: bool = False, keys: Path | None = None
 ) -> HostFolder:
-    """The folder of this federation, new or as it was left; its file may ask for more rounds or sites than before.
+    """The folder of this federation, new or as it was left; its file may ask for more rounds or sites than before."""
+    file, changes = prepare_folder(path, file, trust, keys)
+    authority = Pair(path / "ca.key", path / "ca.pem")
+    if not authority.public.exists():
+        authority = _new_authority(path, authority)
+    named = path / "server.txt"
+    certificate = Pair(path / "server.key", path / "server.pem")
+    fits = belong(certificate) and named.exists() and named.read_text(encoding="utf-8") == place.host
+    if not fits or (ends_soon(certificate.public) and authority.key.exists()):
+        _certify(certificate, place.host, authority)
+        write_atomically(named, place.host.encode())
+    return HostFolder(path, file, certificate, authority.public, changes)
+
+
+def prepare_folder(
+    path: Path, file: FederationFile, trust: bool, keys: Path | None = None
+) -> tuple[FederationFile, Sequence[str]]:
+    """What every host's folder has, whatever carries its messages: the file and the key; also what is extended.
 
     Sites' keys are taken from the folder `keys`, of which the host's folder keeps the name.
     """
@@ -138,19 +148,24 @@ def prepare_host(
         agreed = Agreement.load(path / AGREED)
         write_rejoining(path, agreed.roster.names if agreed is not None else ())
     file = _keep_file(path, file)
-    authority = Pair(path / "ca.key", path / "ca.pem")
-    if not authority.public.exists():
-        authority = _new_authority(path, authority)
     if not (path / SIGNING_KEY).exists():
         _check_new_key(path)
         create_signing_key(path / SIGNING_KEY)
-    named = path / "server.txt"
-    certificate = Pair(path / "server.key", path / "server.pem")
-    fits = belong(certificate) and named.exists() and named.read_text(encoding="utf-8") == place.host
-    if not fits or (ends_soon(certificate.public) and authority.key.exists()):
-        _certify(certificate, place.host, authority)
-        write_atomically(named, place.host.encode())
-    return HostFolder(path, file, certificate, authority.public, changes)
+    return file, changes
+
+
+def write_invitation(
+    folder: Path, file: FederationFile, connection: Mapping[str, str], copy: Path | None = None
+) -> Path:
+    """Write what sites are given into a host's folder, and to another place if one is chosen."""
+    key = public_line(read_signing_key(folder / SIGNING_KEY), file.deploy.name)
+    path = folder / INVITATION
+    if copy is not None and copy.exists() and "invitation" not in read_toml(copy):
+        raise DeployError(f"'{copy}' exists and is not an invitation: choose another name")
+    tables = with_format({"invitation": {**connection, "key": key}, **file.invited().tables()})
+    for target in filter(None, (path, copy)):
+        write_atomically(target, tomli_w.dumps(tables).encode())
+    return copy or path
 
 
 def _certify(certificate: Pair, host: str, authority: Pair) -> None:
@@ -203,7 +218,7 @@ class SiteFolder:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Address, authority and signing key of a host, and its federation."""
+    """Address, authority and signing key of a host, and its federation; the first two are "" for a Flower app."""
 
     server: str
     authority: str
@@ -218,7 +233,8 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     make_private(path)
     file = _keep_file(path, invitation.file, of_site=True)
     pem = path / "ca.pem"
-    _keep_once(pem, invitation.authority, "authority")
+    if invitation.authority:
+        _keep_once(pem, invitation.authority, "authority")
     _keep_once(path / HOST_KEY, invitation.key, "signing key")
     return SiteFolder(path, file, name, invitation.server, _prepare_keys(path, name), pem)
 
@@ -254,7 +270,8 @@ def read_invitation(path: Path, name: str) -> Invitation:
     rest = {name: table for name, table in tables.items() if name != "invitation"}
     file = invited_from(rest)
     file.deploy.number(name)  # raises if there is no such site
-    return Invitation(str(HostAddress.parse(invited["server"])), invited["authority"], invited["key"], file)
+    server = str(HostAddress.parse(invited["server"])) if invited["server"] else ""
+    return Invitation(server, invited["authority"], invited["key"], file)
 
 
 def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:

@@ -19,7 +19,8 @@ import httpx
 
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.certificates import LOOPBACK, Pair, check_site_name, read_key, read_public_key, write_once
-from stratafl.deploy.control import ControlClient, write_app
+from stratafl.deploy.control import ControlClient
+from stratafl.deploy.flower_app import write_app
 from stratafl.deploy.processes import (
     FLOWER_FOLDER,
     Process,

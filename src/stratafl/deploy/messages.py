@@ -10,7 +10,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from stratafl.deploy.courier import Kind, SignedMessage
 from stratafl.errors import WireError
 
-TYPES: dict[Kind, str] = {"introduce": "query.introduce", "agree": "query.agree", "round": "train.round"}
+TYPES: dict[Kind, str] = {
+    "identify": "query.identify",
+    "introduce": "query.introduce",
+    "agree": "query.agree",
+    "round": "train.round",
+}
 MAX_TABLE_BYTES = 1 << 22  # bytes
 MAX_RECORD_BYTES = 1 << 20  # bytes that travel in the record; Flower cuts only arrays into pieces
 _BYTES = "stratafl.bytes"

@@ -6,21 +6,22 @@ often, ends at its deadline, and says whom it waits for.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Thread
+from typing import Self, TypeVar
 
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from stratafl.deploy.flower_internals import bounded_pulls, bounded_retries, push_was_refused, run_is_over
 from stratafl.deploy.signals import Signals
 from stratafl.errors import first_line, shown
 
 log = logging.getLogger("stratafl.deploy")
-_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; with hints always the first
+T = TypeVar("T")
+PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; with hints always the first
 LOOK_ANYWAY = 5.0  # seconds after which a reply is looked for without a hint: Flower itself replies for a lost node
 SAID_EVERY = 30.0  # seconds between two lines about whom we wait for
 _MARGIN = 5.0  # seconds that a message outlives its deadline, for clocks and polling
@@ -60,22 +61,31 @@ class MessageRound:
         self.grid, self.deadline, self.late, self.hints = grid, deadline, late, hints
         self.looks = dict[str, tuple[int, float]]()  # by id: the hint that was followed, and when it was looked anyway
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
-        self.replies, self.failures = dict[int, Message](), dict[int, str]()
+        self.replies, self.failures, self.silent = dict[int, Message](), dict[int, str](), frozenset[int]()
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
 
     def run(self, messages: Sequence[Message]) -> Self:
+        with self.limited_pulls():
+            self.begin(messages)
+            self._collect()
+        self.silent = frozenset(self.waiting.values())
+        self.failures |= dict.fromkeys(self.silent, f"no answer within {self.deadline - self.left():.0f} s")
+        return self
+
+    def begin(self, messages: Sequence[Message]) -> Self:
+        """Send the messages; if the round is not `run`, `look` for replies."""
         for message in messages:
             message.metadata.ttl = self.deadline + self.late + _MARGIN
-        self.pool = ThreadPoolExecutor(max(1, len(messages)), "replies")
-        try:
-            with bounded_pulls(lambda: self.left() + self.late, _PAUSES[-1]):
-                self._push(messages)
-                self._collect()
-        finally:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-        silent = f"no answer within {self.deadline - self.left():.0f} s"
-        self.failures |= dict.fromkeys(self.waiting.values(), silent)
+        self._push(messages)
         return self
+
+    def limited_pulls(self) -> AbstractContextManager[None]:
+        """A limit to how long the grid waits for the rest of a reply: with Flower's public names there is none."""
+        return nullcontext()
+
+    def limited_retries(self) -> AbstractContextManager[None]:
+        """A limit to how long the grid retries: by its public names flwr retries for ever, past any deadline."""
+        return nullcontext()
 
     def _collect(self) -> None:
         looks = 0
@@ -84,7 +94,7 @@ class MessageRound:
                 looks = 0
                 continue
             self._say()
-            pause = _PAUSES[0 if self.hints is not None else min(looks, len(_PAUSES) - 1)]
+            pause = PAUSES[0 if self.hints is not None else min(looks, len(PAUSES) - 1)]
             time.sleep(max(0.0, min(pause, self.left())))
             looks += 1
 
@@ -105,8 +115,8 @@ class MessageRound:
         with self._reachable():
             for number, node in self.waiting.items():
                 if number not in self.pulls and self._may_be_there(number, node):
-                    self.pulls[number] = self.pool.submit(self._pull, number)
-            done, _ = wait(self.pulls.values(), _PAUSES[-1 if self.hints is None else 0], FIRST_COMPLETED)
+                    self.pulls[number] = in_background(self._pull, number)
+            done, _ = wait(self.pulls.values(), PAUSES[-1 if self.hints is None else 0], FIRST_COMPLETED)
             for number in [number for number, pull in self.pulls.items() if pull in done]:
                 self._pulled(number, self.pulls.pop(number))
         return len(self.waiting) < before
@@ -129,7 +139,7 @@ class MessageRound:
         """The reply to one message, if it is there."""
         try:
             messages = pull.result()
-        except (httpx.HTTPError, run_is_over()):
+        except httpx.HTTPError:
             raise
         except Exception as error:  # whatever flwr makes of bytes that a site has chosen
             node = self.waiting.pop(number)
@@ -147,7 +157,9 @@ class MessageRound:
             with self._reachable():
                 try:
                     sent = list(self.grid.push_messages([message]))
-                except push_was_refused() as error:  # a site that confirms a message too early takes it away from us
+                except httpx.HTTPError:
+                    raise
+                except Exception as error:  # a site that confirms a message too early takes it away from us
                     why = f"its message could not be sent: {shown(first_line(error), 200)}"
             if sent and sent[0]:
                 self.waiting[sent[0]] = node
@@ -179,11 +191,25 @@ class MessageRound:
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Limit how long the grid retries: flwr retries for ever, past any deadline."""
+        """An outage of the SuperLink is said and waited out."""
         try:
-            with bounded_retries(self.grid, max(1.0, self.left())):
+            with self.limited_retries():
                 yield
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if time.monotonic() - self.outage_said >= SAID_EVERY:
                 self.outage_said = time.monotonic()
                 log.info("the SuperLink does not answer: %s", first_line(error, typed=True))
+
+
+def in_background(call: Callable[[str], T], number: str) -> "Future[T]":
+    """A call in a thread that does not keep its process from ending: a reply may never be whole."""
+    result = Future[T]()
+
+    def work() -> None:
+        try:
+            result.set_result(call(number))
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=work, name="replies", daemon=True).start()
+    return result

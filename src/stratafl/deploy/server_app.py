@@ -1,52 +1,49 @@
-"""The ServerApp of every federation: Flower's grid carries the messages of `hosting.py`."""
+"""The ServerApp of `strata host`: Flower's grid carries the messages of `hosting.py`."""
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.courier import Delivered, Kind, SignedMessage
+from stratafl.deploy.flower_internals import bounded_pulls, bounded_retries
+from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
-from stratafl.deploy.messages import TYPES, content_of, most_message_bytes, read_content
+from stratafl.deploy.messages import most_message_bytes
 from stratafl.deploy.processes import FLOWER_FOLDER
-from stratafl.deploy.replies import MessageRound, SiteHints, nodes_of_sites
+from stratafl.deploy.replies import PAUSES, MessageRound, SiteHints, nodes_of_sites
 from stratafl.deploy.signals import Signals
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
-from stratafl.errors import WireError
 
 app = ServerApp()
 
 
-class GridCourier:
+class KeyCourier(GridCourier):
     """Messages by the names that keys were registered for."""
 
     def __init__(self, grid: Grid, signals: Signals | None = None) -> None:
-        self._grid, self._signals = grid, signals
+        super().__init__(grid)
+        self._signals = signals
 
-    def connected(self) -> frozenset[str]:
-        return frozenset(nodes_of_sites(self._grid))
+    def nodes(self) -> dict[str, int]:
+        return nodes_of_sites(self.grid)
 
-    def carry(self, kind: Kind, messages: Mapping[str, SignedMessage], seconds: float) -> Delivered[SignedMessage]:
-        nodes = {site: node for site, node in nodes_of_sites(self._grid).items() if site in messages}
-        sent = [Message(content_of(messages[site]), node, TYPES[kind]) for site, node in nodes.items()]
-        # One that fails ends no other's wait; one that is slow may still answer when it has been asked again.
-        hints = SiteHints(self._signals, {node: site for site, node in nodes.items()}) if self._signals else None
-        done = MessageRound(self._grid, seconds, late=2 * seconds, hints=hints).run(sent)
-        replies, failures = (
-            dict[str, SignedMessage](),
-            {site: "not connected" for site in messages if site not in nodes},
-        )
-        for site, node in nodes.items():
-            if node in done.failures:
-                failures[site] = done.failures[node]
-                continue
-            try:
-                replies[site] = read_content(done.replies[node].content)
-            except WireError as error:
-                failures[site] = str(error)
-        return Delivered(replies, failures)
+    def round(self, nodes: Mapping[str, int], seconds: float) -> MessageRound:
+        names = {node: site for site, node in nodes.items()}
+        hints = SiteHints(self._signals, names) if self._signals else None
+        return HostRound(self.grid, seconds, late=2 * seconds, hints=hints)
+
+
+class HostRound(MessageRound):
+    """A round with limits for what flwr would do for longer than its deadline."""
+
+    def limited_pulls(self) -> AbstractContextManager[None]:
+        return bounded_pulls(lambda: self.left() + self.late, PAUSES[-1])
+
+    def limited_retries(self) -> AbstractContextManager[None]:
+        return bounded_retries(self.grid, max(1.0, self.left()))
 
 
 @app.main()
@@ -62,7 +59,7 @@ def limit_replies(upload: int) -> None:
 
 def signed_courier(grid: Grid) -> SignedCourier:
     signals = Signals(Path(os.environ[FLOWER_FOLDER]))
-    return SignedCourier(GridCourier(grid, signals), HostSignatures(host_folder()))
+    return SignedCourier(KeyCourier(grid, signals), HostSignatures(host_folder()))
 
 
 def host_folder() -> Path:

@@ -8,12 +8,15 @@ The host numbers its requests over all its starts. A site remembers the last one
 refused, and the same request is answered again, which changes nothing (docs/design/deployment.md#exactly-once). A site
 checks a request before it reads or stores anything. A reply that cannot be verified counts as no reply and costs its
 site no try: the host asks again.
+
+Where no transport says which node is which site (`site_nodes.py`), the host asks each node with a message "identify",
+which is for a node and not for a site. A site answers it only at that node, so no node can pass it on.
 """
 
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -40,6 +43,7 @@ from stratafl.execute.exchange.state_file import DiskFullError, explained_full
 from stratafl.files import json_value, private_folder, read_plain, write_atomically
 
 log = logging.getLogger("stratafl.deploy")
+NODE, NAME = "node", "site"  # of a message "identify", and of the answer
 STARTS, INBOX, LAST = "starts", "inbox", "last.json"  # of a host; of a site
 MAX_RECORD_BYTES = 1000  # bytes of these files
 _NUMBERS = 1 << 32  # requests that a host may send in one start
@@ -65,7 +69,7 @@ class HostSignatures:
 
     def reply(self, kind: Kind, site: str, request: SignedMessage, reply: SignedMessage) -> Content:
         """The content of a site's reply to this request; a `WireError` if another one or nobody signed it."""
-        asked = self._statement("request", kind, site, request.number, request.table, request.body)
+        asked = self._statement("request", kind, _addressee(kind, site), request.number, request.table, request.body)
         statement = self._statement("reply", kind, site, reply.number, reply.table, reply.body, _digest(asked))
         path = self._keys / f"{site}.pub"
         try:
@@ -76,6 +80,24 @@ class HostSignatures:
             wrong = "its reply is forged, replayed or another site's: its signature does not fit"
             raise WireError(f"{wrong} the request and the key in '{path}'") from error
         return _table(reply.table), reply.body
+
+    def question(self, node: int) -> SignedMessage:
+        """The request that asks a node which site it is."""
+        return self.request("identify", "", ({NODE: str(node)}, b""))
+
+    def identified(self, request: SignedMessage, reply: SignedMessage, sites: Collection[str]) -> tuple[str, str]:
+        """Which of the sites a node says it is ("": none), and why that is not believed ("": it is true)."""
+        try:
+            claimed = str(_table(reply.table).get(NAME))
+            if claimed not in sites:
+                return "", f"it says that it is '{shown(claimed)}', but there is no such site"
+        except WireError as error:
+            return "", str(error)
+        try:
+            self.reply("identify", claimed, request, reply)
+        except WireError as error:
+            return claimed, str(error)
+        return claimed, ""
 
     def _statement(self, *facts: Any) -> bytes:
         return _statement(self._key.public_key(), self._federation, *facts)
@@ -125,10 +147,14 @@ class SignedMember:
         line = read_key(folder / HOST_KEY).decode(errors="replace")
         self._host = verifying_key(line, f"'{folder / HOST_KEY}'", "restore it from the invitation")
 
-    def answer(self, kind: Kind, request: SignedMessage) -> SignedMessage:
-        """The reply; what is wrong at this site is a reply, too. A `WireError` if the host did not sign the request."""
+    def answer(self, kind: Kind, request: SignedMessage, node: int | None = None) -> SignedMessage:
+        """The reply; what is wrong at this site is a reply, too. A `WireError` if the host did not sign the request.
+
+        `node` is the number of Flower's node that received the request, where the host asks which site it is.
+        """
         facts = kind, self._member.name, request.number
-        statement = self._statement("request", *facts, request.table, request.body)
+        asked = kind, _addressee(kind, self._member.name), request.number
+        statement = self._statement("request", *asked, request.table, request.body)
         try:
             self._host.verify(request.signature, statement)
         except InvalidSignature as error:
@@ -138,8 +164,11 @@ class SignedMember:
             raise WireError(wrong) from error
         digest = _digest(statement)
         try:
-            self._note(request.number, digest)
-            table, body = self._member.answer(kind, _table(request.table), request.body)
+            if kind == "identify":
+                table, body = self._identity(_table(request.table), node), b""
+            else:
+                self._note(request.number, digest)
+                table, body = self._member.answer(kind, _table(request.table), request.body)
         except StrataError as error:
             log.warning("refused: %s", error)
             # The host must not learn where a site keeps its files.
@@ -148,6 +177,12 @@ class SignedMember:
         return SignedMessage(
             text, body, request.number, self._key.sign(self._statement("reply", *facts, text, body, digest))
         )
+
+    def _identity(self, table: Mapping[str, Any], node: int | None) -> dict[str, Any]:
+        """This site's name, for the node at which it was asked alone: another node could else pass the question on."""
+        if node is None or table.get(NODE) != str(node):
+            raise WireError(f"this question is for node {shown(table.get(NODE))}, but it arrived at node {node}")
+        return {NAME: self._member.name}
 
     def _statement(self, *facts: Any) -> bytes:
         return _statement(self._host, self._member.file.deploy.name, *facts)
@@ -186,6 +221,11 @@ def _last(path: Path) -> tuple[int, str]:
 
 
 # What is signed
+
+
+def _addressee(kind: Kind, site: str) -> str:
+    """Which site a request is for; one that asks a node who it is names none."""
+    return "" if kind == "identify" else site
 
 
 def _statement(

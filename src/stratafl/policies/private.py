@@ -7,7 +7,7 @@ part, as whole numbers in secure sums, so that the server sees nothing but a sum
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import sqrt
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from stratafl.core.annotations import Range
 from stratafl.core.footprint import Footprint
 from stratafl.core.layers import Select, select
-from stratafl.core.layout import Rows, per_row, row_dot
+from stratafl.core.layout import Layout, Rows, per_row, row_dot
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows
@@ -28,9 +28,9 @@ from stratafl.core.steps import MergeSums, Names, Send, field_names
 from stratafl.core.task import Task
 from stratafl.errors import RecordError
 from stratafl.policies.accountant import Accounted, discrete_epsilon_of, epsilon_of
-from stratafl.policies.clip import scale
+from stratafl.policies.clip import clipped, scale
 from stratafl.policies.keyed_noise import DEVIATION_BITS, client_key, discrete_gaussian, gaussian, noise_key
-from stratafl.policies.merge import Mean, Positive
+from stratafl.policies.merge import Mean, Positive, kept_blocks
 
 log = logging.getLogger("stratafl")
 Noise = Annotated[float, Range(least=0)]
@@ -56,6 +56,7 @@ class PrivateMean(Accounted, Mean):
     delta: Delta = 1e-5
     layers: Select = select("all")
     budget: Positive | None = None
+    by_layer: bool = False
     noisy = True
     promise = "against everyone who sees the server's models, but no privacy against the server"
 
@@ -70,6 +71,15 @@ class PrivateMean(Accounted, Mean):
         """The mean's memory, and the noise of one tensor with its random bytes."""
         usual = super().footprint(setup)
         return Footprint(usual.client, sums=usual.sums, merge=usual.merge + 6 * setup.block_bytes(torch.float64))
+
+    def uploaded(self, rnd: Round, server: State, up: Parcel) -> tuple[Mapping[str, Tensor], Rows | None]:
+        if not self.by_layer:
+            return super().uploaded(rnd, server, up)
+        rows, sent = kept_blocks(up[self.field], server[self.field], rnd.layout)
+        parts, old = layer_parts(rows, rnd.layout, self.layers), rows_of(server, self.field)
+        norm = self.clip / sqrt(len(parts))
+        short = [clipped({n: rows[n] for n in part}, sent, old, rnd.layout, norm) for part in parts]
+        return {name: block for part in short for name, block in part.items()}, sent
 
     def finish(self, rnd: Round, server: State, sums: State) -> State:
         self.check_budget(rnd)
@@ -97,6 +107,19 @@ class PrivateMean(Accounted, Mean):
         return epsilon_of(self.noise, rounds, self.delta)
 
 
+def layer_parts(names: Iterable[str], layout: Layout, layers: Select) -> list[list[str]]:
+    """The tensors among these of each layer, which is shortened to 1/√L of the whole norm.
+
+    With noise z·S in every column, the layer has z_l = z·√L for its own norm: as 1/z² = Σ 1/z_l², that is what one norm
+    for all of them costs.
+    """
+    tensors, parts = set(names), dict[int, list[str]]()
+    for name in layout.trainable(layers):
+        if name in tensors:
+            parts.setdefault(layout.specs[name].layer, []).append(name)
+    return list(parts.values())
+
+
 # The server is not trusted: a client's own noise
 
 
@@ -112,6 +135,8 @@ class SendPrivateUpdate(Send):
     clip: Positive = 1.0
     noise: Noise = 1.0
     model: DistantModel = "local"
+    layers: Select = select("all")
+    by_layer: bool = False
     writes = field_names("up.{field}.update")
     noisy_client = True
 
@@ -134,9 +159,9 @@ class SendPrivateUpdate(Send):
         if missing is not None:
             raise RecordError(f"a private update is a change of what was received, but '{missing}' was not")
         updates = {name: x.double() - base[name] for name, x in trained.items()}
-        norms = torch.stack([row_dot(x, x) for x in updates.values()]).sum(0).sqrt()
-        factors = scale(norms, self.clip * ROUNDED)
-        short = {n: torch.where(per_row(norms.isfinite(), x), x * per_row(factors, x), 0) for n, x in updates.items()}
+        parts = layer_parts(updates, rnd.layout, self.layers) if self.by_layer else [list(updates)]
+        norm = self.clip * ROUNDED / sqrt(len(parts))
+        short = {name: x for part in parts for name, x in _shortened({n: updates[n] for n in part}, norm).items()}
         noised = self._noised(rnd, short, task.ids.tolist()) if self.model == "local" and self.noise else short
         return {f"{self.field}.update": Field({name: x.to(trained[name].dtype) for name, x in noised.items()})}
 
@@ -145,6 +170,13 @@ class SendPrivateUpdate(Send):
             client_key(rnd.setup, client, *(x[place] for x in updates.values())) for place, client in enumerate(ids)
         ]
         return {name: x + self.noise * self.clip * _drawn(keys, rnd.t, name, x) for name, x in updates.items()}
+
+
+def _shortened(updates: Rows, norm: float) -> Rows:
+    """Updates of at most this norm; those that are not finite are 0."""
+    norms = torch.stack([row_dot(x, x) for x in updates.values()]).sum(0).sqrt()
+    factors = scale(norms, norm)
+    return {n: torch.where(per_row(norms.isfinite(), x), x * per_row(factors, x), 0) for n, x in updates.items()}
 
 
 def _drawn(keys: list[bytes], t: int, name: str, like: Tensor) -> Tensor:

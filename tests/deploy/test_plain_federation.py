@@ -1,0 +1,80 @@
+"""Our app under `flwr run`, on a SuperLink and SuperNodes as Flower starts them."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
+
+from hosted import ACTING, ROUNDING, deployed, deployed_models, largest, replayed, simulated, simulated_models
+from plain_federation import PlainFederation
+from stratafl.cli import main
+from stratafl.deploy.signing_keys import KEYS, site_verifying_key
+from stratafl.deploy.status import read_status
+
+pytestmark = pytest.mark.long
+
+
+def check_finished(federation: PlainFederation, rounding: float = 0.0) -> None:
+    """Every round has every upload once, and all tensors are those of the simulation."""
+    status = read_status(federation.host) or {}
+    assert (status["state"], status["reason"]) == ("finished", ""), federation.said()
+    assert federation.absorbed() == [list(federation.sites)] * federation.file.experiment.run.rounds
+    states = deployed(federation.host, federation.sites, federation.file)
+    absorbed = federation.absorbed()
+    same = replayed(federation.folder, federation.host, federation.sites, federation.file, absorbed)
+    assert largest(states, same) == 0
+    assert largest(states, simulated(federation.folder, federation.file)) <= rounding
+    models = simulated_models(federation.folder, federation.file)
+    assert largest(deployed_models(federation.sites), models) <= rounding
+
+
+@pytest.mark.budget(3, "keys and consents of three sites")
+def test_two_commands_prepare_a_host_and_its_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    federation = PlainFederation(tmp_path)
+    printed = capsys.readouterr().out
+    assert f"flwr run {federation.app}" in printed
+    assert f'site="a" folder="{tmp_path / "a"}" data="{tmp_path / "a.csv"}"' in printed
+    assert sorted(path.name for path in federation.app.iterdir()) == ["pyproject.toml"]
+    invitation = tomllib.loads((tmp_path / "invitation.toml").read_text())
+    assert (invitation["invitation"]["server"], invitation["invitation"]["authority"]) == ("", "")
+    assert not (federation.host / "ca.key").exists()
+    for site, folder in federation.sites.items():
+        site_verifying_key(federation.host / KEYS / f"{site}.pub")
+        assert not (folder / "ca.pem").exists()
+        assert all(path.stat().st_mode & 0o077 == 0 for path in (federation.host, folder))
+    key = (federation.host / "signing.key").read_bytes()
+    federation.prepare()  # again: nothing is made anew
+    assert (federation.host / "signing.key").read_bytes() == key
+    given = ["flower-app", str(tmp_path / "given.toml"), "--folder", str(federation.host)]
+    assert main([*given, "--out", str(tmp_path)]) == 2  # Flower would send every file in it to the sites
+    assert main([*given, "--forget", "x"]) == 2
+
+
+@pytest.mark.slow
+def test_a_run_on_a_flower_federation_ends_where_the_simulation_ends(tmp_path: Path) -> None:
+    with PlainFederation(tmp_path, run={"rounds": 1}) as federation:
+        assert federation.finish() == 0
+        check_finished(federation)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["flayer", "fedper", "pfedla", "scaffold"])
+def test_methods_on_a_flower_federation_end_where_the_simulation_ends(tmp_path: Path, method: str) -> None:
+    tables = {"model": {"hidden": [8, 8]}, "data": {"normalise": "none"}, "train": {"lr": 0.3, "epochs": 2}}
+    with PlainFederation(tmp_path, algorithm={"name": method, **ACTING[method]}, **tables) as federation:
+        assert federation.finish() == 0
+        check_finished(federation, ROUNDING.get(method, 0.0))
+
+
+@pytest.mark.nightly
+def test_another_node_that_claims_to_be_a_site_costs_it_no_round(tmp_path: Path) -> None:
+    """It has the site's file and name, and a key of its own, with its owner's consent."""
+    with PlainFederation(tmp_path, run={"rounds": 2}) as federation:
+        given = [tmp_path / "invitation.toml", "--site", "b", "--data", tmp_path / "c.csv", "--yes"]
+        assert main(list(map(str, ["join", *given, "--out", tmp_path / "thief"]))) == 0
+        federation.start_node("thief", "b", tmp_path / "thief")
+        assert federation.finish() == 0
+        check_finished(federation)
+        assert "refused as 'b'" in federation.said()
