@@ -61,6 +61,7 @@ class Chaos:
         self.invitation = prepared.invite(self.place)
         for site, mine in self.sites.items():
             shutil.copy(prepare_site(mine, self.invitation, site).key.public, prepared.keys)
+        self.invitation = prepared.invite(self.place)  # under secure sums it now has the keys of all sites
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Chaos":

@@ -28,6 +28,7 @@ from flwr.serverapp import Grid, ServerApp
 import stratafl.cli.host_command
 from stratafl.deploy import client_app, member, site_processes
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.secure.secure_round import SecureRounds
 from stratafl.deploy.server_app import host_folder, limit_replies, signed_courier
 from stratafl.execute.exchange import ServerExchange, SiteStore
 from stratafl.execute.exchange.protocol import decode_request
@@ -101,11 +102,19 @@ def _deliver(original: Callable[..., Any], *given: Any) -> None:
     _at_site("delivered")
 
 
+def _sum_up(original: Callable[..., Any], self: member.SiteMember, table: Any) -> Any:
+    _now.update(site=self.name, round=table["session"][1])
+    answer = original(self, table)
+    _at_site(table["step"])
+    return answer
+
+
 def _at_site(done: str) -> None:
     at(f"{_now['site']}.{done}.{_now['round']}")
 
 
 around(member.SiteMember, "round", _round)
+around(member.SiteMember, "sum_up", _sum_up)
 around(member.Working, "work", _work)
 around(SiteStore, "keep", _keep)
 around(SiteStore, "promote", _promote)
@@ -134,6 +143,12 @@ def _save(original: Callable[..., Any], self: ServerStore, saved: Any) -> None:
     at(f"server.saved.{saved.round - 1}")
 
 
+def _store(original: Callable[..., Any], self: SecureRounds, masked: Any, uploads: Any) -> None:
+    original(self, masked, uploads)
+    at(f"server.masked.{masked.session.round}")
+
+
+around(SecureRounds, "_store", _store)
 around(ServerExchange, "ask", _ask)
 around(ServerExchange, "commit", _ask)
 around(ServerExchange, "take", _take)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+import torch
 from torch import Tensor
 
 from stratafl.api import Fitted
@@ -22,13 +23,20 @@ from stratafl.deploy.hosting import AGREED, FILE, SERVER
 from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import Serving
 from stratafl.deploy.signatures import SignedMember
-from stratafl.deploy.signing_keys import HOST_KEY, KEYS, SIGNING_KEY, create_signing_key, public_line
+from stratafl.deploy.signing_keys import (
+    HOST_KEY,
+    KEYS,
+    SIGNING_KEY,
+    SITE_KEYS,
+    create_signing_key,
+    public_line,
+    write_site_keys,
+)
 from stratafl.deploy.site_model import final_model
 from stratafl.errors import StrataError
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.exchange import read_site, state_form
 from stratafl.execute.exchange.server_store import ServerStore
-from stratafl.execute.server import Server
 
 SITES = ("a", "b", "c", "d")
 # Options with which each mechanism acts in the rounds of `acting`; tests/deploy/test_acting.py shows that it does.
@@ -56,7 +64,8 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 def with_tables(**changed: Mapping[str, Any]) -> FederationFile:
-    return federation_from({name: {**table, **changed.get(name, {})} for name, table in TABLES.items()})
+    names = {**TABLES, **changed}
+    return federation_from({name: {**TABLES.get(name, {}), **changed.get(name, {})} for name in names})
 
 
 def acting(method: str) -> FederationFile:
@@ -163,15 +172,21 @@ def replayed(
     """The same if in each round these sites do their part, without messages, disks and processes."""
     agreed = Agreement.load(host / AGREED)
     assert agreed is not None
-    server = Server.of(blueprint_of(file.experiment, agreed.format, len(file.deploy.sites)), agreed.roster)
+    server = server_of(
+        file.experiment, blueprint_of(file.experiment, agreed.format, len(file.deploy.sites)), agreed.roster
+    )
     serving = Serving(server, file.deploy.sites)
     working = {name: SiteMember(path, name, str(folder / f"{name}.csv"))._ready() for name, path in sites.items()}
     state, states = serving.start(), {}
     for number, names in enumerate(absorbed):
         uploads = {}
         for name in names:
-            mine = states.get(name) or working[name].enrol()
-            states[name], uploads[name] = working[name].work(number, serving.download(number, state, name), mine)
+            done = working[name].site.work(number, states.get(name), serving.download(number, state, name))
+            states[name], uploads[name] = done.state, done.upload
+        if server.secure:
+            parts = [working[name].site.contribution(number, upload) for name, upload in uploads.items()]
+            state = server.absorb_sum(number, state, torch.stack(parts).sum(0)) if parts else state
+            continue
         state, left_out = serving.absorb(number, state, uploads)
         assert not left_out
     found = {name: flatten({name: flatten(kept)}) for name, kept in states.items()}
@@ -213,11 +228,15 @@ class Local:
 def write_keys(host: Path, sites: Mapping[str, Path]) -> None:
     """Signing keys of host and sites, and what each knows of the others."""
     (host / KEYS).mkdir(mode=0o700)
+    lines = dict[str, str]()
     public = public_line(create_signing_key(host / SIGNING_KEY), "host")
     for name, folder in sites.items():
         (folder / HOST_KEY).write_text(public)
         signing = public_line(create_signing_key(folder / SIGNING_KEY), name)
         (host / KEYS / f"{name}.pub").write_text(f"the key of its connection\n{signing}\n")
+        lines[name] = signing
+    for folder in sites.values():
+        write_site_keys(folder / SITE_KEYS, lines)
 
 
 class SignedLocal:

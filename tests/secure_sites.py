@@ -6,11 +6,17 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stratafl.deploy.courier import Content
+from stratafl.deploy.secure.secure_host import OpenedSum, masked_sum, open_sum
 from stratafl.deploy.secure.secure_site import SecureSite
 from stratafl.deploy.secure.session import Session
 from stratafl.errors import StrataError
 
 Lie = Callable[[str, str, Content], Content]  # step, site, message → the message that the site gets
+
+
+def summed(ask, session: Session, sites: Sequence[str], size: int, signers) -> OpenedSum:
+    """A session from its first step to its last."""
+    return open_sum(ask, masked_sum(ask, session, sites, size, signers))
 
 
 class InMemory:

@@ -10,11 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from secure_sites import Sites
+from secure_sites import Sites, summed
 from stratafl.core.secure_sums import opening_threshold
 from stratafl.deploy.secure.group import COMPLETE, neighbours, peers_of
 from stratafl.deploy.secure.masks import add_mask, derived_key, new_secret, public_key, shared_key
-from stratafl.deploy.secure.secure_host import ClosedSumError, open_sum
+from stratafl.deploy.secure.secure_host import ClosedSumError
 from stratafl.deploy.secure.secure_site import STEPS, SecretsOnDisk
 from stratafl.deploy.secure.session import Announcement, Session, survivors_signature
 from stratafl.deploy.secure.shamir import PRIME, join_shares, split_secret
@@ -30,7 +30,7 @@ def session(round: int = 0, attempt: int = 1, cohort: int = len(NAMES)) -> Sessi
 
 def opened(sites: Sites, which: Session | None = None, **ways):
     which = which or session()
-    return open_sum(sites.ask(which, **ways), which, list(sites.keys), SIZE, sites.signers)
+    return summed(sites.ask(which, **ways), which, list(sites.keys), SIZE, sites.signers)
 
 
 # The primitives, by published vectors
@@ -149,7 +149,7 @@ def random_rounds(count: int, seed: int) -> int:
         gone = {name: rng.integers(0, 8 * len(STEPS)) for name in names}  # the step from which each is away, if any
         away = lambda step, name, gone=gone: gone[name] <= STEPS.index(step)  # noqa: E731
         try:
-            done = open_sum(sites.ask(which, away=away), which, names, SIZE, sites.signers)
+            done = summed(sites.ask(which, away=away), which, names, SIZE, sites.signers)
         except ClosedSumError:
             left = [name for name in names if gone[name] >= len(STEPS)]
             assert len(left) < opening_threshold(len(names))
@@ -174,7 +174,7 @@ def test_a_single_upload_is_noise_and_its_sum_is_not():
     sites, which = Sites(NAMES[:3], 100_000), session(cohort=3)
     for name in sites.numbers:
         sites.numbers[name][:] = 0
-    done = open_sum(sites.ask(which), which, NAMES[:3], 100_000, sites.signers)
+    done = summed(sites.ask(which), which, NAMES[:3], 100_000, sites.signers)
     assert not done.numbers.any()
     for name in NAMES[:3]:
         sent = np.frombuffer(sites.sent["masked", name][1], dtype=np.uint8)
@@ -189,10 +189,10 @@ def test_two_sites_send_the_same_numbers_under_masks_that_have_nothing_in_common
     sites, which = Sites(NAMES[:3], 2000), session(cohort=3)
     for name in sites.numbers:
         sites.numbers[name][:] = 7
-    open_sum(sites.ask(which), which, NAMES[:3], 2000, sites.signers)
+    summed(sites.ask(which), which, NAMES[:3], 2000, sites.signers)
     first = {name: sites.sent["masked", name][1] for name in sites.numbers}
     again = replace(which, round=1, attempt=2)
-    open_sum(sites.ask(again), again, NAMES[:3], 2000, sites.signers)
+    summed(sites.ask(again), again, NAMES[:3], 2000, sites.signers)
     words = [
         set(np.frombuffer(data, "<u8").tolist())
         for data in (*first.values(), *(sites.sent["masked", n][1] for n in first))
@@ -231,7 +231,7 @@ def test_a_site_that_gives_a_wrong_share_keeps_the_sum_closed_instead_of_spoilin
         return answers
 
     with pytest.raises(ClosedSumError, match="bob"):
-        open_sum(spoiling, which, NAMES[:3], SIZE, sites.signers)
+        summed(spoiling, which, NAMES[:3], SIZE, sites.signers)
 
 
 def test_the_secrets_of_a_session_survive_a_kill_and_are_for_their_owner_alone(tmp_path):
@@ -266,7 +266,18 @@ def test_a_session_that_was_forgotten_before_it_was_opened_is_not_begun_again():
     host.say("ada", "keys", {}, session(0, 2))
 
 
-# Hosts that lie
+# Hosts that lie. Ten ways, and the tests of each:
+#
+#     names two lists of survivors            …two_sets_of_survivors_to_one_site…, …to_different_sites…
+#     repeats a round, wants a second sum     …replays_a_round…, and a session that was forgotten
+#     swaps keys, or uses an old session's    …swaps_the_keys…, …keys_of_another_session…
+#     invents a site                          …invents_a_site…; names another cohort: test_secure_keys.py
+#     counts a site twice, names too few      …counts_a_site_twice…, …fewer_than_three_sites…
+#     wants both secrets of a site            …wants_both_secrets…
+#     forges confirmations, or has too few    …without_enough_confirmations…
+#     changes shares, or gives others' ones   …changes_shares…
+#     skips a step, leaves a site out         …skips_a_step…
+#     has numbers masked that have changed    …whose_numbers_have_changed…
 
 
 def step(sites: Sites, name: str, what: str, table, which: Session | None = None):
@@ -376,7 +387,7 @@ def test_a_host_that_counts_a_site_twice_or_names_too_few_is_refused():
 def test_sums_of_fewer_than_three_sites_are_refused_whatever_the_cohort():
     sites, which = Sites(NAMES[:2], SIZE), session(cohort=2)
     with pytest.raises(ClosedSumError):
-        open_sum(sites.ask(which), which, NAMES[:2], SIZE, sites.signers)
+        summed(sites.ask(which), which, NAMES[:2], SIZE, sites.signers)
     members = [step(sites, name, "keys", {}, which)[0]["announcement"] for name in NAMES[:2]]
     with pytest.raises(WireError, match="3"):
         step(sites, "ada", "shares", {"members": members}, which)
@@ -450,7 +461,7 @@ def test_a_site_that_answers_nonsense_is_left_out_by_the_host():
             answers["cyd"] = ({"announcement": ["cyd", 3]}, b"123")
         return {name: each for name, each in answers.items() if name in messages}
 
-    assert open_sum(answering, session(), NAMES, SIZE, sites.signers).sites == tuple(n for n in NAMES if n != "cyd")
+    assert summed(answering, session(), NAMES, SIZE, sites.signers).sites == tuple(n for n in NAMES if n != "cyd")
 
 
 # Many sites
@@ -477,7 +488,7 @@ def test_a_hundred_sites_sum_over_a_ring_and_may_lose_a_tenth():
     names = [f"s{i:03d}" for i in range(100)]
     sites, which = Sites(names, SIZE), session(cohort=100)
     away = lambda at, name: name.endswith("7") and at in STEPS[2:]  # noqa: E731
-    done = open_sum(sites.ask(which, away=away), which, names, SIZE, sites.signers)
+    done = summed(sites.ask(which, away=away), which, names, SIZE, sites.signers)
     assert done.sites == tuple(name for name in names if not name.endswith("7"))
     assert np.array_equal(done.numbers, sites.total(done.sites))
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,29 @@ from stratafl.cli.federation_command import sites_table
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
-from stratafl.deploy.consent import data_doubts, has_consent, keep_consent, since_last_consent, what_leaves_site
+from stratafl.deploy.consent import (
+    data_doubts,
+    has_consent,
+    keep_consent,
+    since_last_consent,
+    summed_with,
+    what_leaves_site,
+)
 from stratafl.deploy.flower_app import node_configuration
-from stratafl.deploy.folders import HostFolder, SiteFolder, prepare_host, prepare_site, read_invitation
+from stratafl.deploy.folders import (
+    HostFolder,
+    SiteFolder,
+    check_own_key,
+    prepare_host,
+    prepare_site,
+    read_invitation,
+)
 from stratafl.deploy.host import Host, HostAddress
 from stratafl.deploy.local_federation import divided, rehearsed
 from stratafl.deploy.member import AGREED, STATE
 from stratafl.deploy.prometheus import MetricsFile
 from stratafl.deploy.serving import forget_site
+from stratafl.deploy.signing_keys import key_digests
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import NAME as STATUS
 from stratafl.deploy.status import read_status
@@ -63,13 +78,17 @@ def host_federation(config: Path, options: HostOptions) -> int:
         files = (prepared.certificate, prepared.authority)
         flower = stack.enter_context(Host(folder / "flower", place.listens, *files, prepared.quota))
         place = HostAddress(place.host, flower.address.port)
-        invitation = prepared.invite(place, options.invitation)
+
+        def invite() -> Path:
+            return prepared.invite(place, options.invitation)
+
         for name in options.unregister or ():
             flower.unregister(name)
             print_note(f"the key of site '{name}' is no longer registered", console)
         for path in options.register or ():
             flower.register(path.stem, prepared.store_keys(path.stem, path))
-        sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invitation)] if local else []
+        invitation = invite()
+        sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invite)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
         if prepared.changes:
             print_note(f"extended: {'; '.join(prepared.changes)}; each site joins again with the new invitation")
@@ -77,15 +96,21 @@ def host_federation(config: Path, options: HostOptions) -> int:
             print_note(
                 f"send '{invitation}' to every site, and put the file NAME.pub of each site into '{prepared.keys}'"
             )
-        return _Watch(prepared, flower, sites, trust, measured).until_it_ends()
+            if prepared.file.experiment.server.secure and not prepared.site_keys:
+                print_note("server.secure: once all keys are there, send the invitation again, which then has them")
+        return _Watch(prepared, flower, sites, trust, measured, invite).until_it_ends()
 
 
-def _local_sites(prepared: HostFolder, flower: Host, invitation: Path) -> Iterator[SiteProcesses]:
+def _local_sites(prepared: HostFolder, flower: Host, invite: Callable[[], Path]) -> Iterator[SiteProcesses]:
     """Sites of a rehearsal, each in processes of its own."""
-    for name, samples in divided(prepared.file, prepared.path).items():
-        folder = prepare_site(prepared.path / "sites" / name, invitation, name)
+    invitation, samples = invite(), divided(prepared.file, prepared.path)
+    folders = {name: prepared.path / "sites" / name for name in samples}
+    for name, path in folders.items():
+        folder = prepare_site(path, invitation, name)
         flower.register(name, prepared.store_keys(name, folder.key.public))
-        yield SiteProcesses(folder, {"data": str(samples.absolute())})
+    invitation = invite()  # which now has the keys of all sites, if they sum up what they send
+    for name, path in folders.items():
+        yield SiteProcesses(prepare_site(path, invitation, name), {"data": str(samples[name].absolute())})
 
 
 def _is_shut_out(site: str, keys: Path) -> str:
@@ -101,9 +126,11 @@ class _Watch:
         flower: Host,
         sites: Sequence[SiteProcesses],
         trust: bool,
-        metrics: MetricsFile | None = None,
+        metrics: MetricsFile | None,
+        invite: Callable[[], Path],
     ) -> None:
         self._prepared, self._flower, self._sites, self._metrics = prepared, flower, sites, metrics
+        self._invite = invite  # writes the invitation
         self._unwritten = ""  # why metrics were not written
         self._settings: dict[str, str | bool] = {"trust": trust}
         self._starts = list[float]()
@@ -168,6 +195,7 @@ class _Watch:
                 self._prepared.file.deploy.number(site)  # raises if there is no such site
                 self._flower.register(site, self._prepared.store_keys(site, path))
                 events.append(f"site '{site}' is registered")
+                events += self._invited_again()
             except OutageError:
                 raise
             except (DeployError, UnknownNameError) as error:
@@ -175,6 +203,14 @@ class _Watch:
                     events.append(f"'{path.name}' cannot be registered: {error}")
                 self._refused[site] = str(error)
         return events
+
+    def _invited_again(self) -> list[str]:
+        """Once the keys of all sites of secure sums are there: the invitation with them."""
+        keys = self._prepared.site_keys
+        if not keys:
+            return []
+        todo = f"send '{self._invite()}' to every site, which joins with it; compare the keys with the sites"
+        return [f"the keys of all sites are there: {todo}", *key_digests(keys)]
 
     def _repeat(self, status: dict[str, Any]) -> None:
         """What the ServerApp has said since the last look: who is set aside, whose upload is left out."""
@@ -234,6 +270,9 @@ def join_federation(
     invited = read_invitation(invitation, site)
     server, file = invited.server, invited.file
     console = note_console()
+    if invited.lacks_keys and site in file.deploy.sites:
+        return _make_keys(prepare_site(folder, invited, site), public_key, console)
+    check_own_key(folder, invited, site)
     try:
         with show_warnings(console):
             leaves = what_leaves_site(file, site, str(place), trust=trust)
@@ -245,6 +284,7 @@ def join_federation(
             raise
         settings = "the settings data.… are the host's: correct this file, or ask the host for another invitation"
         raise DataError(f"{error} ({settings})") from error
+    leaves += summed_with(file, invited.sites) if invited.sites else []
     for line in data_doubts(file, str(place)):
         print_note(line, console)
     agreed = has_consent(folder, file, leaves, invited.key)
@@ -285,6 +325,16 @@ def join_federation(
             time.sleep(LOOK)
         console.print("leaving; the personal state is kept. Run the same command to join again.")
     return INTERRUPTED
+
+
+def _make_keys(prepared: SiteFolder, public_key: Path | None, console: Console) -> int:
+    """Before the keys of all sites are known: those of this site, and how to go on."""
+    public = prepared.copy_public_key(public_key)
+    console.print(f"site '{prepared.name}' has its keys in '{prepared.path}'; nothing was sent", markup=False)
+    print_note(f"send '{public}' to the host, and join again with its invitation that has the keys of all sites")
+    for line in key_digests({prepared.name: public.read_text(encoding="utf-8").splitlines()[1]}):
+        print_note(line, console)
+    return 0
 
 
 def _prepared_for_flower(folder: SiteFolder, place: str, trust: bool, console: Console) -> int:

@@ -26,6 +26,7 @@ from stratafl.config.trust import NO_TRUST, Trust
 from stratafl.core.annotations import Range
 from stratafl.core.phased import Phased
 from stratafl.core.records import from_settings, record, to_settings
+from stratafl.core.secure_sums import MIN_SITES
 from stratafl.data import Federation
 from stratafl.data.reading import CHOOSING
 from stratafl.data.sample_format import SampleFormat
@@ -124,8 +125,13 @@ class FederationFile:
             table, _, key = path.partition(".")
             if getattr(getattr(self.experiment, table), key) != getattr(getattr(Experiment(), table), key):
                 raise RecordError(f"{path} is for simulations: leave it out of a federation")
-        if self.experiment.server.secure:
-            raise RecordError("server.secure is for simulations in this version: leave it out of a federation")
+        if self.experiment.server.secure and self.experiment.server.norm_limit:
+            raise RecordError(
+                "server.norm_limit compares single updates, which server.secure hides: leave one of them out"
+            )
+        if self.experiment.server.secure and len(self.deploy.sites) < MIN_SITES:
+            count = len(self.deploy.sites)
+            raise RecordError(f"server.secure opens sums of at least {MIN_SITES} sites, but {count} train: add sites")
         if self.experiment.train.class_weight == POOLED:
             with_class_weights(self.experiment.train, (), None)  # which says why not
         if self.experiment.run.rounds > MAX_ROUNDS:  # what is sent in each of them is looked at before the first
@@ -231,8 +237,9 @@ def blueprint_of(
 
 def server_of(experiment: Experiment, blueprint: Blueprint, roster: Roster, secret: bytes | None = None) -> Server:
     """The server of a blueprint, with the limit to the length of updates that a simulation of the experiment has."""
-    limit = limit_of(experiment.server.norm_limit, blueprint.algorithm)
-    return Server.of(blueprint, roster, norm_limit=limit, secret=secret)
+    secure = experiment.server.secure
+    limit = limit_of(experiment.server.norm_limit, blueprint.algorithm, secure)
+    return Server.of(blueprint, roster, norm_limit=limit, secret=secret, secure=secure)
 
 
 def site_federation_of(

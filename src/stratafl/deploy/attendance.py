@@ -10,6 +10,7 @@ from stratafl.errors import shown
 
 MAX_TRIES = 3  # of a site in one round, after which it has missed it
 RETRY_ROUNDS = 10  # rounds after which a site that was set aside is asked once more
+POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 RETRY_SECONDS = 2.0  # seconds before a site that failed is asked again
 
 
@@ -50,6 +51,10 @@ class Attendance:
             self._status.back(site)
         self._gone = set(self.sites) - connected
         return [site for site in sites if site in connected and self._next[site] <= now]
+
+    def is_gone(self, site: str) -> bool:
+        """Whether it was not connected when last looked at."""
+        return site in self._gone
 
     def may_try(self, site: str) -> bool:
         return self._failed[site] < MAX_TRIES and site not in self._out

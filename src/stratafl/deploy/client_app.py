@@ -41,6 +41,11 @@ def agree(message: Message, context: Context) -> Message:
     return _answered("agree", message, context)
 
 
+@app.query("secure")
+def add_up(message: Message, context: Context) -> Message:
+    return _answered("secure", message, context)
+
+
 @app.train("round")
 def work(message: Message, context: Context) -> Message:
     return _answered("round", message, context)

@@ -21,12 +21,13 @@ from stratafl.algorithms.what_leaves import what_leaves
 from stratafl.config.deployment import FederationFile, blueprint_of, read_federation
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.round import Round, Setup
+from stratafl.core.secure_sums import check_secure, opening_threshold
 from stratafl.data.outliers import columns_differ_in_size
 from stratafl.data.sample_format import SampleFormat
 from stratafl.deploy.certificates import read_key
 from stratafl.deploy.extending import stored_changes
 from stratafl.deploy.member import FILE, own_format, site_samples
-from stratafl.deploy.signing_keys import HOST_KEY
+from stratafl.deploy.signing_keys import HOST_KEY, key_digests
 from stratafl.deploy.status import few
 from stratafl.errors import DamagedError, DeployError, WireError, counted, first_line
 from stratafl.files import explained, is_stamped, json_value, read_plain, stamp, write_atomically
@@ -59,10 +60,21 @@ def what_leaves_site(file: FederationFile, site: str, place: str, *, trust: bool
     blueprint = blueprint_of(experiment, format, len(file.deploy.sites), trust)
     try:
         setup = blueprint.setup()
+        if file.experiment.server.secure:
+            check_secure(blueprint.algorithm, setup)
         return [*lines, *what_leaves(blueprint.algorithm, setup), *_promised(blueprint.algorithm, setup)]
     except (RuntimeError, MemoryError) as error:  # sizes that no machine has
         why = f"the method of the invitation cannot be built here ({first_line(error)})"
         raise DeployError(f"{why}: ask the host for smaller settings") from error
+
+
+def summed_with(file: FederationFile, keys: Mapping[str, str]) -> list[str]:
+    """Under secure sums: what the host sees of uploads, and the keys of those that they are added to."""
+    cohort = max(1, int(file.experiment.run.participation * len(file.deploy.sites) + 1e-9))
+    least = opening_threshold(cohort)
+    sums = f"of uploads the host sees only sums over at least {least} of the {counted(cohort, 'site')} of a round"
+    compare = "compare these keys with the sites themselves, because a host could invent sites:"
+    return [f"{sums} (server.secure)", compare, *key_digests(keys)]
 
 
 def _promised(algorithm: Algorithm, setup: Setup) -> list[str]:

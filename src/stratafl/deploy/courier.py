@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from stratafl.core.reprs import short_repr
 
-Kind = Literal["identify", "introduce", "agree", "round"]
+Kind = Literal["identify", "introduce", "agree", "round", "secure"]
 Content = tuple[Mapping[str, Any], bytes]  # a short table, and bytes of the exchange
 REFUSED = "refused"  # the key of a reply that says why a site does not do what it was asked
 T = TypeVar("T")

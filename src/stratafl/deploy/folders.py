@@ -5,6 +5,7 @@ host                                          site
     invitation.toml  what sites are given         ca.pem           the authority that signed the host's certificate
     ca.key, ca.pem, server.key, server.pem        NAME.key         the private key of its connection
     signing.key      with which it signs          signing.key      with which it signs; neither leaves it
+                                                  sites.pub        under secure sums, the keys of all sites
     keys/NAME.pub    keys of sites, to be let in  NAME.pub         the public halves, which the host registers
     starts           its number of starts         host.pub         the public half of the host's signing key
     flower/          processes, database, logs    consent.json     what its owner agreed to send
@@ -14,7 +15,7 @@ host                                          site
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,12 +46,17 @@ from stratafl.deploy.signing_keys import (
     HOST_KEY,
     KEYS_AT,
     SIGNING_KEY,
+    SITE_KEYS,
     create_signing_key,
     keys_folder,
     public_line,
+    public_text,
     read_signing_key,
+    registered_keys,
     site_verifying_key,
     verifying_key,
+    verifying_keys,
+    write_site_keys,
 )
 from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
@@ -79,8 +85,16 @@ class HostFolder:
 
     def invite(self, place: HostAddress, copy: Path | None = None) -> Path:
         """Write what sites are given, with the address that they are to use, and a copy if its place is chosen."""
-        connection = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        connection: dict[str, Any] = {"server": str(place), "authority": self.authority.read_text(encoding="utf-8")}
+        connection |= {"sites": self.site_keys} if self.site_keys else {}
         return write_invitation(self.path, self.file, connection, copy)
+
+    @property
+    def site_keys(self) -> dict[str, str]:
+        """Under secure sums, the signing keys of the sites that train, as lines by name, once all are there."""
+        sites = self.file.deploy.sites
+        keys = registered_keys(self.keys, sites) if self.file.experiment.server.secure else {}
+        return {site: public_text(key, site) for site, key in keys.items()} if len(keys) == len(sites) else {}
 
     def store_keys(self, site: str, path: Path) -> Path:
         """The file NAME.pub of a site, with both of its keys and in the folder `keys`."""
@@ -155,7 +169,7 @@ def prepare_folder(
 
 
 def write_invitation(
-    folder: Path, file: FederationFile, connection: Mapping[str, str], copy: Path | None = None
+    folder: Path, file: FederationFile, connection: Mapping[str, Any], copy: Path | None = None
 ) -> Path:
     """Write what sites are given into a host's folder, and to another place if one is chosen."""
     key = public_line(read_signing_key(folder / SIGNING_KEY), file.deploy.name)
@@ -218,12 +232,21 @@ class SiteFolder:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Address, authority and signing key of a host, and its federation; the first two are "" for a Flower app."""
+    """Address, authority and signing key of a host, its federation, and under secure sums the keys of all sites.
+
+    Address and authority are "" for a Flower app.
+    """
 
     server: str
     authority: str
     key: str
     file: FederationFile
+    sites: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lacks_keys(self) -> bool:
+        """Whether a site cannot join with it yet: the host does not have the keys of all sites."""
+        return self.file.experiment.server.secure and not self.sites
 
 
 def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFolder:
@@ -236,7 +259,20 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     if invitation.authority:
         _keep_once(pem, invitation.authority, "authority")
     _keep_once(path / HOST_KEY, invitation.key, "signing key")
-    return SiteFolder(path, file, name, invitation.server, _prepare_keys(path, name), pem)
+    pair = _prepare_keys(path, name)
+    if invitation.sites:
+        write_site_keys(path / SITE_KEYS, invitation.sites)
+    return SiteFolder(path, file, name, invitation.server, pair, pem)
+
+
+def check_own_key(path: Path, invitation: Invitation, name: str) -> None:
+    """Raise if an invitation gives a site another signing key than the one in its folder."""
+    invited, key = invitation.sites.get(name), path / SIGNING_KEY
+    if invited is None or (key.exists() and public_line(read_signing_key(key), name) == invited):
+        return
+    wrong = f"the invitation gives '{name}' another signing key than the folder '{path}' has"
+    todo = f"send '{path / f'{name}.pub'}' to the host, and ask it for a new invitation"
+    raise DeployError(f"{wrong}: {todo}, or name this site's own folder with --out")
 
 
 def _keep_once(path: Path, text: str, what: str) -> None:
@@ -271,7 +307,17 @@ def read_invitation(path: Path, name: str) -> Invitation:
     file = invited_from(rest)
     file.deploy.number(name)  # raises if there is no such site
     server = str(HostAddress.parse(invited["server"])) if invited["server"] else ""
-    return Invitation(server, invited["authority"], invited["key"], file)
+    sites = _invited_keys(invited.get("sites", {}), file, path)
+    return Invitation(server, invited["authority"], invited["key"], file, sites)
+
+
+def _invited_keys(lines: object, file: FederationFile, path: Path) -> dict[str, str]:
+    """The keys of all sites, which an invitation to secure sums has; {} if it has none yet."""
+    if not (isinstance(lines, dict) and all(isinstance(line, str) for line in lines.values())):
+        raise RecordError(f"the keys of sites in '{path}' are not text: ask the host for its file {INVITATION}")
+    if lines and set(lines) != set(file.deploy.sites):
+        raise RecordError(f"the keys in '{path}' are not those of all sites: ask the host for its newest {INVITATION}")
+    return {site: public_text(key, site) for site, key in verifying_keys(lines, f"'{path}'").items()}
 
 
 def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:

@@ -19,11 +19,12 @@ from typing import Any
 
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.agreement import Agreement, Introduction, Offer, agreement
-from stratafl.deploy.attendance import Attendance
+from stratafl.deploy.attendance import POLL_SECONDS, Attendance
 from stratafl.deploy.courier import Content, Courier
 from stratafl.deploy.extending import read_rejoining, write_rejoining
+from stratafl.deploy.secure.secure_round import SecureRounds
 from stratafl.deploy.serving import AGREED, FILE, SERVER, served
-from stratafl.deploy.signing_keys import keys_folder
+from stratafl.deploy.signing_keys import keys_folder, registered_keys
 from stratafl.deploy.status import RoundJournal, Status, Traffic
 from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange, open_server
@@ -31,7 +32,6 @@ from stratafl.execute.roster import RosterEntry
 from stratafl.execute.server import Server
 from stratafl.policies.accountant import in_words, over_budget
 
-POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 MAX_SQUARED_ERROR = 1e30  # of which a mean can be taken
 
 
@@ -57,6 +57,7 @@ class Hosting:
         self._traffic = Traffic()  # of this round
         self._classes: int | None = None
         self._agreement: Agreement | None = None
+        self._secure: SecureRounds | None = None  # if the server sees sums of uploads alone
         self._limit_replies = limit_replies  # told what an upload takes at most, before sites are asked
 
     def run(self) -> None:
@@ -71,6 +72,11 @@ class Hosting:
             offer = Offer(agreed, server.widest, blueprint.digests)
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
                 self._sites.on_unverified = exchange.refuse
+                if server.secure:
+                    signers = registered_keys(keys_folder(self._folder), self.deploy.sites)
+                    place = self._folder / SERVER
+                    parts = (place, server, signers, self._sites, self.deploy, self._clock, self._pause)
+                    self._secure = SecureRounds(*parts)
                 self.status.begin(exchange.round, server.rounds)
                 self._agree_again(offer)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:
@@ -172,6 +178,9 @@ class Hosting:
         self._limit_replies(server.most_upload_bytes(t, exchange.state))
         self.status.round(t, cohort)
         begin = self._clock()
+        if self._secure is not None and self._secure.is_masked(t):  # and perhaps opened before this host was restarted
+            self._absorb(exchange, server, cohort, begin, journal)
+            return
         while missing := [site for site in cohort if site not in exchange.arrived and self._takes_part(site)]:
             left = begin + self.deploy.deadline - self._clock()
             if left <= 0:
@@ -181,10 +190,15 @@ class Hosting:
             self._ask(exchange, [site for site in asked if site in self._in_agreement], left)
             if not asked:
                 self._pause(POLL_SECONDS)
-        if len(exchange.arrived) >= min(self.deploy.least, len(cohort)):
+        if len(exchange.arrived) >= self._least(exchange, cohort):
             self._absorb(exchange, server, cohort, begin, journal)
         else:
             self._pass_over(exchange, cohort, begin)
+
+    def _least(self, exchange: ServerExchange, cohort: Sequence[str]) -> int:
+        """The number of uploads with which the round can end."""
+        least = min(self.deploy.least, len(cohort))
+        return least if self._secure is None else max(least, self._secure.least(exchange.round, exchange))
 
     def _takes_part(self, site: str) -> bool:
         return self._sites.may_try(site) and not self._sites.is_aside(site)
@@ -220,7 +234,7 @@ class Hosting:
             self.status.say(f"round {exchange.round} ended without an upload: its whole cohort is set aside")
         else:
             missing = [site for site in cohort if site not in arrived]
-            least = min(self.deploy.least, len(cohort))
+            least = self._least(exchange, cohort)
             why = f"round {exchange.round + 1} has {len(arrived)} of {least} uploads: {self._sites.why(missing)}"
             raise DeployError(f"{why}; {self._sites.again(missing)}")
 
@@ -234,10 +248,16 @@ class Hosting:
     ) -> None:
         arrived = exchange.arrived
         closed = self._clock()
-        left_out = exchange.absorb()
-        for site, reason in left_out.items():
+        if self._secure is None:
+            left_out = exchange.absorb()
+            present = [site for site in arrived if site not in left_out]
+        else:
+            summed = self._secure.absorb(exchange, self._traffic)
+            present, left_out = list(summed.present), summed.left_out
+            if summed.closed:
+                self.status.say(f"round {exchange.round} changes nothing: {summed.closed}")
+        for site, reason in left_out.items() if present else ():
             self.status.left_out(site, exchange.round, reason)
-        present = [site for site in arrived if site not in left_out]
         self._sites.absorbed(cohort, present)
         counts = {"cohort": len(cohort), "uploads": len(present), "left_out": len(left_out)}
         spent = server.algorithm.spent(server.at(exchange.round))

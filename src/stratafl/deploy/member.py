@@ -5,6 +5,7 @@
     federation.toml    the experiment and [deploy], as the site was given it
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
+    sites.pub          under secure sums, the keys of all sites that its owner agreed to
     model.safetensors  the final model (stored_model.py)
     noise.key          the secret of a site that adds noise (docs/guide/privacy.md), and in noise.json to which uploads
 """
@@ -31,6 +32,7 @@ from stratafl.config.deployment import (
     site_of,
 )
 from stratafl.config.experiment import Experiment, with_values
+from stratafl.core.secure_sums import check_secure
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
 from stratafl.data.sample_format import SampleFormat
@@ -47,6 +49,8 @@ from stratafl.deploy.agreement import (
 )
 from stratafl.deploy.certificates import secret_of
 from stratafl.deploy.courier import Kind
+from stratafl.deploy.secure.site_sums import SiteSums, session_of
+from stratafl.deploy.signing_keys import SIGNING_KEY, SITE_KEYS, read_signing_key, read_site_keys
 from stratafl.deploy.stored_model import write_model
 from stratafl.errors import DamagedError, DataError, StrataError, WireError, counted, shown
 from stratafl.execute.blueprint import Blueprint
@@ -54,7 +58,7 @@ from stratafl.execute.exchange import SiteExchange, open_site, site_folder, stat
 from stratafl.execute.exchange.blocks import BlockCache
 from stratafl.execute.exchange.site_store import BLOCKS, SiteStore
 from stratafl.execute.site import Site
-from stratafl.files import json_value, read_plain, write_atomically
+from stratafl.files import json_value, private_folder, read_plain, write_atomically
 from stratafl.policies.accountant import most_rounds, rounds_allowed
 
 log = logging.getLogger("stratafl.deploy")
@@ -70,6 +74,7 @@ class Working:
     site: Site
     scores: bool
     digests: Mapping[str, str]  # of what all agree on, as this site computes them
+    sums: SiteSums | None = None  # if the host sees sums of uploads alone
     releases: "Releases | None" = None  # None: it sends nothing that has noise of its own
     score: float | None = None
 
@@ -81,7 +86,9 @@ class Working:
         if self.releases is not None:
             self.releases.add(done.upload)
         self.score = self._scored(round, download, state) if self.scores else None
-        return done.state, done.upload
+        if self.sums is None:
+            return done.state, done.upload
+        return done.state, self.sums.hide(round, self.site.contribution(round, done.upload))
 
     def _scored(self, round: int, download: bytes, state: State) -> float | None:
         if not self.site.samples["test"]:
@@ -153,6 +160,8 @@ class SiteMember:
         """The answer to a message of the host; whoever calls this knows that it is the host's (`signatures.py`)."""
         if kind == "round":
             return self.round(body)
+        if kind == "secure":
+            return self.sum_up(table)
         return (self.introduce(table) if kind == "introduce" else self.agree(table)), b""
 
     def introduce(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +193,18 @@ class SiteMember:
             reply = exchange.answer(data)
             if exchange.delivered:
                 self._write_model(store, working.site)
+                if working.sums is not None:
+                    working.sums.end()
         return ({} if working.score is None else {"score": working.score}), reply
+
+    def sum_up(self, table: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer to a step of a secure sum (deploy/secure)."""
+        self._check_federation(table)
+        working = self._ready()
+        if working.sums is None:
+            raise WireError("this site has not agreed to secure sums (server.secure), so it takes part in none")
+        with private_folder(working.sums.folder):
+            return working.sums.answer(table, working.site.invited(session_of(table).round))
 
     def _write_model(self, store: SiteStore, site: Site) -> None:
         """What the site ends with, as a model; without its file, `strata predict` computes it from the samples."""
@@ -269,7 +289,16 @@ class SiteMember:
             site = site.with_secret(secret_of(self.folder / NOISE))
             # In secure sums, the site takes part in opening one sum of a round (deploy/secure/).
             releases = None if site.algorithm.requires.secure else Releases.of(self.folder / RELEASED, site)
-        return Working(site, self.file.deploy.scores, blueprint.digests, releases)
+        secure = self.file.experiment.server.secure
+        if secure:
+            check_secure(site.algorithm, site.setup)
+        sums = self._sums() if secure and self.trains else None
+        return Working(site, self.file.deploy.scores, blueprint.digests, sums, releases)
+
+    def _sums(self) -> SiteSums:
+        key, keys = read_signing_key(self.folder / SIGNING_KEY), read_site_keys(self.folder / SITE_KEYS)
+        folder = site_folder(self.folder / STATE, self.file.deploy.name, self.name)
+        return SiteSums(folder, self.file.deploy.name, self.name, self.file.deploy.sites, key, keys)
 
     def _blueprint(self, agreed: SampleFormat) -> Blueprint:
         return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)

@@ -15,6 +15,7 @@ TYPES: dict[Kind, str] = {
     "introduce": "query.introduce",
     "agree": "query.agree",
     "round": "train.round",
+    "secure": "query.secure",
 }
 MAX_TABLE_BYTES = 1 << 22  # bytes
 MAX_RECORD_BYTES = 1 << 20  # bytes that travel in the record; Flower cuts only arrays into pieces

@@ -3,6 +3,9 @@
 What is signed with them is in `signatures.py`.
 """
 
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -10,11 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from stratafl.deploy.certificates import read_key, write_once
-from stratafl.errors import DeployError
-from stratafl.files import read_plain
+from stratafl.errors import DeployError, shown
+from stratafl.files import read_plain, write_atomically
 
 SIGNING_KEY, HOST_KEY, KEYS = "signing.key", "host.pub", "keys"  # files of host and site, of a site, folder of a host
 KEYS_AT, MAX_PATH_BYTES = "keys.txt", 1 << 16  # of a host: names another folder of keys
+SITE_KEYS, MAX_SITE_KEYS_BYTES = "sites.pub", 1 << 22  # of a site: the keys of all sites, if they sum up what they send
 
 
 def create_signing_key(path: Path) -> Ed25519PrivateKey:
@@ -36,7 +40,12 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def public_line(key: Ed25519PrivateKey, name: str) -> str:
     """The public half of a signing key, as a line of NAME.pub and of an invitation."""
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return public_text(key.public_key(), name)
+
+
+def public_text(key: Ed25519PublicKey, name: str) -> str:
+    """A public key as a line."""
+    public = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return f"{public.decode()} {name}"
 
 
@@ -64,3 +73,38 @@ def site_verifying_key(path: Path) -> Ed25519PublicKey:
     lines = read_key(path).decode(errors="replace").splitlines()
     todo = f"run 'strata join' again at the site, which adds it, and put the new {path.name} here"
     return verifying_key(lines[1] if len(lines) > 1 else "", f"'{path}'", todo)
+
+
+def registered_keys(folder: Path, sites: Sequence[str]) -> dict[str, Ed25519PublicKey]:
+    """The signing keys of these sites that are in a folder of keys."""
+    places = {site: folder / f"{site}.pub" for site in sites}
+    keys = {site: site_verifying_key(path) for site, path in places.items() if path.exists()}
+    return verifying_keys({site: public_text(key, site) for site, key in keys.items()}, f"'{folder}'")
+
+
+def key_digests(lines: Mapping[str, str]) -> list[str]:
+    """Names of sites with digests of their keys, by which people compare them, as `ssh-keygen -lf` shows them."""
+    width = max(map(len, lines), default=0)
+    digests = {site: sha256(b64decode(line.split()[1])).digest() for site, line in lines.items()}
+    return [f"  {site:<{width}}  SHA256:{b64encode(each).decode().rstrip('=')}" for site, each in digests.items()]
+
+
+def verifying_keys(lines: Mapping[str, str], where: str) -> dict[str, Ed25519PublicKey]:
+    """The keys of such lines, by site."""
+    todo = "ask the host for a new invitation"
+    keys = {site: verifying_key(line, f"{where} of '{shown(site)}'", todo) for site, line in lines.items()}
+    if len({public_text(key, "") for key in keys.values()}) < len(keys):
+        raise DeployError(f"{where} has the same key for two sites: every site makes its own with 'strata join'")
+    return keys
+
+
+def write_site_keys(path: Path, lines: Mapping[str, str]) -> None:
+    write_atomically(path, "".join(f"{line}\n" for line in lines.values()).encode())
+
+
+def read_site_keys(path: Path) -> dict[str, Ed25519PublicKey]:
+    """The keys of all sites, by name, as the owner of a site has agreed to them."""
+    if not path.exists():
+        raise DeployError(f"'{path.name}' is missing: join again with the newest invitation of the host")
+    lines = read_plain(path, MAX_SITE_KEYS_BYTES).decode(errors="replace").splitlines()
+    return verifying_keys({name: line for line in lines for name in line.split()[2:3]}, f"'{path}'")

@@ -76,7 +76,7 @@ class Rounds:
 
     def invited(self, rnd: Round) -> Tensor:
         """The clients of a round before some of them drop out."""
-        return torch.arange(self.setup.clients) if rnd.plan.participation == "all" else self.setup.sampled(rnd.t)
+        return invited(rnd)
 
     def _staying(self, rnd: Round, ids: Tensor) -> Tensor:
         """Those that do not drop out; if all would, one of them stays."""
@@ -162,6 +162,11 @@ class Rounds:
         problem = "uploads are finite, but the merged state is not: the server keeps its last state"
         log.warning("round %d: %s", rnd.t + 1, problem)
         return server
+
+
+def invited(rnd: Round) -> Tensor:
+    """The clients of a round before some of them drop out, in increasing order; every member of a federation knows."""
+    return torch.arange(rnd.setup.clients) if rnd.plan.participation == "all" else rnd.setup.sampled(rnd.t)
 
 
 def limit_of(asked: float | None, algorithm: Algorithm, secure: bool = False) -> float | None:

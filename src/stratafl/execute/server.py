@@ -8,17 +8,19 @@ from dataclasses import replace
 from hashlib import blake2b, sha256
 
 import torch
+from torch import Tensor
 
 from stratafl.core import wire
 from stratafl.core.algorithm import Total
 from stratafl.core.parcel import Parcel
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round
+from stratafl.core.secure_sums import BYTES_PER_NUMBER, check_secure
 from stratafl.core.state import State
 from stratafl.errors import DataError, WireError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
-from stratafl.execute.rounds import SECRET_BYTES, Rounds, check_secret
+from stratafl.execute.rounds import SECRET_BYTES, SUMS, Rounds, check_secret
 from stratafl.execute.uploads import USUAL_NORM_LIMIT, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
 from stratafl.runtime.speed import precision
 
@@ -48,10 +50,12 @@ class Server(Rounds):
         *,
         norm_limit: float | None = USUAL_NORM_LIMIT,
         secret: bytes | None = None,
+        secure: bool = False,
     ) -> "Server":
         """The server, or an error that says what does not fit; sites may join later (`joined`).
 
-        A method whose server adds noise needs a `secret`, 32 bytes of the operating system that no site knows.
+        A method whose server adds noise needs a `secret`, 32 bytes of the operating system that no site knows. A
+        `secure` server sees sums of uploads alone.
         """
         if roster.clients != blueprint.clients:
             raise DataError(f"the roster has {roster.clients} clients, but the federation has {blueprint.clients}")
@@ -60,8 +64,10 @@ class Server(Rounds):
             blueprint.check_largest(int(roster.samples[: roster.clients].max()))
         setup = replace(blueprint.setup(device), secret=secret)
         blueprint.algorithm.check(setup)
+        if secure:
+            check_secure(blueprint.algorithm, setup)
         parts = (blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
-        return Server(*parts, norm_limit=norm_limit)
+        return Server(*parts, norm_limit=norm_limit, secure=secure)
 
     def joined(self, entry: RosterEntry) -> "Server":
         """The server with a further site, or with one that has other numbers of samples."""
@@ -76,7 +82,9 @@ class Server(Rounds):
     # State
 
     def most_upload_bytes(self, t: int, state: State) -> int:
-        """What an upload of this round takes at most."""
+        """What an upload of this round takes at most; under secure sums, the numbers that are added up."""
+        if self.secure:
+            return BYTES_PER_NUMBER * max(1 << 10, self.secure_sums(self.at(t), state).size)
         return wire.most_bytes(self.upload_form(self.at(t), state), self.setup.layout)
 
     def start(self) -> State:
@@ -110,6 +118,11 @@ class Server(Rounds):
         if flags.too_long:
             after, _ = self._folded(t, state, uploads, present)
         return Absorbed(after, tuple(present), flags.left_out, flags.outliers)
+
+    def absorb_sum(self, t: int, state: State, numbers: Tensor) -> State:
+        """Its state after round t, from the sum of uploads that it does not see (`Site.contribution`)."""
+        with precision("fp32"):
+            return self.absorbed(self.at(t), state, Total(({SUMS: numbers},)))
 
     def _folded(
         self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]

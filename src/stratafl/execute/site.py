@@ -17,6 +17,7 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Rows
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
+from stratafl.core.secure_sums import SecureSums
 from stratafl.core.state import State, moved, pick, rows_of, stacked, tensors
 from stratafl.core.task import Scores
 from stratafl.data.federation import Federation
@@ -25,7 +26,7 @@ from stratafl.errors import DataError, StageError, counted
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.drawing import filled
 from stratafl.execute.memory import device_of
-from stratafl.execute.rounds import check_secret, round_at
+from stratafl.execute.rounds import check_secret, invited, round_at
 from stratafl.execute.tokens import check_tokens
 from stratafl.execute.uploads import STATE_NOT_FINITE
 from stratafl.runtime.build import build_runtime
@@ -123,6 +124,19 @@ class Site:
         copied = {name: x.clone() for name, x in task.notes.items()}
         state = moved(pick(after, 0), torch.device("cpu"))
         return SiteWork(state, wire.encode(upload, self.setup.layout), copied)
+
+    def invited(self, t: int) -> list[int]:
+        """The clients that take part in round t, as the seed of the federation says."""
+        ids: list[int] = invited(self._at(t)).tolist()
+        return ids
+
+    def contribution(self, t: int, upload: bytes) -> Tensor:
+        """What an upload of round t adds to secure sums: whole numbers, or a `WireError` if one could overflow."""
+        rnd, server = self._at(t), self.algorithm.init(self.setup)
+        parcel = wire.decode(upload, self.setup.layout, self.algorithm.upload_form(rnd, server))
+        sums = SecureSums.of(self.algorithm, rnd, server, len(self.invited(t)))
+        with precision("fp32"):
+            return sums.contribution(rnd, parcel, self.client)
 
     def received(self, t: int, state: State | None, download: bytes) -> Rows:
         """The model from which it would start round t, with a client axis of one."""

@@ -2,6 +2,9 @@
 
 A site that does not answer a step is left out of those that follow. The sum is opened if enough sites are left at each
 step; otherwise the session ends with a `ClosedSumError`, and the host has learned nothing.
+
+Sites give shares in one session of a round. So what the host knows before it asks for them is a `MaskedSum`, which it
+can keep, and with which it asks for the same shares again after a restart.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +25,7 @@ from stratafl.deploy.secure.session import (
     Session,
     Signers,
     check_announcements,
-    check_confirmations,
+    check_confirmation,
     from_hex,
 )
 from stratafl.deploy.secure.shamir import SECRET_BYTES, SHARE_BYTES, join_shares
@@ -46,12 +49,32 @@ class OpenedSum:
     sites: tuple[str, ...]
 
 
-def open_sum(ask: Ask, session: Session, sites: Sequence[str], size: int, signers: Signers) -> OpenedSum:
-    """The sum of what these sites hold, each `size` numbers modulo 2^64."""
+@short_repr
+@dataclass(frozen=True)
+class MaskedSum:
+    """The sum of what survivors sent, with their masks, and what a host needs to ask for shares that remove these."""
+
+    session: Session
+    members: Sequence[Announcement]
+    senders: Sequence[str]
+    survivors: Sequence[str]
+    confirmations: Mapping[str, str]
+    total: Numbers
+
+
+def masked_sum(ask: Ask, session: Session, sites: Sequence[str], size: int, signers: Signers) -> MaskedSum:
+    """The sum of what these sites hold, each `size` numbers modulo 2^64, with masks: the steps before the last one."""
     group = _members(ask, session, sites, signers)
     senders, sealed = _dealt(ask, group)
     total, survivors = _masked(ask, group, senders, sealed, size)
     confirmations = _confirmed(ask, group, survivors, signers)
+    return MaskedSum(session, tuple(group.members.values()), senders, survivors, confirmations, total)
+
+
+def open_sum(ask: Ask, masked: MaskedSum) -> OpenedSum:
+    """The sum without masks, by the shares of survivors."""
+    group, survivors, confirmations = Group(masked.session, masked.members), masked.survivors, masked.confirmations
+    senders, total = masked.senders, masked.total.copy()
     shares = _answers(ask, "open", dict.fromkeys(survivors, ({"confirmations": confirmations}, b"")), _shares_in)
     seeds = {by: of_seeds for by, (of_seeds, _) in shares.items()}
     secrets = {by: of_secrets for by, (_, of_secrets) in shares.items()}
@@ -122,12 +145,12 @@ def _confirmed(ask: Ask, group: Group, survivors: list[str], signers: Signers) -
     """The signatures under the list of those whose numbers arrived."""
 
     def signed(site: str, table: Mapping[str, Any], _: bytes) -> str:
-        return from_hex(table.get("signature"), SIGNATURE_BYTES).hex()
+        signature = from_hex(table.get("signature"), SIGNATURE_BYTES)
+        check_confirmation(group.session, group.digest, survivors, site, signature, signers)
+        return signature.hex()
 
     confirmations = _answers(ask, "confirm", dict.fromkeys(survivors, ({"survivors": survivors}, b"")), signed)
     _check_enough(group.session, confirmations)
-    signatures = {site: bytes.fromhex(text) for site, text in confirmations.items()}
-    check_confirmations(group.session, group.digest, survivors, signatures, signers)
     return confirmations
 
 

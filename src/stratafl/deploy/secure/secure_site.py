@@ -99,7 +99,7 @@ class SecureSite:
     ) -> tuple[dict[str, Any], bytes]:
         """The answer to a step of a session, whose numbers are asked for when they are masked."""
         secrets = self._secrets()
-        is_open = secrets.session == list(vars(session).values())
+        is_open = secrets.session == session.to_table()
         if is_open and not secrets.seed:
             raise WireError("this session has ended at this site: the host must begin another one")
         if step == "keys":
@@ -123,7 +123,7 @@ class SecureSite:
     # Steps
 
     def _announced(self, session: Session, secrets: SessionSecrets) -> dict[str, Any]:
-        if secrets.session != list(vars(session).values()):
+        if secrets.session != session.to_table():
             if session.round <= secrets.opened:
                 raise WireError(
                     f"this site has already opened a sum of round {secrets.opened + 1}: it opens no second one"
@@ -131,7 +131,7 @@ class SecureSite:
             if secrets.session and (session.round, session.attempt) <= (secrets.session[1], secrets.session[2]):
                 raise WireError("this session is older than the last one of this site: it is a replay")
             mask_secret, share_secret, seed = (new_secret().hex() for _ in range(3))
-            begun = list(vars(session).values())
+            begun = session.to_table()
             secrets = SessionSecrets(secrets.opened, begun, mask_secret, share_secret, seed)
             self._keep(secrets)
         return {"announcement": self._announcement(session, secrets).to_table()}

@@ -32,7 +32,18 @@ class Session:
 
     @property
     def name(self) -> bytes:
-        return canonical([self.federation, self.round, self.attempt, self.cohort])
+        return canonical(self.to_table())
+
+    def to_table(self) -> list[Any]:
+        return [self.federation, self.round, self.attempt, self.cohort]
+
+    @staticmethod
+    def from_table(entry: Any) -> "Session":
+        if isinstance(entry, list) and len(entry) == 4:
+            federation, *numbers = entry
+            if isinstance(federation, str) and all(type(each) is int and 0 <= each < 1 << 53 for each in numbers):
+                return Session(federation, *numbers)
+        raise WireError("a session has the name of a federation, a round, an attempt and a number of sites")
 
     @property
     def least(self) -> int:
@@ -108,12 +119,19 @@ def check_confirmations(
 ) -> None:
     """Refuse unless enough of the survivors have signed that these, and no others, are the survivors."""
     for site, signature in confirmations.items():
-        if site not in survivors:
-            raise WireError(f"'{shown(site)}' confirms survivors of which it is none: the session stops")
-        check_signature(site, signature, _survivors_statement(session, members, survivors, site), signers)
+        check_confirmation(session, members, survivors, site, signature, signers)
     if len(confirmations) < session.least:
         count = f"{len(confirmations)} sites confirm who survived, but {session.least} must"
         raise WireError(f"{count}: the session stops")
+
+
+def check_confirmation(
+    session: Session, members: bytes, survivors: Sequence[str], site: str, signature: bytes, signers: Signers
+) -> None:
+    """Refuse unless this site is one of the survivors and has signed that these, and no others, are."""
+    if site not in survivors:
+        raise WireError(f"'{shown(site)}' confirms survivors of which it is none: the session stops")
+    check_signature(site, signature, _survivors_statement(session, members, survivors, site), signers)
 
 
 def _survivors_statement(session: Session, members: bytes, survivors: Sequence[str], site: str) -> bytes:

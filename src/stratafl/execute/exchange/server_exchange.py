@@ -107,7 +107,7 @@ class _History:
             self.committed.add(site)
         elif event == "forget":
             self.committed.discard(str(site))
-        if event in ("asked", "commit") and type(attempt) is int:
+        if event in ("asked", "commit", "session") and type(attempt) is int:
             self.begun, self.attempt = True, max(self.attempt, attempt)
 
 
@@ -160,6 +160,11 @@ class ServerExchange:
         return tuple(site for site in self.sites if site in self._arrived)
 
     @property
+    def uploads(self) -> Mapping[str, str]:
+        """The digests of the uploads of this round that are here."""
+        return {site: self._arrived[site].digest for site in self.arrived}
+
+    @property
     def committed(self) -> tuple[str, ...]:
         """The sites that have said that they have their last parcel, to this server or to one before it."""
         return tuple(site for site in self.sites if site in self._committed)
@@ -204,13 +209,29 @@ class ServerExchange:
         uploads = {site: self._arrived[site].body for site in self.arrived}
         state, left_out = self._work.absorb(self.round, self.state, uploads)
         digests = {site: self._arrived[site].digest for site in uploads if site not in left_out}
+        self._absorb(state, digests, left_out)
+        return left_out
+
+    def open_session(self, sites: Sequence[str]) -> int:
+        """Write down that the uploads of these sites are to be summed unseen; the number of this attempt, ever."""
+        attempt = self._attempt + 1
+        self._log.append("session", round=self.round, attempt=attempt, sites=list(sites))
+        self._attempt = attempt
+        return attempt
+
+    def absorb_sum(self, state: State, digests: Mapping[str, str], reason: str) -> Mapping[str, str]:
+        """The state after a sum of uploads that nobody saw; those that are not in it are left out for this reason."""
+        left_out = {site: reason for site in self.arrived if site not in digests}
+        self._absorb(state, digests, left_out)
+        return left_out
+
+    def _absorb(self, state: State, digests: Mapping[str, str], left_out: Mapping[str, str]) -> None:
         reasons = {site: shown(reason, MAX_REFUSAL_LETTERS) for site, reason in left_out.items()}
         # Before the state, so that its mark covers the line; a crash in between shows as a round that is opened again.
-        self._log.append("absorb", round=self.round, absorbed=digests, left_out=reasons)
+        self._log.append("absorb", round=self.round, absorbed=dict(digests), left_out=reasons)
         self._save(SavedServer(self.round + 1, state, {**self._saved.absorbed, **digests}, self._log.mark))
         self._arrived.clear()
         self._asked.clear()
-        return left_out
 
     def skip(self) -> None:
         """Let this round pass without an upload: nothing changes but its number."""
