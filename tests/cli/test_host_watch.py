@@ -53,10 +53,10 @@ def watch(folder, host, metrics=None):
     experiment = SimpleNamespace(run=SimpleNamespace(rounds=7))
     file = SimpleNamespace(deploy=DeployTable(("a",), name="test"), experiment=experiment)
     prepared = SimpleNamespace(
-        path=folder, file=file, keys=folder / "keys", waiting_keys=lambda known: {}, shut_out=list
+        path=folder, file=file, keys=folder / "keys", waiting_keys=lambda known: {}, shut_out=list, site_keys={}
     )
     prepared.store_keys = lambda site, path: path
-    return command._Watch(prepared, host, [], trust=False, metrics=metrics)
+    return command._Watch(prepared, host, [], trust=False, metrics=metrics, invite=lambda: folder)
 
 
 @pytest.fixture(autouse=True)

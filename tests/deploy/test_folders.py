@@ -8,8 +8,7 @@ import stratafl.deploy.certificates as certificates
 from hosted import with_tables, write_file
 from stratafl.cli import main as strata
 from stratafl.config.deployment import read_federation
-from stratafl.config.experiment import with_values
-from stratafl.config.migrations import FORMAT, SAMPLED_CLIENTS
+from stratafl.config.migrations import FORMAT, IMAGES_BY_THEIR_OWN
 from stratafl.deploy.certificates import read_public_key
 from stratafl.deploy.folders import ADMITTED, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
@@ -60,7 +59,6 @@ def test_a_federation_that_began_with_four_groups_goes_on_with_them(tmp_path):
     """Defaults then: files and invitations said no number of groups nor how samples are scaled, and had no format."""
     file = with_tables(algorithm={"name": "fedalp"})
     four = with_tables(algorithm={"name": "fedalp", "groups": 4}, data={"normalise": "former"})
-    four = dataclasses.replace(four, experiment=with_values(four.experiment, {"evaluate.clients": 0}))
     host = prepare_host(tmp_path / "host", file, PLACE)
     invitation = host.invite(PLACE)
     assert (host.file, read_invitation(invitation, "a").file) == (file, file)
@@ -77,10 +75,10 @@ def test_a_federation_that_began_with_four_groups_goes_on_with_them(tmp_path):
 def test_a_federation_that_began_with_other_defaults_changes_more_than_once(tmp_path):
     host = prepare_host(tmp_path / "host", with_tables(), PLACE)
     path = host.path / "federation.toml"
-    path.write_text(path.read_text().replace(f"format = {FORMAT}\n", f"format = {SAMPLED_CLIENTS - 1}\n"))
+    path.write_text(path.read_text().replace(f"format = {FORMAT}\n", f"format = {IMAGES_BY_THEIR_OWN - 1}\n"))
     for wait in (7, 8):
         again = prepare_host(host.path, with_tables(deploy={"wait": wait}), PLACE)
-        assert (again.file.deploy.wait, again.file.experiment.evaluate.clients) == (wait, 0)
+        assert (again.file.deploy.wait, again.file.experiment.data.normalise) == (wait, "former")
     assert prepare_host(host.path, with_tables(run={"rounds": 9}), PLACE).changes
 
 

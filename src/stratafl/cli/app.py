@@ -192,7 +192,7 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that hold runs.")],
     options: ReportOptions,
 ) -> None:
-    """Rank runs in a table, or write one HTML report; a federation's folder has a report of its own."""
+    """Rank runs in a table, or write one HTML report; also of a federation."""
     from stratafl.cli.report_command import print_report
 
     print_report(folders, options)
@@ -207,7 +207,7 @@ def leak(
     svg: Annotated[Path | None, option("--svg FILE", "Write a picture of layers and attacks.", OUTPUT)] = None,
     trust: Trust = False,
 ) -> None:
-    """Attack the uploads of runs, and see what each layer gives away to the host."""
+    """Attack uploads of runs: what each layer gives away to the host."""
     from stratafl.cli.leak_command import print_leaks
 
     print_leaks(folders, rounds, clients, csv, svg, trust)
@@ -303,7 +303,7 @@ def flower_app(
     config: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="An experiment with a table \\[deploy].")],
     options: FlowerAppOptions,
 ) -> int:
-    """Write a federation as an app for a Flower federation of your own.
+    """Write a federation as an app for the Flower that you already run.
 
     Each site prepares its folder with `strata join`; then `flwr run` starts it, and continues it."""
     from stratafl.cli.flower_app_command import prepare_flower_app
@@ -317,7 +317,7 @@ def status(
     as_json: AsJson = False,
     trust: Trust = False,
 ) -> None:
-    """Show where a federation stands: rounds, and who is connected, missing or set aside.
+    """Show how far a federation is, and which sites are missing.
 
     Works while it runs and afterwards.
     """
