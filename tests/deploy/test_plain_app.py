@@ -367,5 +367,11 @@ def test_a_configuration_of_a_node_can_be_read_by_flower(tmp_path: Path) -> None
 
 def test_a_consent_says_for_what_it_is(tmp_path: Path) -> None:
     prepared(tmp_path)
-    assert set(json.loads((tmp_path / "a" / CONSENT).read_text())) == {"federation", "host", "leaves", "given"}
+    assert set(json.loads((tmp_path / "a" / CONSENT).read_text())) == {
+        "federation",
+        "host",
+        "keeps_scores",
+        "leaves",
+        "given",
+    }
     check_consent(tmp_path / "a")
