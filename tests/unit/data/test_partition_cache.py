@@ -18,6 +18,7 @@ PARTITION = Dirichlet(alpha=0.5)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(cache, "WRITING", 0.0)
     return tmp_path / "partitions"
 
 
@@ -117,6 +118,7 @@ def test_half_a_second_is_worth_keeping():
 
 def test_without_a_place_to_keep_it_a_draw_is_made_each_time(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(cache, "WRITING", 0.0)
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("STRATAFL_CACHE", str(tmp_path / "file"))
     calls = counted(monkeypatch)
@@ -128,6 +130,7 @@ def test_the_cache_is_in_the_home_unless_told_otherwise(tmp_path, monkeypatch):
     monkeypatch.delenv("STRATAFL_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cache, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(cache, "WRITING", 0.0)
     draw_partition(PARTITION, LABELS, 6, 1)
     assert len(files(tmp_path / ".cache" / "stratafl" / "partitions")) == 1
 
