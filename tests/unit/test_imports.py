@@ -42,13 +42,14 @@ def show(*names):
         del sys.modules[name]
 
 def import_packages(*packages):
+    from stratafl.errors import StrataError
     failed = []
     for package in packages:
         folder = f"{SOURCE}/stratafl/{package}"
         for name in [package, *(f"{package}.{each.name}" for each in pkgutil.iter_modules([folder]))]:
             try:
                 importlib.import_module(f"stratafl.{name}")
-            except ImportError as error:
+            except (ImportError, StrataError) as error:
                 failed.append(f"{name}: {error}")
     return failed
 
@@ -102,7 +103,7 @@ show("typer", "rich", "click")
 
 @stage
 def the_command():  # without Flower, `host` and `join` are refused below
-    return [line for line in import_packages("cli") if "'flwr" not in line]
+    return [line for line in import_packages("cli") if "[flower]" not in line]
 
 os.sysconf = sysconf
 

@@ -6,6 +6,10 @@ the host's gate, which lets a request for messages wait until there is one. What
 `site_processes.py` reads why and starts it again.
 """
 
+from stratafl.deploy.flower_internals import APP_FAILED, FleetNode, message_is_lost, reason_in
+
+# isort: split
+# What is above says in one line that there is no Flower, before what is below fails without it.
 import argparse
 import logging
 import os
@@ -24,7 +28,6 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from stratafl.deploy.certificates import read_key
-from stratafl.deploy.flower_internals import APP_FAILED, FleetNode, message_is_lost, reason_in
 from stratafl.deploy.processes import RETRY, log_to_stderr
 from stratafl.errors import StrataError, first_line, told_to_others
 

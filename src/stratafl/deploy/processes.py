@@ -8,7 +8,8 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from stratafl.child_processes import installed_command, python_command, safe_environment
@@ -147,12 +148,9 @@ def flower_command(name: str) -> str:
 
 def require_flower() -> None:
     """Whether a Flower is installed with which all of this was tried."""
-    try:
-        installed = version("flwr")
-    except PackageNotFoundError:
-        raise DeployError(
-            "a federation needs Flower, which is not installed: run pip install 'stratafl[flower]'"
-        ) from None
+    if find_spec("flwr") is None:
+        raise DeployError("a federation needs Flower, which is not installed: run pip install 'stratafl[flower]'")
+    installed = version("flwr")
     if tuple(installed.split(".")[:2]) not in FLOWER_VERSIONS:
         tried = " or ".join(f"{'.'.join(each)}" for each in FLOWER_VERSIONS)
         raise DeployError(
