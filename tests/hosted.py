@@ -1,6 +1,8 @@
 """A federation of files for tests: each site has its own table, and a simulation reads all of them together."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,7 @@ from stratafl.deploy.signing_keys import (
     write_site_keys,
 )
 from stratafl.deploy.site_model import final_model
+from stratafl.deploy.site_processes import SiteStatus
 from stratafl.errors import StrataError
 from stratafl.execute import Matrix, Progress, Simulation
 from stratafl.execute.exchange import read_site, state_form
@@ -223,6 +226,37 @@ class Local:
 
     def _answer(self, member: SiteMember, kind: Kind, table: Mapping[str, Any], body: bytes) -> Content:
         return member.answer(kind, table, body)
+
+
+class Joined:
+    """A site that is left at once, as by Ctrl-C."""
+
+    status = SiteStatus.STARTING
+    reason = refusal = ""
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def tend(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+
+def write_folders(folder: Path, file: FederationFile, *, keys: bool = False) -> dict[str, Path]:
+    """Samples, and the folders of a host and of its sites; those of the sites."""
+    write_samples(folder)
+    sites = {name: folder / name for name in SITES}
+    for place in (folder / "host", *sites.values()):
+        write_file(place, file)
+    if keys:
+        write_keys(folder / "host", sites)
+    return sites
 
 
 def write_keys(host: Path, sites: Mapping[str, Path]) -> None:

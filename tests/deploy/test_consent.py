@@ -1,16 +1,14 @@
 """A site says what leaves it before it joins, and joins only if its owner agrees."""
 
 import json
-import os
 import shutil
-import signal
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hosted import with_tables, write_file, write_samples
+from hosted import Joined, with_tables, write_file, write_samples
 from stratafl.algorithms.declaration import METHODS
 from stratafl.cli import main as strata
 from stratafl.data.preprocessing import Scaling
@@ -18,29 +16,8 @@ from stratafl.deploy.consent import CONSENT, data_doubts, has_consent, keep_cons
 from stratafl.deploy.folders import prepare_host
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.member import SiteMember
-from stratafl.deploy.site_processes import SiteStatus
 from stratafl.errors import DataError, WireError
 from stratafl.policies.accountant import epsilon_of
-
-
-class Joined:
-    """A site that is left at once, as by Ctrl-C."""
-
-    status = SiteStatus.STARTING
-    reason = refusal = ""
-
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def tend(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        return []
 
 
 @pytest.fixture

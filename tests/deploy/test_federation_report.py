@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_hosting import Clock
 
-from hosted import SITES, Local, simulation, with_all_samples, with_tables, write_file, write_samples
+from hosted import SITES, Local, simulation, with_all_samples, with_tables, write_file, write_folders
 from stratafl.api import Fitted
 from stratafl.cli import main as strata
 from stratafl.config.assemble import simulation_of
@@ -33,11 +33,7 @@ def hosted(folder, courier, file=FILE):
 
 
 def prepared(folder, file=FILE):
-    write_samples(folder)
-    sites = {name: folder / name for name in SITES}
-    for place in (folder / "host", *sites.values()):
-        write_file(place, file)
-    return Local(folder, sites)
+    return Local(folder, write_folders(folder, file))
 
 
 @pytest.fixture(scope="module")

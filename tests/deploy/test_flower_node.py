@@ -14,7 +14,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import flower_node
 from stratafl.deploy.flower_internals import APP_FAILED
-from stratafl.deploy.flower_node import BAD_CERTIFICATE, FOUND, LOST, PAUSES, Retries, SiteNode, load_app
+from stratafl.deploy.flower_node import PAUSES, Retries, SiteNode, load_app
+from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST
 
 
 class Ended(BaseException):

@@ -20,8 +20,8 @@ from hosted import (
     simulated_models,
     with_tables,
     write_file,
+    write_folders,
     write_keys,
-    write_samples,
 )
 from stratafl.config.deployment import blueprint_of
 from stratafl.data.sample_format import SampleFormat
@@ -61,10 +61,7 @@ def prepared(folder: Path, **tables):
 
 
 def prepared_for(folder: Path, file):
-    write_samples(folder)
-    sites = {name: folder / name for name in SITES}
-    for place in (folder / "host", *sites.values()):
-        write_file(place, file)
+    sites = write_folders(folder, file)
     return file, Local(folder, sites), sites
 
 

@@ -14,7 +14,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from test_hosting import Clock
 
-from hosted import SITES, deployed, largest, simulated, with_tables, write_file, write_keys, write_samples
+from hosted import SITES, deployed, largest, simulated, with_tables, write_file, write_folders
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.consent import CONSENT, check_consent, keep_consent
 from stratafl.deploy.courier import SignedMessage
@@ -85,11 +85,7 @@ class MemoryGrid:
 def prepared(folder: Path, **tables):
     """Folders of a host and of sites whose owners have agreed, and a grid with a node for each."""
     file = with_tables(**tables)
-    write_samples(folder)
-    sites = {name: folder / name for name in SITES}
-    for place in (folder / "host", *sites.values()):
-        write_file(place, file)
-    write_keys(folder / "host", sites)
+    sites = write_folders(folder, file, keys=True)
     for site in sites.values():
         keep_consent(site, read_federation(site / FILE, plain=True), ["all"], (site / HOST_KEY).read_text())
     nodes = {100 + number: config(folder, name) for number, name in enumerate(SITES)}

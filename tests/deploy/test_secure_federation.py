@@ -15,9 +15,7 @@ from hosted import (
     replayed,
     simulated,
     with_tables,
-    write_file,
-    write_keys,
-    write_samples,
+    write_folders,
 )
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
@@ -39,11 +37,7 @@ SECURE = {"server": {"secure": True}, "run": {"participation": 1.0, "rounds": 3}
 
 def prepared(folder: Path, **tables):
     file = with_tables(**{**SECURE, **tables})
-    write_samples(folder)
-    sites = {name: folder / name for name in SITES}
-    for place in (folder / "host", *sites.values()):
-        write_file(place, file)
-    write_keys(folder / "host", sites)
+    sites = write_folders(folder, file, keys=True)
     return file, Steps(folder, sites), sites
 
 

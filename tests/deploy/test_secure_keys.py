@@ -1,8 +1,6 @@
 """The keys of all sites of secure sums: in the invitation once all are there, part of consent, checked at a site."""
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -14,7 +12,7 @@ import tomli_w
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hosted import with_tables, write_samples
+from hosted import Joined, with_tables, write_samples
 from stratafl.cli import main as strata
 from stratafl.deploy.consent import has_consent, keep_consent, summed_with
 from stratafl.deploy.folders import SITE_KEYS, check_own_key, prepare_host, prepare_site, read_invitation
@@ -23,7 +21,6 @@ from stratafl.deploy.secure.secure_site import STEPS
 from stratafl.deploy.secure.session import Session
 from stratafl.deploy.secure.site_sums import NUMBERS, SECRETS, SiteSums
 from stratafl.deploy.signing_keys import key_digests, public_line, read_site_keys
-from stratafl.deploy.site_processes import SiteStatus
 from stratafl.errors import DeployError, RecordError, WireError
 from stratafl.execute.exchange.protocol import upload_digest
 
@@ -121,25 +118,6 @@ def test_a_fingerprint_is_the_sha256_of_a_key():
     """That of the ed25519 host key of github.com, as GitHub publishes it."""
     line = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl github"
     assert key_digests({"github": line}) == ["  github  SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"]
-
-
-class Joined:
-    """A site that is left at once, as by Ctrl-C."""
-
-    status, reason, refusal = SiteStatus.STARTING, "", ""
-
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def tend(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        return []
 
 
 @pytest.mark.budget(2, "two joins of a site, which build its model")

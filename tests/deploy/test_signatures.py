@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_hosting import Clock
 
-from hosted import SITES, SignedLocal, deployed, largest, simulated, with_tables, write_file, write_keys, write_samples
+from hosted import SITES, SignedLocal, deployed, largest, simulated, with_tables, write_file, write_folders
 from stratafl.deploy.courier import REFUSED, SignedMessage
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import AGREED
@@ -30,11 +30,7 @@ ASKED = {"federation": "test"}, b""
 
 def prepared(folder: Path, **tables):
     file = with_tables(**tables)
-    write_samples(folder)
-    sites = {name: folder / name for name in SITES}
-    for place in (folder / "host", *sites.values()):
-        write_file(place, file)
-    write_keys(folder / "host", sites)
+    sites = write_folders(folder, file, keys=True)
     return file, SignedLocal(folder, sites), sites
 
 

@@ -22,9 +22,9 @@ from stratafl.deploy.certificates import Pair, create_authority, create_site_key
 from stratafl.deploy.control import ControlClient
 from stratafl.deploy.flower_app import write_app
 from stratafl.deploy.flower_internals import be_patient, token_authn
-from stratafl.deploy.flower_node import BAD_CERTIFICATE, BAD_KEY, CONNECTED, FOUND, LOST, SHUT_OUT
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.host import RESTARTS, RestartedProcess
+from stratafl.deploy.processes import BAD_CERTIFICATE, BAD_KEY, CONNECTED, FOUND, LOST, SHUT_OUT
 from stratafl.deploy.server_tasks import pause_after
 from stratafl.deploy.site_processes import PAUSES, SiteProcesses, SiteStatus
 from stratafl.deploy.superlink import LOCKED, PATIENCE

@@ -101,9 +101,14 @@ def everything_but_the_command():
 
 show("typer", "rich", "click")
 
+hide("cryptography", "httpx", "fastapi")  # which come with Flower
+
 @stage
 def the_command():  # without Flower, `host` and `join` are refused below
-    return [line for line in import_packages("cli") if "[flower]" not in line]
+    federations = ("host_command", "flower_app_command", "federation_command")
+    return [line for line in import_packages("cli") if not any(name in line for name in federations)]
+
+show("cryptography", "httpx", "fastapi")
 
 os.sysconf = sysconf
 

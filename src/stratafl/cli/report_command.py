@@ -7,10 +7,9 @@ from rich.text import Text
 
 from stratafl.cli.command_options import ReportOptions
 from stratafl.cli.console import PIPED_WIDTH, note_console, print_note, result_console, show_warnings, svg_picture
-from stratafl.cli.federation_command import print_federation_report
 from stratafl.cli.result_tables import console_ranking, gains_renderables, seeds_differ, target_table
+from stratafl.config.deployment import is_federation
 from stratafl.config.metric_choice import metric_of
-from stratafl.deploy.federation_page import is_federation
 from stratafl.errors import RunError
 from stratafl.evaluation.metrics import Metric
 from stratafl.files import check_new, write_atomically
@@ -38,6 +37,8 @@ def print_report(folders: Sequence[Path], options: ReportOptions) -> None:
     if federations:
         if len(folders) > 1 or options != ReportOptions(out=out):
             raise RunError(f"'{federations[0]}' is a federation, which has a report of its own: name it alone, with -o")
+        from stratafl.cli.federation_command import print_federation_report  # needs packages of the extra 'flower'
+
         print_federation_report(federations[0], out)
         return
     if out is not None:

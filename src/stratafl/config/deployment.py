@@ -181,6 +181,11 @@ def _refuse_files(experiment: Experiment) -> None:
         raise RecordError(f"{wrong}: leave it out of the host's file")
 
 
+def is_federation(folder: Path) -> bool:
+    """Whether a folder is that of a host or of a site."""
+    return (folder / "federation.toml").is_file()
+
+
 def read_federation(path: Path, *, plain: bool = False) -> FederationFile:
     """The file of a federation: the tables of an experiment, and [deploy]. A `plain` one was stored in its folder."""
     return read_as(path, _federation_stored if plain else federation_from, plain=plain)

@@ -27,11 +27,6 @@ CAPTION = (
 )
 
 
-def is_federation(folder: Path) -> bool:
-    """Whether a folder is that of a host or of a site."""
-    return (folder / FILE).is_file()
-
-
 def report_of(folder: Path) -> tuple[FederationFile, FederationReport]:
     """The federation and its report, which is empty as long as no site has reported."""
     file = read_federation(folder / FILE, plain=True)

@@ -6,10 +6,6 @@ the host's gate, which lets a request for messages wait until there is one. What
 `site_processes.py` reads why and starts it again.
 """
 
-from stratafl.deploy.flower_internals import APP_FAILED, FleetNode, message_is_lost, reason_in
-
-# isort: split
-# What is above says in one line that there is no Flower, before what is below fails without it.
 import argparse
 import logging
 import os
@@ -28,15 +24,20 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from stratafl.deploy.certificates import read_key
-from stratafl.deploy.processes import RETRY, log_to_stderr
+from stratafl.deploy.flower_internals import APP_FAILED, FleetNode, message_is_lost, reason_in
+from stratafl.deploy.processes import (
+    BAD_CERTIFICATE,
+    BAD_KEY,
+    CONNECTED,
+    FOUND,
+    LOST,
+    RETRY,
+    SHUT_OUT,
+    log_to_stderr,
+)
 from stratafl.errors import StrataError, first_line, told_to_others
 
 log = logging.getLogger("stratafl.deploy")
-# What site_processes.py looks for in the log.
-CONNECTED = "connected as node"
-LOST, FOUND = "the server cannot be reached", "the server answers again"
-SHUT_OUT, BAD_KEY = "the server does not know this site's key", "the private key cannot be read"
-BAD_CERTIFICATE = "certificate verify failed"  # says OpenSSL
 PAUSES = (0.5, 1.0, 2.0, 3.0)  # seconds after an answer until the next requests, where no gate lets them wait
 _WAITED = 1.0  # seconds that a request took if a gate let it wait
 _BEAT = 20.0  # seconds between two heartbeats; Flower expects one every 30

@@ -24,6 +24,11 @@ FLOWER_VERSIONS = (("1", "41"), ("1", "42"))
 GUARDIAN = Path(__file__).with_name("guardian.py")  # run by file name: it imports nothing of ours
 # Environment variables that tell an app its folder: here, because an app is started often and imports little else.
 FLOWER_FOLDER, SITE_FOLDER = "STRATAFL_FLOWER_FOLDER", "STRATAFL_SITE_FOLDER"
+# What a site's process (flower_node.py) says in its log; site_processes.py looks for it.
+CONNECTED = "connected as node"
+LOST, FOUND = "the server cannot be reached", "the server answers again"
+SHUT_OUT, BAD_KEY = "the server does not know this site's key", "the private key cannot be read"
+BAD_CERTIFICATE = "certificate verify failed"  # says OpenSSL
 _PAUSE = 0.05
 
 

@@ -18,10 +18,21 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from stratafl.deploy.certificates import read_key
 from stratafl.deploy.flower_internals import sign_off
-from stratafl.deploy.flower_node import BAD_CERTIFICATE, BAD_KEY, CONNECTED, FOUND, LOST, SHUT_OUT
 from stratafl.deploy.folders import SiteFolder
 from stratafl.deploy.member import AGREED
-from stratafl.deploy.processes import RETRY, SITE_FOLDER, Process, flower_environment, python_module
+from stratafl.deploy.processes import (
+    BAD_CERTIFICATE,
+    BAD_KEY,
+    CONNECTED,
+    FOUND,
+    LOST,
+    RETRY,
+    SHUT_OUT,
+    SITE_FOLDER,
+    Process,
+    flower_environment,
+    python_module,
+)
 from stratafl.errors import DeployError, StrataError, shown
 from stratafl.files import lock, make_private, read_plain, write_atomically
 
