@@ -23,7 +23,7 @@ from stratafl.config.deployment import DeployTable, federation_from
 from stratafl.config.experiment import from_tables, named_files
 from stratafl.config.migrations import with_format
 from stratafl.config.setting_tables import TABLES
-from stratafl.core.annotations import TEXTUAL, FilePath, Named, origin, parts, union
+from stratafl.core.annotations import TEXTUAL, FilePath, Named, parts, union
 from stratafl.core.records import keys_of
 from stratafl.data import PARTITIONS
 from stratafl.deploy.folders import Invitation, prepare_host, prepare_site, read_invitation
@@ -58,7 +58,7 @@ def is_free_text(hint: Any) -> bool:
     hint, markers = parts(hint)
     if any(isinstance(marker, Named | FilePath) for marker in markers):
         return False
-    if inside := union(hint) or (typing.get_args(hint) if origin(hint) in (tuple, list) else ()):
+    if inside := union(hint) or (typing.get_args(hint) if typing.get_origin(hint) in (tuple, list) else ()):
         return not any(each in TEXTUAL for each in inside) and any(map(is_free_text, inside))
     return hint in (str, Any, object, Path, os.PathLike) or hint is inspect.Parameter.empty
 

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from math import isfinite
 from operator import ge, gt, le, lt
 from typing import Annotated, Any, Literal, TypeVar
@@ -46,18 +47,19 @@ class Range:
     above: float | None = None
     below: float | None = None
 
-    @property
-    def _set(self) -> Mapping[str, float]:
-        limits = zip(_LIMITS, (self.least, self.most, self.above, self.below), strict=True)
-        return {word: limit for word, limit in limits if limit is not None}
-
     def __str__(self) -> str:
-        return ", ".join(f"{word} {_number(limit)}" for word, limit in self._set.items())
+        return ", ".join(f"{word} {_number(limit)}" for word, limit in _limits_of(self))
 
     def check(self, key: str, value: Any) -> None:
-        for word, limit in self._set.items():
+        for word, limit in _limits_of(self):
             if not _LIMITS[word](value, limit):
                 raise RecordError(f"{key} must be {word} {_number(limit)}, not {said(value)}")
+
+
+@cache
+def _limits_of(allowed: Range) -> Sequence[tuple[str, float]]:
+    limits = zip(_LIMITS, (allowed.least, allowed.most, allowed.above, allowed.below), strict=True)
+    return [(word, limit) for word, limit in limits if limit is not None]
 
 
 @dataclass(frozen=True)
@@ -139,56 +141,104 @@ class Size:
         return value if isinstance(value, int) else int(size)
 
 
-_LIMITING = (Range, Named)
+@dataclass(frozen=True)
+class _Form:
+    """A hint taken apart, once: typing is slow at it, and a configuration has hundreds of values."""
+
+    written: Any  # the hint itself, kept alive because forms are found by its id
+    hint: Any  # without its markers
+    markers: tuple[Any, ...]
+    origin: Any  # such as `tuple` or `Literal`; None for a class, which is most of them
+    inside: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, written: Any) -> "_Form":
+        marked = typing.get_origin(written) is Annotated
+        hint, markers = (written.__origin__, written.__metadata__) if marked else (written, ())
+        return cls(written, hint, markers, typing.get_origin(hint), typing.get_args(hint))
+
+    @cached_property
+    def union(self) -> tuple[Any, ...]:
+        """The hints that a union consists of."""
+        return self.inside if self.origin in (typing.Union, types.UnionType) else ()
+
+    @cached_property
+    def exact(self) -> Any:
+        """The class whose instances need no conversion, as most do not."""
+        return self.hint if type(self.hint) is type and self.hint is not tuple else None
+
+    @cached_property
+    def kind(self) -> Any:
+        return types.NoneType if self.hint is None else self.origin or self.hint
+
+    @cached_property
+    def takes_all(self) -> bool:
+        kind = self.kind
+        return not isinstance(kind, type) or kind in (object, Any, Callable) or getattr(kind, "_is_protocol", False)
+
+    @cached_property
+    def takes_none(self) -> bool:
+        return _fits(self.written, None)
+
+    @cached_property
+    def sizes(self) -> tuple[Size, ...]:
+        return tuple(marker for marker in self.markers if isinstance(marker, Size))
+
+    @cached_property
+    def limits(self) -> tuple[Range | Named, ...]:
+        return tuple(marker for marker in self.markers if isinstance(marker, Range | Named))
+
+
+_FORMS: dict[int, _Form] = {}  # by the id of a hint, because hints need not be hashable
+
+
+def _form(hint: Any) -> _Form:
+    form = _FORMS.get(id(hint))
+    if form is None:
+        form = _FORMS[id(hint)] = _Form.of(hint)
+    return form
 
 
 def checked(key: str, hint: Any, value: Any) -> Any:
     """The value as its hint declares it; anything else is refused in one line that begins with the key."""
-    hint, markers = parts(hint)
-    if value is None and _fits(hint, None):
+    form = _form(hint)
+    if value is None and form.takes_none:
         return None
-    for marker in markers:
-        value = marker.read(key, value) if isinstance(marker, Size) else value
-    exact = type(hint) is type and type(value) is hint and hint is not tuple  # as most are: nothing to convert
+    for size in form.sizes:
+        value = size.read(key, value)
+    exact = type(value) is form.exact
     if not exact and not _fits(hint, value):
-        raise RecordError(f"{key} must be {_wanted(hint, markers)}, not {said(value)}")
-    limits = [marker for marker in markers if isinstance(marker, _LIMITING)]
-    for limit in limits if isinstance(value, int) and abs(value) > MAX_INTEGER else ():  # its own limit says more
+        raise RecordError(f"{key} must be {_wanted(form.hint, form.markers)}, not {said(value)}")
+    for limit in form.limits if isinstance(value, int) and abs(value) > MAX_INTEGER else ():  # its own limit says more
         limit.check(key, value)
     check_plain(key, value)
     value = value if exact else _converted(key, hint, value)
-    for limit in limits:
+    for limit in form.limits:
         limit.check(key, value)
     return value
 
 
-def origin(hint: Any) -> Any:
-    """What a hint is a form of, such as `tuple` or `Literal`; None for a class, which is most of them."""
-    return None if type(hint) is type else typing.get_origin(hint)  # the latter is slow for classes
-
-
 def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """A hint without its markers, and the markers."""
-    if origin(hint) is Annotated:
-        return hint.__origin__, hint.__metadata__
-    return hint, ()
+    form = _form(hint)
+    return form.hint, form.markers
 
 
 def union(hint: Any) -> tuple[Any, ...]:
     """The hints that a union consists of."""
-    return typing.get_args(hint) if origin(hint) in (typing.Union, types.UnionType) else ()
+    return _form(hint).union
 
 
 def _fits(hint: Any, value: Any) -> bool:
     """Whether a value is of the kind of a hint, or passes for it; its limits, and what it holds, aside."""
-    hint, _ = parts(hint)
-    if union(hint):
-        return any(_fits(each, value) for each in union(hint))
-    if origin(hint) is Literal:
-        return type(value) in map(type, typing.get_args(hint))
-    kind = types.NoneType if hint is None else origin(hint) or hint
-    if not isinstance(kind, type) or kind in (object, Any, Callable) or getattr(kind, "_is_protocol", False):
+    form = _form(hint)
+    if form.union:
+        return any(_fits(each, value) for each in form.union)
+    if form.origin is Literal:
+        return type(value) in map(type, form.inside)
+    if form.takes_all:
         return True
+    kind = form.kind
     if isinstance(value, bool) or (isinstance(value, str) and kind not in TEXTUAL):
         return kind is type(value)
     if kind is tuple and (dataclasses.is_dataclass(value) or callable(value)):
@@ -199,10 +249,11 @@ def _fits(hint: Any, value: Any) -> bool:
 
 def _converted(key: str, hint: Any, value: Any) -> Any:
     """A value that fits its hint, as the hint declares it, with everything inside checked."""
-    if union(hint):
-        fitting = [each for each in union(hint) if _fits(each, value)]
-        return checked(key, min(fitting, key=lambda each: parts(each)[0] is not type(value)), value)
-    kind, inside = origin(hint) or hint, typing.get_args(hint)
+    form = _form(hint)
+    if form.union:
+        fitting = [each for each in form.union if _fits(each, value)]
+        return checked(key, min(fitting, key=lambda each: _form(each).hint is not type(value)), value)
+    kind, inside = form.kind, form.inside
     if kind is Literal and value not in inside:
         raise unknown(key, str(value), sorted(map(str, inside)))
     if kind is float:
@@ -225,12 +276,13 @@ def _converted(key: str, hint: Any, value: Any) -> Any:
 
 def _wanted(hint: Any, markers: Sequence[Any]) -> str:
     """What a hint asks for, in words."""
-    if union(hint):
-        words = [_wanted(*parts(each)) for each in union(hint) if each is not types.NoneType]
+    form = _form(hint)
+    if form.union:
+        words = [_wanted(*parts(each)) for each in form.union if each is not types.NoneType]
         return " or ".join(dict.fromkeys(words))
-    names = [*typing.get_args(hint)] if origin(hint) is Literal else []
+    names = [*form.inside] if form.origin is Literal else []
     names += [name for marker in markers if isinstance(marker, Named) and not marker.paths for name in marker.names]
-    kind = str if hint in TEXTUAL else origin(hint) or hint
+    kind = str if hint in TEXTUAL else form.origin or hint
     return f"one of {', '.join(sorted(map(str, names)))}" if names else _WORDS.get(kind) or f"a {kind.__name__}"
 
 
