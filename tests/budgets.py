@@ -22,14 +22,14 @@ import pytest
 
 TEST_SECONDS = 0.5
 DIRECTORY_SECONDS: dict[str, float] = {
-    "unit": 180,
-    "contract": 60,
-    "equivalence": 50,
-    "deploy": 30,
-    "runs": 35,
-    "oracle": 42,
+    "unit": 190,
+    "contract": 40,
+    "equivalence": 40,
+    "deploy": 60,
+    "runs": 40,
+    "oracle": 35,
     "cli": 40,
-    "report": 15,
+    "report": 20,
     "benchmarks": 2,
     "advice": 5,
     "exchange": 8,

@@ -17,6 +17,7 @@ def runs(strata, place):
     return ["fedper-0", "fedavg-0", "fedavg-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.budget(5, "three runs, and every attack on their uploads")
 def test_runs_are_attacked_side_by_side(runs, strata, place):
     result = strata("leak", *runs, "--rounds", 1, "--clients", 2, "--csv", "leaks.csv", "--svg", "leaks.svg")

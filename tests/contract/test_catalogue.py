@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from methods import KINDS, NIGHTLY, SLOW
+from methods import NIGHTLY, SLOW
 from stratafl.algorithms import (
     ALGORITHMS,
     algorithm,
@@ -41,8 +41,7 @@ ACTING = {
 EVERY = sorted({*ALGORITHMS, *ACTING})
 QUICK = (("follow", 0.5), ("local", 1.0))  # two settings in which both values of both keys occur
 HALF = (("follow", 0.5), ("local", 0.5))  # half of the clients cost less
-# The others of `KINDS` show a degenerate law at once, and equal their plain loops.
-AT_ONCE = {*KINDS.values()} - {"ditto", "apple", "scaffold"}
+AT_ONCE = ("fedper", "flayer")  # the others equal their plain loops, or show a degenerate law at once
 
 
 def _settings():

@@ -55,6 +55,7 @@ def test_a_federation_with_more_rounds_is_the_one_that_had_them_from_the_start(t
     assert (status["state"], status["round"], status["reason"]) == ("finished", 3, "")
 
 
+@pytest.mark.slow
 def test_a_site_that_has_not_agreed_to_more_rounds_does_none_of_them(tmp_path, courier):
     hosted(tmp_path, file_of(1), courier)
     courier.rejoins = lambda site: site != "b"
@@ -64,6 +65,7 @@ def test_a_site_that_has_not_agreed_to_more_rounds_does_none_of_them(tmp_path, c
     assert "join again" in read_status(tmp_path / "host")["sites"]["b"]["reason"]
 
 
+@pytest.mark.slow
 def test_a_host_waits_until_sites_have_joined_again_one_after_the_other(tmp_path, courier):
     hosted(tmp_path, file_of(1), courier)
     courier.rejoins, looks = lambda site: False, []
@@ -82,6 +84,7 @@ def test_a_host_waits_until_sites_have_joined_again_one_after_the_other(tmp_path
     assert read_rejoining(tmp_path / "host") == []
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_later_takes_part_from_then_on(tmp_path, courier):
     sites = courier.sites
     courier.sites = {site: sites[site] for site in THREE["sites"]}

@@ -96,6 +96,7 @@ def test_a_host_that_is_started_again_asks_nobody_twice(federation):
     assert courier.carried == []
 
 
+@pytest.mark.slow
 def test_a_site_that_was_away_reports_when_the_host_is_started_again(tmp_path):
     courier = prepared(tmp_path)
     asked = []

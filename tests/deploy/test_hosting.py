@@ -83,6 +83,7 @@ def test_host_and_sites_end_where_the_simulation_ends(tmp_path, method):
     assert all(0 <= site["score"] <= 1 for site in status["sites"].values() if "score" in site)
 
 
+@pytest.mark.slow
 def test_noise_of_a_host_is_its_secret_and_every_round_says_what_it_cost(tmp_path):
     options = {"name": "fedper+private", "norm": 0.1, "noise": 2.0}
     file, courier, sites = prepared(tmp_path, algorithm=options, run={"rounds": 3})
@@ -385,6 +386,7 @@ def test_a_site_that_always_asks_for_everything_has_missed_the_round(tmp_path, c
     assert caplog.text.count("site 'b': ") == 3  # then it is asked no more
 
 
+@pytest.mark.slow
 def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path):
     file, courier, _ = prepared(tmp_path, run={"participation": 1.0}, deploy={"failures": 2})
 
@@ -402,6 +404,7 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
     assert [kind for kind, site in courier.carried if site == "b"].count("round") == 2 + 1  # and its last model
 
 
+@pytest.mark.slow
 def test_a_site_that_is_set_aside_is_asked_now_and_then(tmp_path, monkeypatch):
     monkeypatch.setattr(attendance, "RETRY_ROUNDS", 3)
     file, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 1})

@@ -146,9 +146,10 @@ def test_a_round_in_which_too_few_are_left_changes_nothing(tmp_path):
     assert any("round 1 changes nothing" in line for line in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "when"),
-    slow_except([("open", "before")], [(step, when) for step in STEPS for when in ("before", "after")]),
+    [(step, when) for step in STEPS for when in ("before", "after")],
 )
 def test_a_host_that_is_killed_in_a_step_goes_on_with_the_round(tmp_path, step, when):
     """Before shares are asked for, another session begins; after that, the same shares are given again."""

@@ -83,6 +83,7 @@ def test_every_descent(train):
     check([partial(made, fedper(train=replace(train, lr=train.lr * k)), seed=k, batchnorm=False) for k in (1, 2)])
 
 
+@pytest.mark.slow
 def test_rates_of_one_method_take_one_step(monkeypatch):
     seen = []
     plain = CapturedStep.run

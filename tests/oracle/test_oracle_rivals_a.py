@@ -123,7 +123,7 @@ def assert_stages(found: tuple[Simulation, Progress], plain: PlainMethod, tolera
 # The methods of the catalogue
 
 
-QUICK = ("scaffold", "fedexp", "fedopt, adam", "moon", "ditto", "pfedme", "perfedavg, hf", "fedavglpft", "fedbabu")
+QUICK = ("scaffold", "fedopt, adam", "moon", "pfedme")
 ALL = ("scaffold, clipped, decayed", "ditto, clipped", "pfedme")  # with all clients, slowly
 
 

@@ -173,9 +173,12 @@ SETTINGS = (("skewed", "convnorm", 0.5), ("tiny", "convnorm", 1.0), ("skewed", "
 
 
 def _runs():
-    """Each method in the first setting, slowly in one of the other two, in turn, and nightly in the third."""
+    """Each method in the first setting, slowly in one of the other two, in turn, and nightly in the third.
+
+    Every third is fast.
+    """
     for place, name in enumerate(CASES):
-        yield pytest.param(name, *SETTINGS[0], marks=SLOW if name in VARIANTS else ())
+        yield pytest.param(name, *SETTINGS[0], marks=SLOW if name in VARIANTS or place % 3 else ())
         for number, setting in enumerate(SETTINGS[1:]):
             yield pytest.param(name, *setting, marks=SLOW if number == place % 2 else NIGHTLY)
 

@@ -298,7 +298,7 @@ def simulated(algorithm: Algorithm, plain: Clients) -> Simulation:
     )
 
 
-FAST = ("fedala", "apple", "fedamp", "fedfomo", "fedcac", "ifca", "pfedhn")
+FAST = ("fedala", "fedamp", "ifca")
 ALL = ("fedala", "apple", "fedfomo", "pfedhn", "fedper+flayer", "scaffold+lag")  # with all clients, slowly
 
 

@@ -159,6 +159,7 @@ def test_where_nobody_is_above_the_limit_nothing_changes():
     assert difference(sim.run(Matrix()).tensors(), plain.run(Matrix()).tensors()) == 0
 
 
+@pytest.mark.slow
 def test_a_limit_that_nobody_reaches_changes_no_report_of_outliers():
     """Even of a method whose clients mix what they receive, so that updates differ in length by where they start."""
     reports = []

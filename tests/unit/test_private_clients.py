@@ -133,7 +133,7 @@ def sums(noise, rounds, drop=(), **options):
 
 
 @pytest.mark.budget(2, "many rounds of a federation, so that a deviation can be measured")
-@pytest.mark.parametrize(("drop", "colluding"), [((), 0), ((5,), 2)])
+@pytest.mark.parametrize(("drop", "colluding"), [((), 0), pytest.param((5,), 2, marks=pytest.mark.slow)])
 def test_noise_measured_on_the_sums_is_that_of_all_clients_together(drop, colluding):
     """Five of six open a sum. Their noise is the promised one, or larger by those who may tell theirs."""
     noise = sums(NOISE, 8, drop, dp_colluding=colluding) - sums(0.0, 8, drop)

@@ -62,6 +62,7 @@ def again(result, **other):
     return stratafl.compare(asked.pop("methods"), asked.pop("clients"), asked.pop("model"), **asked)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_comparison_is_what_fit_gives(result):
     fitted, run = stratafl.fit(fedavg(), pairs(), Net(), rounds=2), result.fitted("fedavg")
     assert run.client_names == fitted.client_names == NAMES

@@ -249,8 +249,7 @@ def test_settings_in_their_order():
         pytest.param(  # the protocol's, and a column's
             "pfedla/table1", None, {"train.lr": {0.01, 0.005}}, marks=pytest.mark.slow
         ),
-        ("flayer/table2", "smoke", {"data.alpha": {0.1}}),  # the recipe's, on digits that stand in
-        ("fedalp/table3", "smoke", {"data.alpha": {0.1, 0.5}}),
+        ("fedalp/table3", "smoke", {"data.alpha": {0.1, 0.5}}),  # the recipe's, on digits that stand in
     ],
 )
 def test_defaults_of_the_digits_replace_nothing_that_a_recipe_or_its_protocol_sets(name, scale, expected):

@@ -43,7 +43,7 @@ def test_parts_at_the_seed_of_the_run_change_nothing(method):
 
 
 @pytest.mark.budget(1, "five federations")
-@pytest.mark.parametrize("method", ["fedper", "pfedhn"])
+@pytest.mark.parametrize("method", ["fedper", pytest.param("pfedhn", marks=pytest.mark.slow)])
 def test_each_seed_changes_its_own_part_only(method):
     usual = made(method)
 
