@@ -2,13 +2,15 @@
 
     python examples/wrong_clients.py --to wrong_clients.csv
     python examples/wrong_clients.py --ratios --to update_lengths.csv
+    python examples/wrong_clients.py --clean --to shortened.csv
 
 Every line of the first file is a run: the accuracy of the nine others' deployed models on their own test samples, and
 for the backdoor the share of their test samples of other classes that the trigger turns to class 0. The wrong client
 knows the method and sees what the others send. Defences are a limit to the length of updates, and robust merges.
 
 The second file has no wrong client. Each line is a federation, a method and a part of uploads: the largest of all
-rounds' longest parts, as a multiple of the median of its round. A limit below it leaves an honest client out.
+rounds' longest parts, as a multiple of the median of its round. A limit below it leaves an honest client out. The third
+has none either: how often an honest update was shortened, and the accuracy without and with that.
 """
 
 import argparse
@@ -37,8 +39,9 @@ from stratafl.testing.watch import Watched
 
 METHODS = ("fedavg", "fedper", "flayer", "pfedla")
 ATTACKS = ("none", "sign x 10", "sign x 1", "random", "labels", "little is enough", "backdoor")
-DEFENCES = ("none", "limit 5", "limit 20", "median", "trimmed", "clipped")
+DEFENCES = ("none", "limit 5", "limit 20", "shorten 5", "median", "trimmed", "clipped")
 CLIENTS, ROUNDS, TRAIN, LIMITLESS = 10, 15, LocalTraining(lr=0.2, batch=40), 1e300
+CLIP = 5.0
 SHIFT, BOOST, STAMP = 1.5, 10.0, (slice(0, 2), slice(0, 2))  # deviations, times the update, pixels of the trigger
 
 logging.getLogger("stratafl").setLevel(logging.ERROR)
@@ -96,11 +99,13 @@ def stamped(x: Any) -> Any:
     return x
 
 
-def defended(name: str, defence: str) -> tuple[Any, float | None]:
-    """The method with its defence, and the limit to the length of updates."""
+def defended(name: str, defence: str) -> tuple[Any, dict[str, float]]:
+    """The method with its defence, and limits to the length of updates."""
     if defence.startswith("limit"):
-        return algorithm(name, train=TRAIN), float(defence.split()[1])
-    return algorithm(name if defence == "none" else f"{name}+{defence}", train=TRAIN), None
+        return algorithm(name, train=TRAIN), {"norm_limit": float(defence.split()[1])}
+    if defence.startswith("shorten"):
+        return algorithm(name, train=TRAIN), {"norm_limit": 20.0, "norm_clip": float(defence.split()[1])}
+    return algorithm(name if defence == "none" else f"{name}+{defence}", train=TRAIN), {}
 
 
 def attacked(name: str, attack: str, defence: str, alpha: float, seed: int) -> tuple[float, float | None, int]:
@@ -109,7 +114,7 @@ def attacked(name: str, attack: str, defence: str, alpha: float, seed: int) -> t
     The first, second, ... client is wrong by the seed, so that it has few samples in one federation, many in another.
     """
     wrong = seed % CLIENTS
-    method, limit = defended(name, defence)
+    method, limits = defended(name, defence)
     data = federation(alpha, seed, wrong, attack)
     sim = simulation(
         method,
@@ -117,7 +122,7 @@ def attacked(name: str, attack: str, defence: str, alpha: float, seed: int) -> t
         lambda: build("mlp", shape=(1, 8, 8), classes=10, hidden=(32,)),
         rounds=ROUNDS,
         seed=seed,
-        norm_limit=limit,
+        **limits,
     )
     sim = replace(sim, algorithm=Attacked(method, wrong, attack))
     progress, left_out = sim.start(), 0
@@ -143,7 +148,7 @@ def triggered(sim: Any, models: Any, data: Any, others: Any) -> float:
     return 100 * hits / count
 
 
-# Without a wrong client: how much longer than the median is the longest update?
+# Without a wrong client: how much longer than the median is the longest update, and what does shortening cost?
 
 FEDERATIONS = {
     "digits, Dirichlet 0.05, 12 clients": ["data.alpha=0.05", "data.clients=12", "data.minimum=5"],
@@ -176,7 +181,7 @@ def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, 
         return flagged(inspections, cohort, None)
 
     usual = ["train.lr=0.1", "data.clients=20", f"run.rounds={ROUNDS}", f"run.seed={seed}"]
-    typed = [f"algorithm.name={name}", *usual, *settings, f"server.norm_limit={LIMITLESS}"]
+    typed = [f"algorithm.name={name}", *usual, *settings, f"server.norm_limit={LIMITLESS}", "server.norm_clip=0"]
     sim = simulation_of(with_settings(Experiment(), typed))
     with patch.object(round_run, "flagged", seen):
         sim.run(Matrix())
@@ -187,6 +192,37 @@ def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, 
             if len(moved) >= 3:
                 largest[part] = max(largest.get(part, (0.0, 0)), (max(moved) / median(moved), t + 1))
     return largest
+
+
+def clean(name: str, settings: list[str], seed: int, clip: float | None) -> tuple[int, float, float]:
+    """How often an update was shortened, and the accuracy on validation and test samples in per cent."""
+    usual = ["train.lr=0.1", "data.clients=20", f"run.rounds={ROUNDS}", f"run.seed={seed}"]
+    sim = simulation_of(with_settings(Experiment(), [f"algorithm.name={name}", *usual, *settings]))
+    sim, progress, count = replace(sim, norm_clip=clip), sim.start(), 0
+    while progress.t < sim.rounds:
+        progress, report = sim.round(progress, Matrix())
+        count += len(report.shortened)
+    clients = torch.arange(sim.setup.clients)
+    rnd, models = sim.at(sim.rounds - 1), deployed(sim, progress, clients)
+    task = sim.task(clients, rnd, splits=("train", "validation", "test"))
+    scores = [task.scores(models, split) for split in ("validation", "test")]
+    validation, test = (100 * float(each.hits.sum() / each.count.sum()) for each in scores)
+    return count, validation, test
+
+
+def write_clean(path: Path, methods: list[str], seeds: int) -> None:
+    """One line for each federation, method and seed: without and with shortening, the same if nobody is shortened."""
+    head = "federation,method,seed,shortened,validation,validation with,test,test with"
+    done = {tuple(line[:3]) for line in lines_of(path, head)}
+    with path.open("a", newline="") as file:
+        for seed, (title, settings), name in product(range(seeds), FEDERATIONS.items(), methods):
+            if (title, name, str(seed)) in done:
+                continue
+            count, *scores = clean(name, settings, seed, CLIP)
+            plain = clean(name, settings, seed, None)[1:] if count else scores
+            shown = (f"{x:.1f}" for pair in zip(plain, scores, strict=True) for x in pair)
+            csv.writer(file).writerow((title, name, seed, count, *shown))
+            file.flush()
 
 
 def lines_of(path: Path, head: str) -> list[list[str]]:
@@ -232,10 +268,13 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.3)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--ratios", action="store_true")
+    parser.add_argument("--clean", action="store_true")
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
     if args.ratios:
         write_ratios(args.to, args.methods.split(","), args.seeds)
+    elif args.clean:
+        write_clean(args.to, args.methods.split(","), args.seeds)
     else:
         write_attacks(args.to, args.methods.split(","), args.seeds, args.alpha)
 

@@ -143,6 +143,27 @@ def test_with_secure_sums_it_sees_their_mean_alone():
         assert torch.allclose(x.double(), mean.expand_as(x), atol=1e-6)
 
 
+def private(dp, noise, norm):
+    return algorithm("fedavg+private", train=TRAIN, dp=dp, noise=noise, norm=norm, dp_delta=1e-5)
+
+
+def test_noise_of_clients_is_in_what_it_sees():
+    """Alone, an update has the client's noise; a sum has that of all, which is more than one of them adds."""
+    (alone,) = replayed(made(), 1)
+    for dp, secure in (("local", False), ("distributed", True)):
+        (seen,) = replayed(made(private(dp, 1e-9, 1e3), secure=secure), 1)
+        for name, x in seen.update.items():
+            assert torch.allclose(seen.base[name], alone.base[name])
+            expected = alone.update[name].mean(0).expand_as(x) if secure else alone.update[name]
+            assert torch.allclose(x, expected, atol=1e-5)
+    (own,) = replayed(made(private("local", 2.0, 1.0)), 1)
+    (summed,) = replayed(made(private("distributed", 2.0, 1.0), secure=True), 1)
+    assert float(own.update["fc1.weight"].std()) == pytest.approx(2.0, rel=0.1)
+    # Each of 4 clients adds 2/√3 to the sum, whose quarter is seen; 3 of them are enough to open it.
+    assert float(summed.update["fc1.weight"].std()) == pytest.approx(2 / 3**0.5 * 4**0.5 / 4, rel=0.1)
+    assert torch.equal(summed.update["fc1.weight"][0], summed.update["fc1.weight"][1])
+
+
 def test_layers_that_stay_are_not_seen_and_columns_that_stay_do_not_move():
     (seen,) = replayed(made(fedper(train=TRAIN)), 1)
     assert {*seen.update} == {"fc1.weight", "fc1.bias"}

@@ -12,6 +12,7 @@ from stratafl.config.migrations import (
     IMAGES_BY_THEIR_OWN,
     OWN_COLUMNS,
     USUALLY_LIMITED,
+    USUALLY_SHORTENED,
     method_digest_compares,
     migrate,
     with_format,
@@ -36,7 +37,9 @@ def written(tmp_path, text):
 @pytest.mark.parametrize("text", [OLD, OLD.replace("memory", "memory_limit").replace("newcomers", "new_clients")])
 def test_old_and_new_keys_are_read(tmp_path, number, text):
     # When tables were not standardised by default, updates had no limit, and all clients were evaluated.
-    before = with_settings(TODAY, ["data.normalise=images", "server.norm_limit=0", "evaluate.clients=0"])
+    before = with_settings(
+        TODAY, ["data.normalise=images", "server.norm_limit=0", "server.norm_clip=0", "evaluate.clients=0"]
+    )
     old = number in ("format = 1\n", "format = 2\n")
     assert load_experiment(written(tmp_path, number + text)) == (before if old else TODAY)
     stored = from_stored(tomllib.loads(number + text))  # of a run that knew neither metrics nor ties
@@ -75,7 +78,9 @@ def test_fedalp_has_as_many_groups_as_its_format_had(number, options, groups):
 )
 def test_the_length_of_updates_is_limited_as_it_was(number, server, limit):
     assert from_stored({"format": number, "server": server}).server.norm_limit == limit
-    assert migrate({"format": number, "server": server}, deployed=True)["server"] == server
+    assert migrate({"format": number, "server": server}, deployed=True)["server"] == {**server, "norm_clip": 0}
+    for deployed in (False, True):
+        assert migrate({"format": USUALLY_SHORTENED, "server": server}, deployed=deployed)["server"] == server
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from stratafl.config.deployment import blueprint_of, server_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core import wire
 from stratafl.core.keys import Seeds
-from stratafl.core.parcel import Parcel
+from stratafl.core.parcel import ColumnMask, Field, Parcel
 from stratafl.data.sample_format import SampleFormat
 from stratafl.errors import RecordError
 from stratafl.evaluation.diagnostics import LayerDiagnostics
@@ -22,7 +22,17 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster
-from stratafl.execute.uploads import ENDLESS, USUAL_NORM_LIMIT, LeftOut, too_long
+from stratafl.execute.uploads import (
+    ENDLESS,
+    USUAL_NORM_CLIP,
+    USUAL_NORM_LIMIT,
+    Inspection,
+    LeftOut,
+    flagged,
+    shortening,
+    too_long,
+    with_shorter_updates,
+)
 from stratafl.testing import difference, tiny_federation, tiny_model
 from stratafl.testing.watch import Tampered, Watched
 from tiers import slow_except
@@ -50,10 +60,10 @@ class Scaled(Watched):
         return done._replace(upload=Parcel({**done.upload, "theta": replace(theta, value=value)}))
 
 
-def made(method, *, limit=LIMIT, times=1000.0, **options):
+def made(method, *, limit=LIMIT, clip=None, times=1000.0, **options):
     options = {"rounds": 2, "dtype": torch.float32, "buffers": "local", "engine": "stacked"} | options
     data = tiny_federation(dtype=options["dtype"])
-    sim = simulation(method, data, tiny_model(batchnorm=False), norm_limit=limit, **options)
+    sim = simulation(method, data, tiny_model(batchnorm=False), norm_limit=limit, norm_clip=clip, **options)
     return sim, replace(sim, algorithm=Scaled(sim.algorithm, times))
 
 
@@ -234,10 +244,77 @@ def test_scores_and_layer_diagnostics_are_as_if_it_had_not_been_asked():
             assert mine["update_norm"] == pytest.approx(plain["update_norm"], rel=1e-6)
 
 
+# Shorter, but not left out
+
+
+def test_an_update_is_multiplied_by_what_makes_it_as_long_as_the_limit():
+    scales = shortening([3, 1, 4, 2], updates(1.0, 2.0, 3.0, 25.0), 5.0)  # the median is 2.5, and 25 is ten of it
+    assert scales == {2: {"update": 0.5}}
+    assert shortening([3, 1, 4, 2], updates(1.0, 2.0, 3.0, 12.5), 5.0) == {}  # the limit itself is allowed
+    assert shortening([3, 1, 4, 2], updates(1.0, 2.0, 3.0, 25.0), None) == {}
+    assert shortening([0, 1], updates(1.0, 1e9), 5.0) == {}
+    parts = [{"statistics of 'theta'": x, "field 'counts'": x} for x in (1.0, 1.0, 20.0)]
+    assert shortening([0, 1, 2], parts, 5.0) == {2: {"statistics of 'theta'": 0.25}}
+
+
+def test_columns_that_travelled_both_ways_are_shortened_and_statistics_by_their_own_part():
+    layout = simulation(fedavg(), tiny_federation(), tiny_model(batchnorm=True), rounds=1).setup.layout
+    held = {name: torch.ones(spec.shape) for name, spec in layout.specs.items()}
+    sent = {name: torch.full((2, *x.shape), 9.0) for name, x in held.items()}
+    columns = {name: torch.ones_like(x, dtype=torch.bool) for name, x in sent.items()}
+    first = next(name for name in layout.specs if layout.specs[name].trainable)
+    columns[first].view(2, -1)[1, 0] = False
+    up = Parcel({"theta": Field(sent, mask=ColumnMask(columns)), "counts": Field(torch.full((2, 3), 9.0))})
+    down = Parcel({"theta": Field(held, common=True)})
+    shorter = with_shorter_updates(up, down, [{}, {"update": 0.25}], layout)
+    for name, x in shorter["theta"].rows.items():
+        assert torch.equal(x[0], sent[name][0])
+        expected = torch.full_like(x[1], 3.0 if layout.specs[name].trainable else 9.0)  # 1 + (9 − 1) / 4
+        expected[~columns[name][1]] = 9.0
+        assert torch.equal(x[1], expected)
+    assert torch.equal(shorter["counts"].tensor, up["counts"].tensor)
+    statistics = with_shorter_updates(up, down, [{"statistics of 'theta'": 0.5}, {}], layout)["theta"].rows
+    assert {(layout.specs[name].trainable, float(x[0].max())) for name, x in statistics.items()} == {
+        (True, 9.0),
+        (False, 5.0),
+    }
+
+
+@pytest.mark.parametrize("executor", [Matrix(), Matrix(chunk=2), Messages()])
+def test_a_round_is_the_one_in_which_that_client_sent_no_more_than_the_limit(executor):
+    sim, wrong = made(fedper(), limit=None, clip=3.0)
+    after, report = wrong.round(sim.start(), executor)
+    (one,) = report.shortened
+    assert one.client == WRONG
+    assert not report.left_out
+    short = replace(sim, algorithm=Scaled(sim.algorithm, 1000.0 * 3.0 / one.ratio), norm_clip=None)
+    expected, _ = short.round(sim.start(), Matrix())
+    moved = difference(expected.server["theta"], sim.start().server["theta"])
+    assert difference(after.server["theta"], expected.server["theta"]) < 2e-3 * moved  # the ratio has three digits
+    assert difference(after.server["theta"], wrong.round(sim.start(), Matrix())[0].server["theta"]) == 0
+
+
+def test_where_nobody_is_shortened_nothing_changes_and_who_is_left_out_counts_for_no_median():
+    (sim, _), (plain, _) = made(fedper(), clip=1e6), made(fedper(), limit=None)
+    assert difference(sim.run(Matrix()).tensors(), plain.run(Matrix()).tensors()) == 0
+    inspections = [(range(5), Inspection([""] * 5, [0.0] * 5, {"update": [1.0, 2.0, 4.0, 12.0, 900.0]}))]
+    flags = flagged(inspections, range(5), 50.0, 3.0)
+    assert [each.client for each in flags.too_long] == [4]
+    assert flags.scales == {3: {"update": 0.75}}  # of the others the median is 3
+
+
+def test_a_deployment_shortens_as_a_simulation_does():
+    sim, wrong = made(fedper(), limit=None, clip=3.0, rounds=2, seed=0, buffers="follow")
+    found, _, _ = absorbed(None, clip=3.0)
+    after, report = wrong.round(sim.start(), Messages())
+    assert report.shortened == found.shortened != ()
+    assert difference(after.server["theta"], found.server["theta"]) == 0
+
+
 # In a deployment
 
 
-def federated(limit=USUAL_NORM_LIMIT, dtype=torch.float32):
+def federated(limit=USUAL_NORM_LIMIT, clip=None, dtype=torch.float32):
     data = tiny_federation(dtype=dtype)
 
     def blueprint():
@@ -253,7 +330,7 @@ def federated(limit=USUAL_NORM_LIMIT, dtype=torch.float32):
         )
 
     sites = Deployed(blueprint, {client: own_samples(data, client) for client in range(6)})
-    sites.a_server = lambda: replace(type(sites).a_server(sites), norm_limit=limit)
+    sites.a_server = lambda: replace(type(sites).a_server(sites), norm_limit=limit, norm_clip=clip)
     return sites
 
 
@@ -266,9 +343,9 @@ def scaled_upload(server, t, state, data, times):
     return wire.encode(Parcel({**parcel, "theta": replace(theta, value=value)}), layout)
 
 
-def absorbed(limit, times=1000.0):
+def absorbed(limit, times=1000.0, clip=None):
     """A first round in which one site sends an absurd update; and the same without that site."""
-    sites = federated(limit)
+    sites = federated(limit, clip)
     server = sites.a_server()
     before = restored(sites.server)
     uploads = {k: sites.work(0, k, server.download(0, before, k)).upload for k in range(6)}
@@ -310,12 +387,18 @@ def test_it_is_on_in_simulations_and_deployments_unless_a_configuration_says_oth
         experiment = with_settings(Experiment(), ["data.clients=4", "run.rounds=1", *typed])
         sim = simulation_of(experiment)
         made = blueprint_of(experiment, SampleFormat.of(sim.runtime.federation), 4)
-        return sim.norm_limit, server_of(experiment, made, Roster.of(4, [])).norm_limit
+        server = server_of(experiment, made, Roster.of(4, []))
+        assert (sim.norm_limit, sim.norm_clip) == (server.norm_limit, server.norm_clip)
+        return sim.norm_limit, sim.norm_clip
 
-    assert limits() == (USUAL_NORM_LIMIT, USUAL_NORM_LIMIT)
+    assert limits() == (USUAL_NORM_LIMIT, USUAL_NORM_CLIP)
     assert limits("algorithm.name=fedavg+private", "private.noise=1") == (None, None)
     assert limits("run.protocol=pfllib") == (None, None)
-    assert limits("server.norm_limit=20") == (20.0, 20.0)
+    assert limits("server.norm_limit=7") == (7.0, USUAL_NORM_CLIP)
     assert limits("server.norm_limit=0") == (None, None)
+    assert limits("server.norm_limit=0", "server.norm_clip=3") == (None, 3.0)
+    assert limits("server.norm_clip=0") == (USUAL_NORM_LIMIT, None)
+    with pytest.raises(RecordError, match=r"norm_clip"):
+        limits("algorithm.name=fedavg+private", "private.noise=1", "server.norm_clip=5")
     with pytest.raises(RecordError, match=r"server.norm_limit must be at least 0"):
         limits("server.norm_limit=-1")

@@ -37,7 +37,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import Store
-from stratafl.execute.rounds import limit_of
+from stratafl.execute.rounds import clip_of, limit_of
 from stratafl.policies.class_weights import LEAST_WEIGHT, PLAIN, POOLED, in_order_of_classes, weights_by_name
 from stratafl.policies.train import LocalTraining, Weight, with_training
 from stratafl.runs.directory import CONFIG, ROUNDS_KEPT, config_of, environment_of, read_run, refuse_runs, selected_line
@@ -73,6 +73,7 @@ def fit(
     participation: float = 1.0,
     new_clients: int = 0,
     norm_limit: float | None = None,
+    norm_clip: float | None = None,
     weights: str | Path | None = None,
     head: str | None = None,
     frozen: str = "none",
@@ -141,6 +142,8 @@ def fit(
         new_clients: The last of the clients, this many, never take part in training.
         norm_limit: Leave out updates more than this many times as long as the cohort's median; 0: none. By default 20,
             and none for a method that adds noise.
+        norm_clip: Shorten longer updates to this many times the cohort's median; 0: none. By default 5, and none
+            without a `norm_limit`.
         weights: A file with the initial weights.
         head: The module that is the model's head, if it is not the last one.
         frozen: Layers that are not trained, sent or kept by clients, such as `"*.lora_A"`.
@@ -178,6 +181,7 @@ def fit(
     method = _method(algorithm, lr, _usual_training(model, federation))
     if not (isinstance(class_weight, str) and class_weight == "none"):
         method = _weighted(method, class_weight, federation, int(new_clients))
+    limit = limit_of(norm_limit, method)
     sim = simulation(
         method,
         federation,
@@ -197,7 +201,8 @@ def fit(
         memory_limit=None if memory_limit is None else Size().read("memory_limit", memory_limit),
         store=store,
         new_clients=new_clients,
-        norm_limit=limit_of(norm_limit, method),
+        norm_limit=limit,
+        norm_clip=clip_of(norm_clip, limit),
     )
     evaluate, chosen = _evaluation(metric, federation)
     trial = Trial(sim, evaluate_every, metric=chosen)

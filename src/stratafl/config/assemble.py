@@ -39,7 +39,7 @@ from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
 from stratafl.execute.build_simulation import ModelSource
 from stratafl.execute.memory import device_of, device_or_cpu
-from stratafl.execute.rounds import limit_of
+from stratafl.execute.rounds import clip_of, limit_of
 from stratafl.models import MODELS
 from stratafl.models.architecture import with_recipe
 from stratafl.policies.robust import robust
@@ -271,6 +271,7 @@ def simulation_with(
     counts = None if names is None else federation.class_counts("train")[: federation.clients - new].sum(0)
     algorithm = with_class_weights(algorithm, names, counts)
     more = {"engine": run.engine, **more}
+    limit = limit_of(experiment.server.norm_limit, algorithm, experiment.server.secure)
     return simulation(
         algorithm,
         federation,
@@ -286,7 +287,8 @@ def simulation_with(
         device=run.device,
         memory_limit=run.memory_limit,
         new_clients=experiment.data.new_clients,
-        norm_limit=limit_of(experiment.server.norm_limit, algorithm, experiment.server.secure),
+        norm_limit=limit,
+        norm_clip=clip_of(experiment.server.norm_clip, limit),
         secure=experiment.server.secure,
         drop=run.drop,
         time=time_of(run),

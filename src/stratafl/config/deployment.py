@@ -36,7 +36,7 @@ from stratafl.errors import RecordError, shown, unknown
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange.protocol import check_exchange_name
 from stratafl.execute.roster import Roster
-from stratafl.execute.rounds import limit_of
+from stratafl.execute.rounds import clip_of, limit_of
 from stratafl.execute.server import Server
 from stratafl.execute.site import Site
 from stratafl.policies.class_weights import POOLED
@@ -128,9 +128,10 @@ class FederationFile:
             table, _, key = path.partition(".")
             if getattr(getattr(self.experiment, table), key) != getattr(getattr(Experiment(), table), key):
                 raise RecordError(f"{path} is for simulations: leave it out of a federation")
-        if self.experiment.server.secure and self.experiment.server.norm_limit:
+        limited = next((key for key in ("norm_limit", "norm_clip") if getattr(self.experiment.server, key)), None)
+        if self.experiment.server.secure and limited is not None:
             raise RecordError(
-                "server.norm_limit compares single updates, which server.secure hides: leave one of them out"
+                f"server.{limited} compares single updates, which server.secure hides: leave one of them out"
             )
         if self.experiment.server.secure and len(self.deploy.sites) < MIN_SITES:
             count = len(self.deploy.sites)
@@ -247,7 +248,8 @@ def server_of(experiment: Experiment, blueprint: Blueprint, roster: Roster, secr
     """The server of a blueprint, with the limit to the length of updates that a simulation of the experiment has."""
     secure = experiment.server.secure
     limit = limit_of(experiment.server.norm_limit, blueprint.algorithm, secure)
-    return Server.of(blueprint, roster, norm_limit=limit, secret=secret, secure=secure)
+    clip = clip_of(experiment.server.norm_clip, limit)
+    return Server.of(blueprint, roster, norm_limit=limit, norm_clip=clip, secret=secret, secure=secure)
 
 
 def site_federation_of(

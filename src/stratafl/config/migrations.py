@@ -16,6 +16,7 @@
 8   FedPrior's class frequencies are no column that could be trained, so its digest is another one
 9   a simulation has a limit to the length of updates by default, as a deployment always had
 10  of many clients, journals and class counts have columns; a run evaluates a sample of them without `evaluate.clients`
+11  updates that are too long are shortened by default, in simulations and deployments
 
 Older formats are read: add what differs to this list, to `migrate` (settings) and where the file is read. Raise FORMAT
 whenever an older stratafl could not read, or would misread, what this one writes. A key that was renamed is read under
@@ -29,7 +30,7 @@ from typing import Any
 from stratafl.core.annotations import said
 from stratafl.errors import DamagedError, RecordError, RunError, shown
 
-FORMAT = 10  # a run's configuration without a number is of format 3 or older
+FORMAT = 11  # a run's configuration without a number is of format 3 or older
 CHECKSUMS = 2  # since this format, all lines of journals have checksums
 METHOD_DIGEST = 3  # since this format, the digest of a method can be compared: it covers the names of its steps
 CHANGED_SINCE = {"fedprior": 8}  # methods whose record changed, but not what they do, with the format of the change
@@ -38,6 +39,7 @@ GROUPS_BY_CLIENTS = 6  # since this format, the default number of FedALP's group
 IMAGES_BY_THEIR_OWN = 7  # since this format, images of 16 bits are scaled by their own mean and deviation
 USUALLY_LIMITED = 9  # since this format, simulations have a limit to the length of updates by default
 SAMPLED_CLIENTS = 10  # since this format, a run of many clients evaluates a sample of them by default
+USUALLY_SHORTENED = 11  # since this format, updates that are too long are shortened by default
 UNNUMBERED_FEDERATION = 5  # the format of a federation's file or invitation that has no number
 _NORMALISED_BEFORE = {"auto": "images", "columns": "pooled"}
 _RENAMED = {("run", "memory"): "memory_limit", ("data", "newcomers"): "new_clients"}
@@ -74,6 +76,9 @@ def migrate(tables: Mapping[str, Any], *, stored: bool = False, deployed: bool =
     server = migrated.get("server", {})
     if number < USUALLY_LIMITED and not deployed and isinstance(server, Mapping):
         migrated["server"] = {"norm_limit": 0.0, **server}
+    server = migrated.get("server", {})
+    if number < USUALLY_SHORTENED and isinstance(server, Mapping):
+        migrated["server"] = {"norm_clip": 0.0, **server}
     evaluate = migrated.get("evaluate", {})
     if number < SAMPLED_CLIENTS and not deployed and isinstance(evaluate, Mapping):
         migrated["evaluate"] = {"clients": 0, **evaluate}

@@ -32,7 +32,7 @@ from stratafl.errors import RecordError, shown, unknown
 from stratafl.evaluation.metrics import METRICS, named_metric
 from stratafl.execute.memory import Store
 from stratafl.execute.simulated_time import BANDWIDTH, STEP_SECONDS, SimulatedTime
-from stratafl.execute.uploads import USUAL_NORM_LIMIT
+from stratafl.execute.uploads import USUAL_NORM_CLIP, USUAL_NORM_LIMIT, Multiple
 from stratafl.models import MODELS
 from stratafl.policies import LocalTraining
 from stratafl.policies.krum import Keep, Wrong
@@ -118,10 +118,14 @@ class ServerTable:
     f: Annotated[Wrong, "`krum`: number of faulty clients to tolerate; a round needs 2f + 3 clients"] = 1
     keep: Annotated[Keep, "`krum`: number of uploads to average; 1 is Krum, more is Multi-Krum"] = 1
     norm_limit: Annotated[
-        float | None,
-        Range(least=0),
+        Multiple | None,
         "updates with a norm above this multiple of the cohort's median are left out of the round; 0: no limit;",
         f"by default {USUAL_NORM_LIMIT:g}, and no limit with noise, with secure sums and in the protocols of papers",
+    ] = None
+    norm_clip: Annotated[
+        Multiple | None,
+        "updates with a norm above this multiple of the cohort's median are shortened to it; 0: none;",
+        f"by default {USUAL_NORM_CLIP:g}, and none without a `norm_limit`",
     ] = None
     secure: Annotated[bool, "whether the server sees sums of uploads alone, see [secure sums](../guide/secure.md)"] = (
         False

@@ -38,6 +38,12 @@ class Serving:
     def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
         numbers = {self.sites.index(site): body for site, body in uploads.items()}
         done = self.server.absorb(round, state, numbers)
+        for update in done.shortened:
+            times = "many" if update.ratio is None else f"{update.ratio:g}"
+            site = self.sites[update.client]
+            log.warning(
+                "round %d: the update of '%s' is %s times as long as the median: shortened", round + 1, site, times
+            )
         for outlier in done.outliers:
             size = "unusually long" if outlier.ratio is None else f"{outlier.ratio:g} times as long as the median"
             log.warning("round %d: the update of '%s' is %s", round + 1, self.sites[outlier.client], size)

@@ -27,7 +27,7 @@ Line = dict[str, Any]
 Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 SIMULATED = "simulated.seconds"  # key of a line
-LEFT_OUT, OUTLIERS = "left_out", "outliers"  # keys of a line
+LEFT_OUT, OUTLIERS, SHORTENED = "left_out", "outliers", "shortened"  # keys of a line
 TOTAL = "clients"  # key of a line that has flagged clients or models: how many clients take part in the run
 EVALUATED = "evaluated.clients"  # … and how many of them are evaluated, if not all
 NOT_FINITE = "not_finite"  # key: how many clients have a model that is not finite
@@ -148,12 +148,13 @@ def local_steps(line: Line) -> int:
 
 
 def upload_line(report: Report, names: Sequence[str] = ()) -> Line:
-    """The clients whose upload was left out, and those with outlying updates; no key without any such client."""
+    """The clients whose upload was left out, shortened, or far from the others'; no key without any such client."""
 
     def entries(flagged: Sequence[LeftOut | OutlyingUpdate]) -> list[Line]:
         return [{**asdict(each), **({"name": names[each.client]} if names else {})} for each in flagged]
 
     lines = {LEFT_OUT: entries(report.left_out), OUTLIERS: entries(report.outliers)}
+    lines[SHORTENED] = entries(report.shortened)
     return {key: clients for key, clients in lines.items() if clients}
 
 

@@ -55,6 +55,7 @@ def simulation(
     diagnosed_clients: int = 0,
     begun: bool = False,
     norm_limit: float | None = None,
+    norm_clip: float | None = None,
     secure: bool = False,
     drop: float = 0.0,
     time: SimulatedTime | None = None,
@@ -68,8 +69,9 @@ def simulation(
     kept between rounds (on the `device`, in `ram`, on `disk`; `auto`: by size, and whether checkpoints are `saved`);
     the last `new_clients` clients of the federation never take part in training; a run that has `begun` may go on
     although its rounds never reach a phase of the algorithm; updates more than `norm_limit` times
-    as long as the cohort's median are left out, as in a deployment; a client drops out of a round with the probability
-    `drop`; with `secure` the server sees sums of uploads alone; `time` is written down if it is given.
+    as long as the cohort's median are left out and those above `norm_clip` shortened, as in a deployment; a client
+    drops out of a round with the probability `drop`; with `secure` the server sees sums of uploads alone; `time` is
+    written down if it is given.
     """
     device = device_of(device)
     if not 0 <= new_clients < federation.clients:
@@ -126,6 +128,7 @@ def simulation(
         blueprint,
         time,
         norm_limit=norm_limit,
+        norm_clip=norm_clip,
         secure=secure,
         drop=drop,
     )

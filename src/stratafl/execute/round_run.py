@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import torch
@@ -25,7 +25,15 @@ from stratafl.execute.context import SimulationContext
 from stratafl.execute.memory import release_freed_memory
 from stratafl.execute.process_group import ProcessGroup, places
 from stratafl.execute.transfers import on_host
-from stratafl.execute.uploads import Flagged, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
+from stratafl.execute.uploads import (
+    Flagged,
+    Inspection,
+    LeftOut,
+    OutlyingUpdate,
+    flagged,
+    inspect,
+    with_shorter_updates,
+)
 
 log = logging.getLogger("stratafl")
 
@@ -79,6 +87,7 @@ class Report:
     server_seconds: float
     left_out: tuple[LeftOut, ...] = ()  # in the order of the cohort
     outliers: tuple[OutlyingUpdate, ...] = ()
+    shortened: tuple[OutlyingUpdate, ...] = ()  # by their longest part
 
     @property
     def took_part(self) -> Tensor:
@@ -140,19 +149,21 @@ class RoundRun:
     ids: Tensor
     examine: Examine | Examiner | None = None
     watched: bool = False
+    scales: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # of updates that are too long
 
     def run(self) -> tuple[State, ClientStates, Report]:
         """The server's next state, the next states of this process's clients, and a report.
 
         Which updates are too long is known only when all have arrived. The round is then repeated without those
-        clients, from the states it began with: keeping all uploads instead would take the memory of a whole cohort.
+        clients, or with shorter updates, from the states it began with: keeping all uploads instead would take the
+        memory of a whole cohort.
         """
-        server, states, report, too_long_updates = self._run_once()
-        if not too_long_updates:
+        server, states, report, flags = self._run_once()
+        if not flags.too_long and not flags.scales:
             return server, states, report
         if isinstance(self.examine, Examiner):
             self.examine.restart()
-        without = replace(self, ids=self.ids[_not_among(self.ids, too_long_updates)])
+        without = replace(self, ids=self.ids[_not_among(self.ids, flags.too_long)], scales=flags.scales)
         if len(without.ids) == 0:
             return self.server, self.clients, report
         server, states, repeated, _ = without._run_once()
@@ -161,7 +172,7 @@ class RoundRun:
         server_seconds = report.server_seconds + repeated.server_seconds
         return server, states, replace(report, train_seconds=train_seconds, server_seconds=server_seconds)
 
-    def _run_once(self) -> tuple[State, ClientStates, Report, tuple[LeftOut, ...]]:
+    def _run_once(self) -> tuple[State, ClientStates, Report, Flagged]:
         """The round with all of its clients, and those whose update is too long."""
         sim, rnd, ids, process_group = self.sim, self.rnd, self.ids, self.executor.process_group
         now = sim.runtime.now
@@ -175,7 +186,7 @@ class RoundRun:
         reports = [report for of_process in process_group.gather(reports) for report in of_process]
         all_arrived = now()
         inspections = ((report.ids.tolist(), report.inspection) for report in reports)
-        flags = flagged(inspections, ids.tolist(), sim.norm_limit)
+        flags = flagged(inspections, ids.tolist(), sim.norm_limit, sim.norm_clip)
         refused = [each for each in flags.left_out if each not in flags.too_long]  # the others are in the total
         present = ids[_not_among(ids, refused)]
         unopened = sim.unopened(rnd, self.server, len(present))
@@ -183,13 +194,15 @@ class RoundRun:
             log.warning("round %d changes nothing: %s", rnd.t + 1, unopened)
             named = {each.client for each in refused}
             skipped = (LeftOut(client, unopened) for client in ids.tolist() if client not in named)
-            flags, states = Flagged((*refused, *skipped), (), ()), self.clients
+            flags, states = Flagged((*refused, *skipped), (), (), {}, ()), self.clients
         server = self.server if unopened else self._absorbed(total, present)
         server_seconds = own_seconds + now() - all_arrived
         down, up, notes = _summed(reports, ids)
         train_seconds = now() - begin - server_seconds
-        report = Report(ids, down, up, notes, train_seconds, server_seconds, flags.left_out, flags.outliers)
-        return server, states, report, flags.too_long
+        report = Report(
+            ids, down, up, notes, train_seconds, server_seconds, flags.left_out, flags.outliers, flags.shortened
+        )
+        return server, states, report, flags
 
     def _run_groups(self) -> tuple[Total, ClientStates, list[GroupReport]]:
         """The work of this process's clients, group by group."""
@@ -260,14 +273,15 @@ class RoundRun:
             return arrived, Inspection.refused(wrong, clients)
         opened = sim.algorithm.open(self.rnd, self.server, arrived, work.ids)
         # For a limit, updates count from what a server in a deployment knows: what it sent.
-        sent = None if sim.norm_limit is None else work.parcel
+        sent = work.parcel if sim.measured else None
         received, samples = {sim.algorithm.row: Field(work.received)}, sim.samples[work.ids]
         inspection = inspect(arrived, form, work.state, received, samples, layout, opened, sent=sent)
         if sim.secure:
             too_large = sim.overflowing(self.rnd, self.server, opened.uploads, work.ids)
             reasons = [reason or other for reason, other in zip(inspection.reasons, too_large, strict=True)]
             inspection = replace(inspection, reasons=reasons)
-        return opened.uploads, inspection
+        scales = [self.scales.get(client, {}) for client in work.ids.tolist()]
+        return with_shorter_updates(opened.uploads, work.parcel, scales, layout), inspection
 
     def _absorbed(self, total: Total, present: Tensor) -> State:
         """The server's next state, from the uploads of the clients that are present."""

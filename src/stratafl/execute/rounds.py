@@ -20,7 +20,7 @@ from stratafl.core.round import Round, Setup
 from stratafl.core.secure_sums import SecureSums, too_few
 from stratafl.core.state import State, tensor_of, tensors
 from stratafl.errors import DataError, RecordError, WireError
-from stratafl.execute.uploads import USUAL_NORM_LIMIT
+from stratafl.execute.uploads import USUAL_NORM_CLIP, USUAL_NORM_LIMIT
 
 log = logging.getLogger("stratafl")
 SUMS = "secure"  # the only field of a total in whole numbers
@@ -36,18 +36,21 @@ class Rounds:
     samples: Tensor  # int64 `[N]`, by client; of new clients too, which come after the others
     # An update more than this many times as long as the cohort's median is left out.
     norm_limit: float | None = field(default=None, kw_only=True)
+    # An update more than this many times as long as the cohort's median is shortened to that.
+    norm_clip: float | None = field(default=None, kw_only=True)
     drop: float = field(default=0.0, kw_only=True)  # the probability that a client drops out of a round
     secure: bool = field(default=False, kw_only=True)  # whether the server sees sums alone
 
     def __post_init__(self) -> None:
-        if self.norm_limit is not None and self.requires.noise:
+        limited = next((name for name in ("norm_limit", "norm_clip") if getattr(self, name) is not None), None)
+        if limited is not None and self.requires.noise:
             raise RecordError(
-                "server.norm_limit leaves clients out because of others' uploads, which this method's noise does not "
-                "hide: leave norm_limit out, or set it to 0; this method clips updates itself"
+                f"server.{limited} treats clients differently because of others' uploads, which this method's noise "
+                f"does not hide: leave {limited} out, or set it to 0; this method clips updates itself"
             )
-        if self.norm_limit is not None and self.secure:
+        if limited is not None and self.secure:
             raise RecordError(
-                "server.norm_limit compares single updates, which server.secure hides: leave one of them out"
+                f"server.{limited} compares single updates, which server.secure hides: leave one of them out"
             )
         if self.requires.secure and not self.secure:
             raise RecordError(
@@ -67,6 +70,11 @@ class Rounds:
 
     def at(self, t: int) -> Round:
         return round_at(self.algorithm, self.setup, t)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the length of every part of an upload is needed."""
+        return self.norm_limit is not None or self.norm_clip is not None
 
     # Cohorts
 
@@ -177,6 +185,13 @@ def limit_of(asked: float | None, algorithm: Algorithm, secure: bool = False) ->
     if asked is not None:
         return asked or None
     return None if algorithm.requires.noise or secure else USUAL_NORM_LIMIT
+
+
+def clip_of(asked: float | None, limit: float | None) -> float | None:
+    """The length to which updates are shortened that was asked for (0: none), or else the usual one with a limit."""
+    if asked is not None:
+        return asked or None
+    return None if limit is None else USUAL_NORM_CLIP
 
 
 def round_at(algorithm: Algorithm, setup: Setup, t: int) -> Round:

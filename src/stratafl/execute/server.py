@@ -6,6 +6,7 @@ Its functions are pure, as those of the waist: the caller keeps the state. `site
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b, sha256
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,18 +22,27 @@ from stratafl.errors import DataError, WireError
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.rounds import SECRET_BYTES, SUMS, Rounds, check_secret
-from stratafl.execute.uploads import USUAL_NORM_LIMIT, Inspection, LeftOut, OutlyingUpdate, flagged, inspect
+from stratafl.execute.uploads import (
+    USUAL_NORM_LIMIT,
+    Inspection,
+    LeftOut,
+    OutlyingUpdate,
+    flagged,
+    inspect,
+    with_shorter_updates,
+)
 from stratafl.runtime.speed import precision
 
 
 @holder
 class Absorbed:
-    """The server's next state, whose uploads are in it, who was left out and why, and whose update is far off."""
+    """The server's next state, whose uploads are in it, who was left out and why, whose update is far off or cut."""
 
     server: State
     present: tuple[int, ...]
     left_out: tuple[LeftOut, ...] = ()
     outliers: tuple[OutlyingUpdate, ...] = ()
+    shortened: tuple[OutlyingUpdate, ...] = ()
 
 
 @holder
@@ -49,6 +59,7 @@ class Server(Rounds):
         device: str | torch.device = "cpu",
         *,
         norm_limit: float | None = USUAL_NORM_LIMIT,
+        norm_clip: float | None = None,
         secret: bytes | None = None,
         secure: bool = False,
     ) -> "Server":
@@ -67,7 +78,7 @@ class Server(Rounds):
         if secure:
             check_secure(blueprint.algorithm, setup)
         parts = (blueprint.algorithm, setup, roster.samples, roster, torch.device(device))
-        return Server(*parts, norm_limit=norm_limit, secure=secure)
+        return Server(*parts, norm_limit=norm_limit, norm_clip=norm_clip, secure=secure)
 
     def joined(self, entry: RosterEntry) -> "Server":
         """The server with a further site, or with one that has other numbers of samples."""
@@ -112,12 +123,13 @@ class Server(Rounds):
         """
         cohort: list[int] = self.ordered(self.checked(torch.tensor(list(uploads), dtype=torch.int64))).tolist()
         after, inspections = self._folded(t, state, uploads, cohort)
-        flags = flagged((([client], each) for client, each in inspections.items()), cohort, self.norm_limit)
+        of_clients = (([client], each) for client, each in inspections.items())
+        flags = flagged(of_clients, cohort, self.norm_limit, self.norm_clip)
         left_out = {each.client for each in flags.left_out}
         present = [client for client in cohort if client not in left_out]
-        if flags.too_long:
-            after, _ = self._folded(t, state, uploads, present)
-        return Absorbed(after, tuple(present), flags.left_out, flags.outliers)
+        if flags.too_long or flags.scales:
+            after, _ = self._folded(t, state, uploads, present, flags.scales)
+        return Absorbed(after, tuple(present), flags.left_out, flags.outliers, flags.shortened)
 
     def absorb_sum(self, t: int, state: State, numbers: Tensor) -> State:
         """Its state after round t, from the sum of uploads that it does not see (`Site.contribution`)."""
@@ -125,14 +137,19 @@ class Server(Rounds):
             return self.absorbed(self.at(t), state, Total(({SUMS: numbers},)))
 
     def _folded(
-        self, t: int, state: State, uploads: Mapping[int, bytes], clients: list[int]
+        self,
+        t: int,
+        state: State,
+        uploads: Mapping[int, bytes],
+        clients: list[int],
+        scales: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     ) -> tuple[State, dict[int, Inspection]]:
         """Its state after round t from the uploads of these clients, and the inspection of each."""
         rnd, total, inspections = self._keyed(self.at(t), uploads), Total(), dict[int, Inspection]()
         self.upload_form(rnd, state)
         with precision("fp32"):
             for client in clients:
-                parcel, inspections[client] = self._arrived(rnd, state, client, uploads[client])
+                parcel, inspections[client] = self._arrived(rnd, state, client, uploads[client], scales.get(client, {}))
                 if not inspections[client].reasons[0]:
                     total = self.algorithm.fold(rnd, state, total, parcel, torch.tensor([client]))
             some = self.requires.noise or any(not each.reasons[0] for each in inspections.values())
@@ -151,8 +168,10 @@ class Server(Rounds):
             key.update(client.to_bytes(8, "big") + sha256(uploads[client]).digest())
         return replace(rnd, setup=replace(self.setup, secret=key.digest()))
 
-    def _arrived(self, rnd: Round, state: State, client: int, data: bytes) -> tuple[Parcel, Inspection]:
-        """An upload and its inspection; norms are of its difference from what the server sent."""
+    def _arrived(
+        self, rnd: Round, state: State, client: int, data: bytes, scales: Mapping[str, float]
+    ) -> tuple[Parcel, Inspection]:
+        """An upload, shortened, and its inspection; norms are of its difference from what the server sent."""
         form, samples = self.upload_form(rnd, state), self.samples[client : client + 1]
         if int(samples) == 0:
             return Parcel({}), Inspection.refused("it is not in the roster", 1)
@@ -162,6 +181,6 @@ class Server(Rounds):
             return Parcel({}), Inspection.refused(str(error), 1)
         opened = self.algorithm.open(rnd, state, parcel, torch.tensor([client]))
         received = self._parcel(rnd, state, client)
-        sent = None if self.norm_limit is None else received
+        sent = received if self.measured else None
         inspection = inspect(parcel, form, {}, received, samples, self.setup.layout, opened, sent=sent)
-        return opened.uploads, inspection
+        return with_shorter_updates(opened.uploads, received, [scales], self.setup.layout), inspection

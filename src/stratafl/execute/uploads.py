@@ -6,30 +6,35 @@ the client's number of training samples: it would spoil the next model of all cl
 update whose norm is not finite. One whose norm is at least ten times the cohort's median is reported and takes part,
 because a client may well have more to learn than the others. With a limit (`Rounds.norm_limit`), an upload is left out
 if any part of it is above the limit: updates count from what the server sent, other fields from 0, and statistics are
-a part of their own.
+a part of their own. An update that is less too long is shortened (`Rounds.norm_clip`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import median
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from stratafl.core.algorithm import COUNT, Opened
+from stratafl.core.annotations import Range
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout, row_dot
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reduce import PIECE, pieces
 from stratafl.core.reprs import holder
 from stratafl.core.schema import extremes, misfit, out_of_bounds
-from stratafl.core.state import State, tensors
+from stratafl.core.state import Computed, State, tensors
 
 STATE_NOT_FINITE = "its model is not finite"
 ENDLESS = "the norm of its update is not finite"
 FAR = 10.0  # times the median norm of the cohort's updates
 USUAL_NORM_LIMIT = 20.0  # the same, above which an update is left out by default
+USUAL_NORM_CLIP = 5.0  # the same, to which a longer update is shortened by default
+UPDATE, STATISTICS = "update", "statistics of"  # parts of an upload that count from what the server sent
+Multiple = Annotated[float, Range(least=0)]  # of the median norm of a cohort's updates
 MIN_UPDATES = 3  # updates below which a median says nothing
 
 
@@ -144,13 +149,18 @@ class Flagged:
 
     left_out: tuple[LeftOut, ...]  # whose upload does not count, those above the limit too
     too_long: tuple[LeftOut, ...]  # those above the limit, which only all uploads together show
+    shortened: tuple[OutlyingUpdate, ...]  # who takes part with a shorter update
+    scales: Mapping[int, Mapping[str, float]]  # by which parts of theirs are multiplied
     outliers: tuple[OutlyingUpdate, ...]  # who takes part with an update far from the others'
 
 
 def flagged(
-    inspections: Iterable[tuple[Sequence[int], Inspection]], cohort: Sequence[int], limit: float | None
+    inspections: Iterable[tuple[Sequence[int], Inspection]],
+    cohort: Sequence[int],
+    limit: float | None,
+    clip: float | None = None,
 ) -> Flagged:
-    """Who is left out and who stands out, from the inspections of groups of clients."""
+    """Who is left out, who is shortened and who stands out, from the inspections of groups of clients."""
     reasons, norms, parts = dict[int, str](), dict[int, float](), dict[int, Mapping[str, float]]()
     for ids, inspection in inspections:
         reasons |= zip(ids, inspection.reasons, strict=True)
@@ -161,7 +171,13 @@ def flagged(
     reasons |= {each.client: each.reason for each in far}
     left_out = tuple(LeftOut(client, reasons[client]) for client in cohort if reasons[client])
     outliers = outlying_updates(sound, [norms[client] for client in sound])
-    return Flagged(left_out, far, tuple(each for each in outliers if not reasons[each.client]))
+    # Medians without those that are left out: the round is the one in which they were not asked.
+    present = [client for client in sound if not reasons[client]]
+    scales = shortening(present, [parts[client] for client in present], clip)
+    shorter = tuple(
+        OutlyingUpdate(client, _rounded(clip / min(scales[client].values()))) for client in cohort if client in scales
+    )
+    return Flagged(left_out, far, shorter, scales, tuple(each for each in outliers if not reasons[each.client]))
 
 
 def outlying_updates(ids: Sequence[int], norms: Sequence[float]) -> tuple[OutlyingUpdate, ...]:
@@ -181,6 +197,50 @@ def too_long(ids: Sequence[int], lengths: Sequence[Mapping[str, float]], limit: 
         says = "its {} is {:.3g} times as long as the cohort's median, above the limit of {:g}"
         above = {client: says.format(part, ratio, limit) for client, ratio in far.items()} | above
     return tuple(LeftOut(client, above[client]) for client in ids if client in above)
+
+
+def shortening(
+    ids: Sequence[int], lengths: Sequence[Mapping[str, float]], clip: float | None
+) -> dict[int, dict[str, float]]:
+    """By what updates and statistics are multiplied that are more than `clip` times as long as the cohort's median.
+
+    Fields that count from 0 are not shortened: shorter class counts or prototypes would say something else.
+    """
+    scales = dict[int, dict[str, float]]()
+    parts = dict.fromkeys(part for each in lengths for part in each if part.startswith((UPDATE, STATISTICS)))
+    for part in parts if clip is not None else ():
+        for client, ratio in zip(ids, _ratios([each.get(part, 0.0) for each in lengths]), strict=True):
+            if ratio > clip:
+                scales.setdefault(client, {})[part] = clip / ratio
+    return scales
+
+
+def with_shorter_updates(up: Parcel, received: Parcel, scales: Sequence[Mapping[str, float]], layout: Layout) -> Parcel:
+    """Uploads `[C]` whose parts in `scales` are shortened, counted from what the server sent; the rest as it is."""
+    changes = {name for name in up if name in received and not up[name].common} if any(scales) else set()
+    return Parcel({n: _shorter(n, up[n], received[n], scales, layout) if n in changes else up[n] for n in up})
+
+
+def _shorter(name: str, sent: Field, before: Field, scales: Sequence[Mapping[str, float]], layout: Layout) -> Field:
+    if isinstance(sent.value, Tensor) or isinstance(before.value, Tensor):
+        return sent
+    rows, masks = sent.rows, [mask for mask in (sent.sent(layout), before.sent(layout)) if mask is not None]
+
+    def block(tensor: str) -> Tensor:
+        x, part = rows[tensor], _part(name, tensor, layout, is_update=True)
+        places = [place for place, of_client in enumerate(scales) if part in of_client]
+        if not places or not x.is_floating_point() or not _fit(sent, before, tensor):
+            return x
+        start, shorter = before.rows[tensor].expand_as(x), x.clone()
+        for place in places:
+            upload, base = x[place].double(), start[place].double()
+            update = base + scales[place][part] * (upload - base)
+            for mask in masks:
+                update = torch.where(mask[tensor].expand_as(x)[place], update, upload)
+            shorter[place] = update.to(x.dtype)
+        return shorter
+
+    return replace(sent, value=Computed(rows, block))
 
 
 def _ratios(norms: Sequence[float]) -> list[float]:
@@ -260,13 +320,18 @@ def _part_squares(up: Parcel, received: Mapping[str, Field], like: Tensor, layou
                 continue
             begun = before is not None and _fit(sent, before, tensor)  # else it counts from 0
             start = before.rows[tensor] if before is not None and begun else block.new_zeros(())
-            part = "update" if before else f"field '{name}'"
-            part = part if layout.specs[tensor].trainable else f"statistics of '{name}'"
+            part = _part(name, tensor, layout, is_update=before is not None)
             counted = sent_and_received if begun else sent_and_received[:1]
             masks = [mask[tensor] for mask in counted if mask is not None]
             more = _square(block, start.expand_as(block), masks)
             squares[part] = squares.get(part, torch.zeros_like(like)) + more
     return squares
+
+
+def _part(name: str, tensor: str, layout: Layout, *, is_update: bool) -> str:
+    if not layout.specs[tensor].trainable:
+        return f"{STATISTICS} '{name}'"
+    return UPDATE if is_update else f"field '{name}'"
 
 
 def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:

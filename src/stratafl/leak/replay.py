@@ -13,6 +13,7 @@ from stratafl.core.form import Form
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.reprs import holder
+from stratafl.core.state import rows_of
 from stratafl.errors import RunError
 from stratafl.execute import SINGLE_PROCESS, Matrix, Simulation
 from stratafl.execute.context import SimulationContext
@@ -24,7 +25,8 @@ class SeenRound:
     """A round as its host sees it: `base` is what each client was sent, `update` by how much its upload differs.
 
     `[C, …]` for the clients in `ids`. A tensor that no client sends is in neither; a column that one client did not
-    send has an update of 0. With secure sums every client has the same update: the weighted mean of all.
+    send has an update of 0. With secure sums every client has the same update: the weighted mean of all, with their
+    noise if they add some.
     """
 
     t: int
@@ -70,13 +72,16 @@ def replayed(sim: Simulation, rounds: int) -> Iterator[SeenRound]:
             seen_clients |= {*clients.tolist()}
             uploads = sim.algorithm.open(rnd, server, up, clients).uploads
             field = _model_field(sim, uploads)
-            begun = _begun(sim, down.get(field), clients, last)
-            changed = _changed(uploads[field], begun, sim.setup.layout)
+            begun = _begun(sim, _sent(down, field, sim.algorithm.row), clients, last)
+            is_update = field == f"{sim.algorithm.row}.update"
+            changed = dict(uploads[field].rows) if is_update else _changed(uploads[field], begun, sim.setup.layout)
             for place, client in enumerate(clients.tolist()):
                 last[client] = {name: (begun[name] + x)[place] for name, x in changed.items()}
             ids, base, update = [*ids, clients], [*base, begun], [*update, changed]
         every, seen = torch.cat(ids), _joined(update)
-        if sim.secure:
+        if sim.secure and sim.requires.client_noise:  # which uploads do not have yet
+            seen = _opened(rows_of(server, sim.algorithm.row), rows_of(progress.server, sim.algorithm.row), seen)
+        elif sim.secure:
             seen = _summed(seen, sim.samples[every])
         yield SeenRound(t, every, _joined(base), seen)
 
@@ -102,6 +107,11 @@ def _begun(sim: Simulation, down: Field | None, clients: Tensor, last: dict[int,
     return rows
 
 
+def _sent(down: Parcel, field: str, row: str) -> Field | None:
+    """What the server sent of a field, or else the model."""
+    return next((down[name] for name in (field, row) if name in down), None)
+
+
 def _changed(field: Field, begun: Rows, layout: Layout) -> Rows:
     """By how much an upload differs, 0 where nothing was sent."""
     sent = field.sent(layout)
@@ -111,6 +121,11 @@ def _changed(field: Field, begun: Rows, layout: Layout) -> Rows:
 
 def _joined(parts: list[Rows]) -> Rows:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _opened(before: Rows, after: Rows, update: Rows) -> Rows:
+    """By how much the sum, which the host alone opens, moves its model: what it says of each client."""
+    return {name: (after[name] - before[name]).expand_as(x).clone() for name, x in update.items()}
 
 
 def _summed(update: Rows, samples: Tensor) -> Rows:
