@@ -113,7 +113,7 @@ class ServerTable:
     factor: Annotated[Factor, "`clipped`: the largest norm, as a multiple of the cohort's median"] = 1.0
     norm: Annotated[
         Positive | None,
-        "`clipped`: the largest norm, as a fixed number; needs no stored uploads and works with server optimisers",
+        "`clipped`: the largest norm, as a fixed number; stores no uploads, works with server optimisers",
     ] = None
     f: Annotated[Wrong, "`krum`: number of faulty clients to tolerate; a round needs 2f + 3 clients"] = 1
     keep: Annotated[Keep, "`krum`: number of uploads to average; 1 is Krum, more is Multi-Krum"] = 1
@@ -122,14 +122,10 @@ class ServerTable:
         "updates with a norm above this multiple of the cohort's median are left out of the round; 0: no limit;",
         f"by default {USUAL_NORM_LIMIT:g}, and no limit with noise, with secure sums and in the protocols of papers",
     ] = None
-    norm_clip: Annotated[
-        Multiple | None,
-        "updates with a norm above this multiple of the cohort's median are shortened to it; 0: none;",
-        f"by default {USUAL_NORM_CLIP:g}, and none without a `norm_limit`",
-    ] = None
-    secure: Annotated[bool, "whether the server sees sums of uploads alone, see [secure sums](../guide/secure.md)"] = (
-        False
+    norm_clip: Annotated[Multiple | None, f"shortens longer updates to this; 0: none; usually {USUAL_NORM_CLIP:g}"] = (
+        None
     )
+    secure: Annotated[bool, "whether the server sees [sums of uploads](../guide/secure.md) alone"] = False
 
 
 @record
