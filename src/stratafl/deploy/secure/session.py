@@ -46,9 +46,10 @@ class Session:
     @staticmethod
     def from_table(entry: Any) -> "Session":
         if isinstance(entry, list) and len(entry) == 5:
-            federation, *numbers, basis = entry
-            if isinstance(federation, str) and all(type(each) is int and 0 <= each < 1 << 53 for each in numbers):
-                return Session(federation, *numbers, from_hex(basis, BASIS_BYTES).hex())
+            federation, round, attempt, cohort, basis = entry
+            is_whole = all(type(each) is int and 0 <= each < 1 << 53 for each in (round, attempt, cohort))
+            if isinstance(federation, str) and is_whole:
+                return Session(federation, round, attempt, cohort, from_hex(basis, BASIS_BYTES).hex())
         raise WireError("a session has the name of a federation, a round, an attempt, a number of sites and a digest")
 
     @property
