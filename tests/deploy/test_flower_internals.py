@@ -19,10 +19,10 @@ from stratafl.errors import DeployError
 PUBLIC = {"flwr.app", "flwr.serverapp", "flwr.clientapp"}
 HOME = "deploy/flower_internals.py"
 IMPORTED = {
-    "flwr.app.message": {"remove_content_from_message"},
+    "flwr.app.message": {"make_message", "remove_content_from_message"},
     "flwr.cli.build": {"build_fab_from_disk"},
     "flwr.common.constant": {"ACCESS_TOKEN_KEY", "HEARTBEAT_DEFAULT_INTERVAL", "SUPERLINK_NODE_ID", "SubStatus"},
-    "flwr.common.serde": {"fab_to_proto", "message_to_proto"},
+    "flwr.common.serde": {"fab_to_proto", "message_from_proto", "message_to_proto"},
     "flwr.proto": {"control_pb2"},
     "flwr.proto.fleet_pb2": {
         "ActivateNodeRequest",
@@ -32,7 +32,13 @@ IMPORTED = {
     },
     "flwr.proto.heartbeat_pb2": {"SendNodeHeartbeatRequest"},
     "flwr.proto.node_pb2": {"Node"},
-    "flwr.proto.runtime_pb2": {"AcquireTaskRequest", "PushTaskOutputRequest", "SendTaskHeartbeatRequest"},
+    "flwr.proto.runtime_pb2": {
+        "AcquireTaskRequest",
+        "PullAppMessagesRequest",
+        "PushAppMessagesRequest",
+        "PushTaskOutputRequest",
+        "SendTaskHeartbeatRequest",
+    },
     "flwr.supercore.constant": {"TaskType"},
     "flwr.supercore.control": {"ControlHttpClient"},
     "flwr.supercore.error": {"FlowerError"},
@@ -68,7 +74,9 @@ IMPORTED = {
 }
 CALLED = {  # methods and fields of theirs, by the client they belong to
     ("flwr.supercore.control", "ControlHttpClient"): "RegisterNode UnregisterNode StartRun ListRuns StopRun ListNodes",
-    ("flwr.supercore.runtime", "RuntimeHttpClient"): "AcquireTask SendTaskHeartbeat PushTaskOutput from_server_address",
+    ("flwr.supercore.runtime", "RuntimeHttpClient"): "AcquireTask SendTaskHeartbeat PushTaskOutput from_server_address "
+    "PullMessages PushMessages PullObject PushObject ConfirmMessageReceived",
+    ("flwr.superlink.grid.http_grid", "HttpGrid"): "_runtime_client",
     ("flwr.supernode.fleet_http_client", "FleetHttpClient"): "ActivateNode DeactivateNode SendNodeHeartbeat "
     "PullMessages PushMessages PullObject PushObject ConfirmMessageReceived",
     ("flwr.supercore.constant", "TaskType"): "SERVER_APP",
