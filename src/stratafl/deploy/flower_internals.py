@@ -284,7 +284,12 @@ def message_is_lost() -> tuple[type[Exception], ...]:
 
 
 def _parts(message: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """What announces a message, the tree of its objects, and the objects, which follow one by one."""
+    """What announces a message, the tree of its objects, and the objects, which follow one by one.
+
+    Of a message that travels whole, the one object has its metadata, and an error in the place of its content, because
+    flwr knows no message without either; who receives it reads the content of the announcement.
+    """
+    from flwr.app import Error
     from flwr.app.message import make_message, remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.supercore.inflatable.inflatable_object import (
@@ -295,7 +300,7 @@ def _parts(message: Any) -> tuple[Any, Any, dict[str, Any]]:
 
     is_whole = message.has_content() and not message.content.array_records
     with no_object_id_recompute():
-        top = make_message(metadata=message.metadata) if is_whole else message
+        top = make_message(message.metadata, error=Error(0)) if is_whole else message
         message.metadata.__dict__["_message_id"] = top.object_id
         entry = message_to_proto(message if is_whole else remove_content_from_message(message))
         return entry, get_object_tree(top), get_all_nested_objects(top)
