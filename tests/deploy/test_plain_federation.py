@@ -26,14 +26,12 @@ def check_finished(federation: PlainFederation, rounding: float = 0.0) -> None:
     absorbed = federation.absorbed()
     same = replayed(federation.folder, federation.host, federation.sites, federation.file, absorbed)
     differences = {
-        "from the same uploads without Flower": largest(states, same),
-        "from the simulation": largest(states, simulated(federation.folder, federation.file)),
-        "of the final models": largest(
-            deployed_models(federation.sites), simulated_models(federation.folder, federation.file)
-        ),
+        "replayed": largest(states, same),
+        "simulated": largest(states, simulated(federation.folder, federation.file)),
+        "models": largest(deployed_models(federation.sites), simulated_models(federation.folder, federation.file)),
     }
     print("largest differences", differences)
-    assert differences["from the same uploads without Flower"] == 0
+    assert differences["replayed"] == 0
     assert max(differences.values()) <= rounding
 
 
