@@ -105,7 +105,7 @@ def test_a_run_that_is_resumed_does_not_say_it_again(strata, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_comparison_names_it_whoever_computes(strata, place, jobs):
     write(place, "mine.npz", 1e30)
     methods = ("-a", "fedavg,local", "--seeds", 1, "--jobs", jobs)

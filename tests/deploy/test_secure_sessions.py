@@ -493,7 +493,7 @@ def test_a_hundred_sites_sum_over_a_ring_and_may_lose_a_tenth():
     assert np.array_equal(done.numbers, sites.total(done.sites))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.budget(120, "a thousand sessions")
 def test_a_thousand_random_rounds():
     assert 400 < random_rounds(1000, 1) < 1000

@@ -12,6 +12,7 @@ from stratafl.recipes.reproduction import Reproduction
 from stratafl.recipes.result import write_result
 
 WARMUPS = [f"{method}.warmup=1" for method in ("fedlag", "lag", "fedalp", "fedavg30local")]  # FedDBE's is a round, too
+LONG = ("fedlag/table7", "flayer/table5_applied")  # many rows, in ways that others have too
 TINY = parse_settings(["run.rounds=2", "evaluate.every=2", "train.epochs=1", "train.batch=20", *WARMUPS])
 
 
@@ -21,7 +22,9 @@ def shared(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in LONG else ()) for name in recipe_names()]
+)
 def test_every_row_of_a_recipe_runs(name, shared):
     (recipe,) = recipes(name)
     made = Reproduction(shared, recipe, "smoke", TINY, seeds=1)
