@@ -47,7 +47,7 @@ class Measured:
         self.signers = {name: key.public_key() for name, key in keys.items()}
         self.sites = {name: SecureSite(name, keys[name], self.signers, InMemory()) for name in names}
         self.numbers = {name: rng.integers(0, 2**50, numbers, dtype=np.uint64) for name in names}
-        self.session = Session("measured", 0, 1, sites)
+        self.session = Session("measured", 0, 1, sites, "0" * 64)
         self.gone: frozenset[str] = frozenset()
         self.seconds = self.up = self.down = 0.0
 

@@ -13,6 +13,7 @@ from stratafl.data.tables.kinds import TableColumn
 from stratafl.deploy.agreement import Agreement, Introduction
 from stratafl.deploy.hosting import AGREED, Hosting
 from stratafl.deploy.member import SiteMember
+from stratafl.deploy.secure.session import basis_of
 from stratafl.deploy.site_model import predicted
 from stratafl.errors import DataError, WireError
 
@@ -47,13 +48,16 @@ def test_sites_with_raw_tables_end_as_a_simulation_does(tmp_path, normalise):
     for place in (tmp_path / "host", *sites.values()):
         write_file(place, file)
     courier = Local(tmp_path, sites)
-    Hosting(tmp_path / "host", courier, pause=lambda seconds: None).run()
+    host = Hosting(tmp_path / "host", courier, pause=lambda seconds: None)
+    host.run()
     agreed = Agreement.load(tmp_path / "host" / AGREED).format
     encoding = simulation(tmp_path, file).runtime.federation.preprocessing
     assert agreed.preprocessing.table == encoding.table
     assert (agreed.own_columns, agreed.preprocessing.columns) == (normalise == "columns", encoding.columns)
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
     member = SiteMember(sites["b"], "b", str(tmp_path / "b.csv"))
+    tables = [each.to_table() for each in (host._agreement.format, agreed, member.agreed_format())]
+    assert len({basis_of(table, b"") for table in tables}) == 1  # it has one form, which sums compare
     (tmp_path / "new.csv").write_text("ward,sex,age\nZoo,F,\nICU,1,70\n")
     answers = predicted(member, tmp_path / "new.csv")
     assert answers.values.shape == (2, 2)

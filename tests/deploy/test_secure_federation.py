@@ -17,6 +17,7 @@ from hosted import (
     with_tables,
     write_folders,
 )
+from stratafl.deploy import hosting
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.secure.secure_round import MASKED
@@ -25,10 +26,11 @@ from stratafl.deploy.secure.site_sums import NUMBERS, SECRETS
 from stratafl.deploy.serving import checked_log
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.deploy.status import read_status
-from stratafl.errors import WireError
+from stratafl.errors import DeployError, WireError
 from stratafl.execute.exchange import ServerExchange
 from stratafl.execute.exchange.protocol import UploadMessage, decode_reply
 from stratafl.execute.site import Site
+from stratafl.policies.accountant import epsilon_of
 from tiers import slow_except
 
 pytestmark = pytest.mark.budget(2, "a federation of four sites in this process that sum unseen")
@@ -120,6 +122,17 @@ def test_the_host_gets_receipts_and_masked_numbers_alone(tmp_path):
     assert np.abs(np.bincount(high.astype(int), minlength=4) / len(high) - 0.25).max() < 7 * (0.1875 / len(high)) ** 0.5
     others = [reply.body for kind, _, _, reply in replies if kind not in ("round", "secure")]
     assert not any(others)
+
+
+def test_a_host_that_goes_on_beyond_the_privacy_budget_is_refused_by_all_sites(tmp_path, monkeypatch):
+    """Noise of all sites together is enough for the one round that sites have agreed to, not for two."""
+    budget = epsilon_of(4.0, 1, 1e-5) * 1.01
+    options = {"name": "fedper+private", "norm": 0.1, "noise": 4.0, "dp": "distributed", "dp_budget": budget}
+    _, transport, _ = prepared(tmp_path, algorithm=options, run={"participation": 1.0, "rounds": 2})
+    monkeypatch.setattr(hosting, "over_budget", lambda spent: None)
+    with pytest.raises(DeployError, match="round 2 has 0 of 3 uploads"):
+        hosted(tmp_path, transport).run()
+    assert absorbed(tmp_path) == [[*"abcd"]]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from stratafl.deploy.consent import has_consent, keep_consent, summed_with
 from stratafl.deploy.folders import SITE_KEYS, check_own_key, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.secure.secure_site import STEPS
-from stratafl.deploy.secure.session import Session
+from stratafl.deploy.secure.session import Session, basis_of
 from stratafl.deploy.secure.site_sums import NUMBERS, SECRETS, SiteSums
 from stratafl.deploy.signing_keys import key_digests, public_line, read_site_keys
 from stratafl.errors import DeployError, RecordError, WireError
@@ -26,6 +26,8 @@ from stratafl.execute.exchange.protocol import upload_digest
 
 PLACE = HostAddress("127.0.0.1", 9443)
 SITES = ("a", "b", "c")
+MODEL, FORMAT = b"the model that all were sent", {"classes": 2}
+BASIS = basis_of(FORMAT, MODEL)
 
 
 def secure_file(**deploy):
@@ -159,24 +161,31 @@ def test_a_federation_file_that_secure_sums_cannot_have_is_refused():
 def sums(tmp_path) -> SiteSums:
     keys = {site: Ed25519PrivateKey.generate() for site in "abcd"}
     signers = {site: key.public_key() for site, key in keys.items()}
-    return SiteSums(tmp_path, "ward", "b", tuple("abcd"), keys["b"], signers)
+    return SiteSums(tmp_path, "ward", "b", tuple("abcd"), keys["b"], signers, FORMAT)
 
 
 def table(session: Session, step: str = "keys", **more):
     return {"session": session.to_table(), "step": step, **more}
 
 
+def trained(sums: SiteSums, round: int, *numbers: int, download: bytes = MODEL) -> str:
+    """The digest of the upload of a round that came to these numbers."""
+    return upload_digest("ward", "b", round, sums.hide(round, download, torch.tensor(numbers)))
+
+
 def test_a_site_takes_part_in_sessions_of_the_cohort_that_it_knows(sums):
-    sums.answer(table(Session("ward", 0, 1, 3)), [0, 1, 3])
+    upload = trained(sums, 0, 1)
+    sums.answer(table(Session("ward", 0, 1, 3, BASIS), upload=upload), [0, 1, 3])
     for session, cohort in (
-        (Session("other", 0, 2, 3), [0, 1, 3]),
-        (Session("ward", 0, 2, 4), [0, 1, 3]),  # as if a sum of fewer were that of more
-        (Session("ward", 0, 2, 2), [0, 1, 3]),
-        (Session("ward", 0, 2, 3), [0, 2, 3]),  # of which it is none
+        (Session("other", 0, 2, 3, BASIS), [0, 1, 3]),
+        (Session("ward", 0, 2, 4, BASIS), [0, 1, 3]),  # as if a sum of fewer were that of more
+        (Session("ward", 0, 2, 2, BASIS), [0, 1, 3]),
+        (Session("ward", 0, 2, 3, BASIS), [0, 2, 3]),  # of which it is none
     ):
         with pytest.raises(WireError):
-            sums.answer(table(session), cohort)
-    for wrong in (None, [], ["ward", 0, 1], ["ward", -1, 1, 3], ["ward", 0, True, 3], [1, 0, 1, 3]):
+            sums.answer(table(session, upload=upload), cohort)
+    whole = ["ward", 0, 1, 3, BASIS]
+    for wrong in (None, [], whole[:4], ["ward", -1, *whole[2:]], ["ward", 0, True, *whole[3:]], [1, *whole[1:]]):
         with pytest.raises(WireError):
             sums.answer({"session": wrong, "step": "keys"}, [0, 1, 3])
 
@@ -188,29 +197,39 @@ def test_a_site_that_is_not_of_the_round_counts_for_nothing_in_it(sums):
 
 
 def test_a_site_masks_the_numbers_of_the_training_that_the_host_names_and_no_others(sums):
-    receipt = sums.hide(0, torch.tensor([1, -1, 2**40]))
+    receipt = sums.hide(0, MODEL, torch.tensor([1, -1, 2**40]))
     digest = upload_digest("ward", "b", 0, receipt)
-    session = Session("ward", 0, 1, 3)
+    session = Session("ward", 0, 1, 3, BASIS)
     assert sums._numbers(session, {"upload": digest}).tolist() == [1, 2**64 - 1, 2**40]
-    again = sums.hide(0, torch.tensor([5]))
+    again = sums.hide(0, MODEL, torch.tensor([5]))
     assert (len(receipt), receipt == again) == (32, False)
     for asked, about in (
         (session, {"upload": digest}),
         (session, {}),
-        (Session("ward", 1, 2, 3), {"upload": upload_digest("ward", "b", 0, again)}),
+        (Session("ward", 1, 2, 3, BASIS), {"upload": upload_digest("ward", "b", 0, again)}),
     ):
         with pytest.raises(WireError):
             sums._numbers(asked, about)
 
 
+def test_a_site_takes_part_in_sums_over_sites_that_were_sent_what_it_was_alone(sums):
+    """A host that sends all others a model that learns nothing would read this site's update in the sum."""
+    other = trained(sums, 0, 1, download=b"a model that the others have not")
+    for basis in (BASIS, basis_of({"classes": 3}, MODEL)):
+        with pytest.raises(WireError, match="model"):
+            sums.answer(table(Session("ward", 0, 1, 3, basis), upload=other), [0, 1, 2])
+    assert not (sums.folder / SECRETS).exists()
+    sums.answer(table(Session("ward", 0, 2, 3, BASIS), upload=trained(sums, 0, 1)), [0, 1, 2])
+    sums.answer(table(Session("ward", 1, 3, 3, BASIS), upload=trained(sums, 1, 1)), [0, 1, 2])
+
+
 def test_new_training_ends_the_session_before_it_and_the_end_leaves_no_secret(sums):
-    sums.hide(0, torch.tensor([1]))
-    sums.answer(table(Session("ward", 0, 1, 3)), [0, 1, 2])
-    sums.hide(1, torch.tensor([2]))
+    sums.answer(table(Session("ward", 0, 1, 3, BASIS), upload=trained(sums, 0, 1)), [0, 1, 2])
+    later = trained(sums, 1, 2)
     for step in STEPS:
         with pytest.raises(WireError):
-            sums.answer(table(Session("ward", 0, 1, 3), step), [0, 1, 2])
-    sums.answer(table(Session("ward", 1, 2, 3)), [0, 1, 2])
+            sums.answer(table(Session("ward", 0, 1, 3, BASIS), step), [0, 1, 2])
+    sums.answer(table(Session("ward", 1, 2, 3, BASIS), upload=later), [0, 1, 2])
     sums.end()
     assert not (sums.folder / NUMBERS).exists()
     assert b'"seed":""' in (sums.folder / SECRETS).read_bytes()

@@ -24,8 +24,8 @@ NAMES = ["ada", "bob", "cyd", "dan", "eve", "fay"]  # a sum of six is opened fro
 SIZE = 5
 
 
-def session(round: int = 0, attempt: int = 1, cohort: int = len(NAMES)) -> Session:
-    return Session("test", round, attempt, cohort)
+def session(round: int = 0, attempt: int = 1, cohort: int = len(NAMES), basis: str = "0" * 64) -> Session:
+    return Session("test", round, attempt, cohort, basis)
 
 
 def opened(sites: Sites, which: Session | None = None, **ways):
@@ -266,11 +266,12 @@ def test_a_session_that_was_forgotten_before_it_was_opened_is_not_begun_again():
     host.say("ada", "keys", {}, session(0, 2))
 
 
-# Hosts that lie. Ten ways, and the tests of each:
+# Hosts that lie. Eleven ways, and the tests of each:
 #
 #     names two lists of survivors            …two_sets_of_survivors_to_one_site…, …to_different_sites…
 #     repeats a round, wants a second sum     …replays_a_round…, and a session that was forgotten
 #     swaps keys, or uses an old session's    …swaps_the_keys…, …keys_of_another_session…
+#     sends sites different models            …different_models…, and what a site compares: test_secure_keys.py
 #     invents a site                          …invents_a_site…; names another cohort: test_secure_keys.py
 #     counts a site twice, names too few      …counts_a_site_twice…, …fewer_than_three_sites…
 #     wants both secrets of a site            …wants_both_secrets…
@@ -363,6 +364,17 @@ def test_a_host_that_uses_keys_of_another_session_is_refused():
     members = again.members()["members"]
     members[1] = host.answers["keys"]["bob"]["announcement"]  # signed by bob, for the first attempt
     again.refused("ada", "shares", {"members": members}, "bob")
+
+
+def test_a_host_that_sends_sites_different_models_gets_no_keys_that_others_take():
+    """Each site speaks of the model that it was sent alone, so what it signs is for another session than others'."""
+    host, other = Host("keys"), session(basis="1" * 64)
+    sites = Sites(NAMES, SIZE)
+    sites.keys, sites.signers = host.sites.keys, host.sites.signers
+    apart = Host("keys", other, sites)
+    members = [*host.members()["members"][:1], *apart.members()["members"][1:]]
+    host.refused("ada", "shares", {"members": members}, "bob")
+    apart.refused("bob", "shares", {"members": members}, "ada")
 
 
 def test_a_host_that_invents_a_site_is_refused():

@@ -22,7 +22,7 @@ from stratafl.core.state import flatten, tensors
 from stratafl.core.steps import MergeSums
 from stratafl.errors import RecordError, WireError
 from stratafl.execute import Debug, Matrix, Messages, simulation
-from stratafl.policies import Mean
+from stratafl.policies import Broadcast, Mean
 from stratafl.testing import tiny_model
 from stratafl.testing.case import within_reach
 from stratafl.testing.watch import Watched
@@ -51,6 +51,15 @@ def test_the_guide_lists_the_methods_whose_uploads_can_be_summed_unseen():
     listed = re.search(r"<!-- eligible -->(.*?)<!-- /eligible -->", GUIDE.read_text(), re.DOTALL)
     assert listed is not None
     assert set(re.findall(r"`(\w+)`", listed[1])) == {name for name, why in refusals.items() if not why}
+
+
+@record
+class OwnCopies(Broadcast):
+    """To each client a model that could be another one."""
+
+    def __call__(self, rnd, server, ids):
+        copies = {name: x.expand(len(ids), *x.shape) for name, x in self.sent(rnd, server).items()}
+        return {self.field: Field(copies)}
 
 
 @record
@@ -83,6 +92,7 @@ def test_a_merge_that_reads_a_value_of_the_server_is_refused_and_one_that_reads_
     assert refusal(replace(plain, merge=(SumOfForm(),))) == ""
     assert "Mean" in refusal(replace(plain, merge=(Mean(clip=1.0),)))
     assert refusal(replace(plain, merge=(Mean(),))) == ""
+    assert "theta" in refusal(replace(plain, serve=(OwnCopies(),)))
 
 
 @pytest.mark.parametrize(

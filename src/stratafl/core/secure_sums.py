@@ -101,6 +101,10 @@ def _obstacle(algorithm: Algorithm, rnd: Round, server: State) -> str:
     masked = next((name for name, field in form.fields.items() if field.mask != "none"), None)
     if masked is not None:
         return f"each client chooses what it sends of '{masked}', and a column that one client sent is its value"
+    served = record.download_form(rnd, torch.tensor([0]))
+    personal = next((name for name, field in served.fields.items() if not field.common), None)
+    if personal is not None:
+        return f"each client is sent a '{personal}' of its own, so none could tell whether a server singles it out"
     upload, without_values = _least_upload(form), _without_values(server)
     for step in record.merge:
         if isinstance(step, MergeSums) and (why := _obstacle_of(step, rnd, without_values, upload)):

@@ -78,8 +78,8 @@ class Hosting:
                 if server.secure:
                     signers = registered_keys(keys_folder(self._folder), self.deploy.sites)
                     place = self._folder / SERVER
-                    parts = (place, server, signers, self._sites, self.deploy, self._clock, self._pause)
-                    self._secure = SecureRounds(*parts)
+                    parts = (signers, self._sites, self.deploy, self._clock, self._pause)
+                    self._secure = SecureRounds(place, server, agreed.format.to_table(), *parts)
                 self.status.begin(exchange.round, server.rounds)
                 self._agree_again(offer)
                 with RoundJournal(self._folder, self.file.experiment, self._classes, self._clock) as journal:

@@ -83,6 +83,7 @@ class Working:
     site: Site
     scores: bool
     digests: Mapping[str, str]  # of what all agree on, as this site computes them
+    rounds: int  # in which it takes part at most: those that its privacy allows, if there is a budget
     sums: SiteSums | None = None  # if the host sees sums of uploads alone
     releases: "Releases | None" = None  # None: it sends nothing that has noise of its own
     score: float | None = None
@@ -97,7 +98,7 @@ class Working:
         self.score = self._scored(round, download, state) if self.scores else None
         if self.sums is None:
             return done.state, done.upload
-        return done.state, self.sums.hide(round, self.site.contribution(round, done.upload))
+        return done.state, self.sums.hide(round, download, self.site.contribution(round, done.upload))
 
     def _scored(self, round: int, download: bytes, state: State) -> float | None:
         if not self.site.samples["test"]:
@@ -112,15 +113,13 @@ class Working:
 
 @dataclass(frozen=True)
 class Releases:
-    """Which noisy uploads a site has made, in a file: another one of the same round spends privacy again."""
+    """Which noisy uploads a site has made, in a file: another one of the same round spends privacy again.
+
+    It makes at most as many as the client that takes part most often, in all rounds that the budget allows.
+    """
 
     path: Path
     most: int
-
-    @staticmethod
-    def of(path: Path, site: Site) -> "Releases":
-        """At most as many as the client that takes part most often, in all rounds that the budget allows."""
-        return Releases(path, most_rounds(site.setup, rounds_allowed(site.algorithm, site.setup)))
 
     def add(self, upload: bytes) -> None:
         """Before an upload leaves. One that is computed again, after a crash, has the same noise and counts once."""
@@ -199,7 +198,7 @@ class SiteMember:
         working.score = None
         name, form = self.file.deploy.name, state_form(working.enrol())
         with open_site(self.folder / STATE, name, self.name, form) as store:
-            exchange = SiteExchange(store, working, self.rounds)
+            exchange = SiteExchange(store, working, working.rounds)
             reply = exchange.answer(data)
             if exchange.delivered:
                 self._write_model(store, working.site)
@@ -326,22 +325,22 @@ class SiteMember:
         if wrong:
             raise WireError(wrong)
         site = site_of(self.file.experiment, blueprint, federation, self.client, agreed.widest)
-        releases = None
+        releases, rounds = None, rounds_allowed(site.algorithm, site.setup)
         if site.algorithm.requires.client_noise:
             site = site.with_secret(secret_of(self.folder / NOISE))
-            # In secure sums, the site takes part in opening one sum of a round (deploy/secure/).
-            releases = None if site.algorithm.requires.secure else Releases.of(self.folder / RELEASED, site)
+            if not site.algorithm.requires.secure:  # in secure sums, it takes part in opening one sum of a round
+                releases = Releases(self.folder / RELEASED, most_rounds(site.setup, rounds))
         secure = self.file.experiment.server.secure
         if secure:
             check_secure(site.algorithm, site.setup)
-        sums = self._sums() if secure and self.trains else None
+        sums = self._sums(agreed.agreement.format) if secure and self.trains else None
         reports = self.file.deploy.scores and not keeps_scores(self.folder)
-        return Working(site, reports, blueprint.digests, sums, releases)
+        return Working(site, reports, blueprint.digests, rounds, sums, releases)
 
-    def _sums(self) -> SiteSums:
+    def _sums(self, format: SampleFormat) -> SiteSums:
         key, keys = read_signing_key(self.folder / SIGNING_KEY), read_site_keys(self.folder / SITE_KEYS)
         folder = site_folder(self.folder / STATE, self.file.deploy.name, self.name)
-        return SiteSums(folder, self.file.deploy.name, self.name, self.file.deploy.sites, key, keys)
+        return SiteSums(folder, self.file.deploy.name, self.name, self.file.deploy.sites, key, keys, format.to_table())
 
     def _blueprint(self, agreed: SampleFormat) -> Blueprint:
         return blueprint_of(self.file.experiment, agreed, len(self.file.deploy.sites), self.trust)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from stratafl.deploy.courier import Content
 from stratafl.deploy.secure.group import COMPLETE
 from stratafl.deploy.secure.secure_host import Ask, ClosedSumError, MaskedSum, OpenedSum, masked_sum, open_sum
 from stratafl.deploy.secure.secure_site import STEPS, Step
-from stratafl.deploy.secure.session import Announcement, Session, Signers, canonical
+from stratafl.deploy.secure.session import Announcement, Session, Signers, basis_of, canonical
 from stratafl.deploy.status import Traffic
 from stratafl.errors import DamagedError, WireError
 from stratafl.execute.exchange import ServerExchange
@@ -43,10 +44,14 @@ class SummedRound:
 
 @dataclass(frozen=True)
 class SecureRounds:
-    """Sums the uploads of rounds unseen; `folder` is that of the server's state, `signers` the keys of its sites."""
+    """Sums the uploads of rounds unseen; `folder` is that of the server's state, `signers` the keys of its sites.
+
+    `format` is the table of the agreed format of samples.
+    """
 
     folder: Path
     server: Server
+    format: Mapping[str, Any]
     signers: Signers
     sites: Attendance
     deploy: DeployTable
@@ -90,13 +95,13 @@ class SecureRounds:
         return open_sum(self._ask(masked.session, digests, traffic), masked), digests
 
     def _masked(self, exchange: ServerExchange, size: int, traffic: Traffic) -> MaskedSum:
-        why = ""
+        why, basis = "", basis_of(self.format, self.server.download(exchange.round, exchange.state, 0))
         for _ in range(MAX_SESSIONS):
             sites = [site for site in exchange.arrived if self.sites.may_try(site)]
             if len(sites) < self.least(exchange.round, exchange):
                 break
             attempt = exchange.open_session(sites)
-            session = Session(exchange.federation, exchange.round, attempt, self._cohort(exchange.round))
+            session = Session(exchange.federation, exchange.round, attempt, self._cohort(exchange.round), basis)
             try:
                 return masked_sum(self._ask(session, exchange.uploads, traffic), session, sites, size, self.signers)
             except (ClosedSumError, WireError) as error:

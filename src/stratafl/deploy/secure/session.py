@@ -18,37 +18,49 @@ from stratafl.deploy.secure.masks import KEY_BYTES
 from stratafl.errors import WireError, shown
 
 Signers = Mapping[str, Ed25519PublicKey]  # the sites that a site has agreed to, and the keys by which it knows them
-SIGNATURE_BYTES = 64
+SIGNATURE_BYTES, BASIS_BYTES = 64, 32
 
 
 @dataclass(frozen=True)
 class Session:
-    """An attempt of a round; `cohort` is the number of sites that the round asks, which every site knows itself."""
+    """An attempt of a round; a site compares `cohort` and `basis` with what it knows itself.
+
+    `cohort` is the number of sites that the round asks. `basis` is a digest of what each of them was sent, so that a
+    sum is of updates of one model: if all other sites had been sent a model that learns nothing, the sum would tell the
+    update of one (Pasquini, Francati, Ateniese, 2022).
+    """
 
     federation: str
     round: int
     attempt: int
     cohort: int
+    basis: str
 
     @property
     def name(self) -> bytes:
         return canonical(self.to_table())
 
     def to_table(self) -> list[Any]:
-        return [self.federation, self.round, self.attempt, self.cohort]
+        return [self.federation, self.round, self.attempt, self.cohort, self.basis]
 
     @staticmethod
     def from_table(entry: Any) -> "Session":
-        if isinstance(entry, list) and len(entry) == 4:
-            federation, *numbers = entry
-            if isinstance(federation, str) and all(type(each) is int and 0 <= each < 1 << 53 for each in numbers):
-                return Session(federation, *numbers)
-        raise WireError("a session has the name of a federation, a round, an attempt and a number of sites")
+        if isinstance(entry, list) and len(entry) == 5:
+            federation, round, attempt, cohort, basis = entry
+            is_whole = all(type(each) is int and 0 <= each < 1 << 53 for each in (round, attempt, cohort))
+            if isinstance(federation, str) and is_whole:
+                return Session(federation, round, attempt, cohort, from_hex(basis, BASIS_BYTES).hex())
+        raise WireError("a session has the name of a federation, a round, an attempt, a number of sites and a digest")
 
     @property
     def least(self) -> int:
         """The number of sites from which a sum is opened."""
         return opening_threshold(self.cohort)
+
+
+def basis_of(format: Mapping[str, Any], download: bytes) -> str:
+    """The digest of what a site was sent: the table of the agreed format, by which it reads samples, and its model."""
+    return sha256(sha256(canonical(format)).digest() + sha256(download).digest()).hexdigest()
 
 
 @dataclass(frozen=True)

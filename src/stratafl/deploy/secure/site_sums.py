@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from stratafl.deploy.secure.masks import Numbers
-from stratafl.deploy.secure.secure_site import SecretsOnDisk, SecureSite
-from stratafl.deploy.secure.session import Session, Signers
+from stratafl.deploy.secure.secure_site import STEPS, SecretsOnDisk, SecureSite
+from stratafl.deploy.secure.session import Session, Signers, basis_of
 from stratafl.errors import DamagedError, WireError
 from stratafl.execute.exchange.protocol import MAX_MESSAGE_BYTES, upload_digest
 from stratafl.execute.exchange.state_file import read_state, write_state
@@ -28,7 +28,10 @@ RECEIPT_BYTES = 32
 
 @dataclass(frozen=True)
 class SiteSums:
-    """`sites` are the names of all that train, by their numbers; `signers` the keys that the site's owner agreed to."""
+    """`sites` are the names of all that train, by their numbers; `signers` the keys that the site's owner agreed to.
+
+    `format` is the table of the agreed format of samples.
+    """
 
     folder: Path
     federation: str
@@ -36,13 +39,15 @@ class SiteSums:
     sites: Sequence[str]
     key: Ed25519PrivateKey
     signers: Signers
+    format: Mapping[str, Any]
 
-    def hide(self, round: int, numbers: Tensor) -> bytes:
-        """Keep the numbers of a round on the disk; the receipt that goes to the host in their place."""
+    def hide(self, round: int, download: bytes, numbers: Tensor) -> bytes:
+        """Keep the numbers on the disk that a round came to; the receipt that goes to the host in their place."""
         self._secure(()).forget()  # of an earlier round, which has ended
         receipt = token_bytes(RECEIPT_BYTES)
         digest = upload_digest(self.federation, self.site, round, receipt)
-        write_state(self.folder / NUMBERS, {**self._about(round), "upload": digest}, {"numbers": numbers})
+        record = {**self._about(round), "upload": digest, "basis": basis_of(self.format, download)}
+        write_state(self.folder / NUMBERS, record, {"numbers": numbers})
         return receipt
 
     def answer(self, table: Mapping[str, Any], cohort: Sequence[int]) -> tuple[dict[str, Any], bytes]:
@@ -51,6 +56,8 @@ class SiteSums:
         names = [self.sites[client] for client in cohort]
         if session.federation != self.federation or session.cohort != len(names) or self.site not in names:
             raise WireError("the host names another federation or another number of sites than this round has")
+        if table.get("step") == STEPS[0]:
+            self._numbers(session, table)  # before others see keys, and with them that this site was sent this model
         return self._secure(names).answer(session, str(table.get("step")), table, lambda: self._numbers(session, table))
 
     def end(self) -> None:
@@ -69,6 +76,8 @@ class SiteSums:
         record, tensors = read_state(path, MAX_MESSAGE_BYTES)
         if {**self._about(session.round), "upload": table.get("upload")}.items() - record.items():
             raise WireError("this site has numbers of another training than the host asks for: it must train again")
+        if record.get("basis") != session.basis:
+            raise WireError("this site was sent another model than the host says that all were: the session stops")
         if set(tensors) != {"numbers"}:
             raise DamagedError(f"'{path}' is damaged: remove it")
         numbers: Numbers = tensors["numbers"].numpy().view(np.uint64)
