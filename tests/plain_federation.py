@@ -103,6 +103,18 @@ class PlainFederation:
     def __exit__(self, *raised: object) -> None:
         for name in [*self.processes]:
             self.stop(name)
+        for pid in self._orphans():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _orphans(self) -> list[int]:
+        """What outlived the SuperNode that had started it, and was killed."""
+        pids, home = list[int](), f"FLWR_HOME={self.folder / 'flwr'}\0".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if home in (process / "environ").read_bytes():
+                    pids.append(int(process.name))
+        return pids
 
     # Processes
 
