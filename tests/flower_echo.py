@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from stratafl.deploy.flower_internals import HostGrid
 from stratafl.deploy.processes import FLOWER_FOLDER
 from stratafl.deploy.replies import SiteHints, nodes_of_sites
 from stratafl.deploy.server_app import HostRound
@@ -35,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         tell(given["log"], event="round", number=number, sites=sorted(sites))
         names = {node: site for site, node in sites.items()}
         hints = SiteHints(Signals(Path(os.environ[FLOWER_FOLDER])), names)
-        done = HostRound(grid, float(given["deadline"]), hints=hints).run(messages)
+        done = HostRound(HostGrid(grid), float(given["deadline"]), hints=hints).run(messages)
         answers = {names[node]: reply.content["told"] for node, reply in done.replies.items()}
         if done.replies:
             values = np.mean([reply.content["values"]["x"].numpy() for reply in done.replies.values()], axis=0)

@@ -127,7 +127,13 @@ def test_scores_that_are_none_are_refused(table, wrong):
 
 
 @pytest.mark.parametrize(
-    "table", [[], {"rounds": 1, "scores": {"nobody": {}}, "private": []}, {"rounds": 1, "scores": {}, "private": ["x"]}]
+    "table",
+    [
+        [],
+        {"rounds": 1, "scores": {"nobody": {}}, "private": []},
+        {"rounds": 1, "scores": {}, "private": ["x"]},
+        {"rounds": 1, "scores": {}, "private": [["a"]]},
+    ],
 )
 def test_a_report_of_other_sites_is_refused(table):
     with pytest.raises(WireError):

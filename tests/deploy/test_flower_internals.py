@@ -6,23 +6,35 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
+from flwr.supercore.task_identity import TaskIdentity
+
 import stratafl
 from stratafl.deploy import flower_internals, processes
+from stratafl.deploy.courier import SignedMessage
+from stratafl.deploy.messages import MAX_RECORD_BYTES, content_of, read_content
 from stratafl.deploy.processes import require_flower
 from stratafl.errors import DeployError
 
 PUBLIC = {"flwr.app", "flwr.serverapp", "flwr.clientapp"}
 HOME = "deploy/flower_internals.py"
 IMPORTED = {
-    "flwr.app.message": {"remove_content_from_message"},
+    "flwr.app.message": {"make_message", "remove_content_from_message"},
     "flwr.cli.build": {"build_fab_from_disk"},
     "flwr.common.constant": {"ACCESS_TOKEN_KEY", "HEARTBEAT_DEFAULT_INTERVAL", "SUPERLINK_NODE_ID", "SubStatus"},
-    "flwr.common.serde": {"fab_to_proto", "message_to_proto"},
+    "flwr.common.serde": {"fab_to_proto", "message_from_proto", "message_to_proto"},
     "flwr.proto": {"control_pb2"},
     "flwr.proto.fleet_pb2": {
         "ActivateNodeRequest",
@@ -32,7 +44,13 @@ IMPORTED = {
     },
     "flwr.proto.heartbeat_pb2": {"SendNodeHeartbeatRequest"},
     "flwr.proto.node_pb2": {"Node"},
-    "flwr.proto.runtime_pb2": {"AcquireTaskRequest", "PushTaskOutputRequest", "SendTaskHeartbeatRequest"},
+    "flwr.proto.runtime_pb2": {
+        "AcquireTaskRequest",
+        "PullAppMessagesRequest",
+        "PushAppMessagesRequest",
+        "PushTaskOutputRequest",
+        "SendTaskHeartbeatRequest",
+    },
     "flwr.supercore.constant": {"TaskType"},
     "flwr.supercore.control": {"ControlHttpClient"},
     "flwr.supercore.error": {"FlowerError"},
@@ -68,7 +86,9 @@ IMPORTED = {
 }
 CALLED = {  # methods and fields of theirs, by the client they belong to
     ("flwr.supercore.control", "ControlHttpClient"): "RegisterNode UnregisterNode StartRun ListRuns StopRun ListNodes",
-    ("flwr.supercore.runtime", "RuntimeHttpClient"): "AcquireTask SendTaskHeartbeat PushTaskOutput from_server_address",
+    ("flwr.supercore.runtime", "RuntimeHttpClient"): "AcquireTask SendTaskHeartbeat PushTaskOutput from_server_address "
+    "PullMessages PushMessages PullObject PushObject ConfirmMessageReceived",
+    ("flwr.superlink.grid.http_grid", "HttpGrid"): "_runtime_client",
     ("flwr.supernode.fleet_http_client", "FleetHttpClient"): "ActivateNode DeactivateNode SendNodeHeartbeat "
     "PullMessages PushMessages PullObject PushObject ConfirmMessageReceived",
     ("flwr.supercore.constant", "TaskType"): "SERVER_APP",
@@ -172,3 +192,70 @@ def test_other_versions_of_flower_are_refused_in_one_line(
 
 def test_the_installed_version_is_one_of_them() -> None:
     assert tuple(version("flwr").split(".")[:2]) in processes.FLOWER_VERSIONS
+
+
+class StoredMessages:
+    """What a SuperLink does with messages: it keeps what announces one, and the objects that it lacks."""
+
+    def __init__(self) -> None:
+        self.requests, self.announced, self.objects = list[str](), list[Any](), dict[str, bytes]()
+
+    def push(self, request: Any) -> SimpleNamespace:
+        self.requests.append("push")
+        self.announced.append((request.messages_list[0], request.message_object_trees[0]))
+        wanted = [tree.object_id for tree in iterate_object_tree(request.message_object_trees[0])]
+        return SimpleNamespace(
+            objects_to_push=wanted, session_id="s", message_ids=[request.message_object_trees[0].object_id]
+        )
+
+    def PushObject(self, request: Any) -> SimpleNamespace:
+        self.requests.append("push object")
+        assert get_object_id(request.object_content) == request.object_id
+        self.objects[request.object_id] = request.object_content
+        return SimpleNamespace(stored=True)
+
+    def PullObject(self, request: Any) -> SimpleNamespace:
+        self.requests.append("pull object")
+        return SimpleNamespace(object_found=True, object_available=True, object_content=self.objects[request.object_id])
+
+    def PushMessages(self, request: Any) -> SimpleNamespace:
+        return self.push(request)
+
+    def PullMessages(self, request: Any) -> SimpleNamespace:
+        self.requests.append("pull")
+        entries, trees = zip(*self.announced, strict=True)
+        return SimpleNamespace(messages_list=entries, message_object_trees=trees)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.requests.append("confirm")
+        assert request.message_object_id in self.objects
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_small_message_takes_four_requests_and_a_large_one_two_more_for_each_part(
+    is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    store, body = StoredMessages(), b"x" * (10 if is_small else MAX_RECORD_BYTES + 1)
+    grid = flower_internals.HostGrid(SimpleNamespace(_runtime_client=store, node=Node(node_id=1)))
+    sent = Message(content_of(SignedMessage(b"{}", body, 3, b"sig")), 7, "train.round")
+    (number,) = grid.push_messages([sent])
+    (received,) = grid.pull_messages([number], 5.0, 0.1)
+    assert read_content(received.content) == SignedMessage(b"{}", body, 3, b"sig")
+    assert received.metadata.message_id == number == sent.metadata.message_id
+    assert (received.metadata.dst_node_id, received.metadata.message_type) == (7, "train.round")
+    if is_small:
+        assert store.requests == ["push", "push object", "pull", "confirm"]
+    else:
+        assert store.requests.count("push object") == store.requests.count("pull object") > 4
+
+
+def test_an_error_reaches_the_host() -> None:
+    store = StoredMessages()
+    metadata = Metadata(1, "", 7, 1, "asked", "", 1740700801.0, 60.0, "train.round")
+    store.announced.append((message_to_proto(make_message(metadata, error=Error(2, "no"))), ObjectTree(object_id="a")))
+    store.objects["a"] = b""
+    grid = flower_internals.HostGrid(SimpleNamespace(_runtime_client=store, node=Node(node_id=1)))
+    (received,) = grid.pull_messages(["asked"], 5.0, 0.1)
+    assert (received.error.code, received.metadata.reply_to_message_id) == (2, "asked")

@@ -51,8 +51,30 @@ def test_a_host_that_does_not_list_the_classes_is_refused_unless_it_predicts_num
 
 def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
     prepare_host(tmp_path / "host", with_tables(), PLACE)
+    (tmp_path / "host" / "agreement.json").touch()
     with pytest.raises(DeployError, match=r"run\.rounds is 5 .*4"):
         prepare_host(tmp_path / "host", with_tables(run={"rounds": 4}), PLACE)
+
+
+def test_until_something_is_agreed_on_all_but_the_name_may_change_for_host_and_site(tmp_path):
+    invitation = prepare_host(tmp_path / "host", with_tables(), PLACE).invite(PLACE)
+    prepare_site(tmp_path / "a", invitation, "a")
+    changed = with_tables(run={"rounds": 4}, data={"label": "outcome"})
+    host = prepare_host(tmp_path / "host", changed, PLACE)
+    assert read_federation(host.path / "federation.toml", plain=True) == host.file == changed
+    assert prepare_site(tmp_path / "a", host.invite(PLACE), "a").file == changed
+    another = dataclasses.replace(changed.deploy, name="another")
+    with pytest.raises(DeployError, match=r"deploy\.name"):
+        prepare_host(tmp_path / "host", dataclasses.replace(changed, deploy=another), PLACE)
+
+
+def test_a_site_that_is_no_longer_named_is_shut_out(tmp_path):
+    host = prepare_host(tmp_path / "host", with_tables(), PLACE)
+    for folder in (host.path / "keys", host.path / "flower" / "sites"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("a", "z"):
+            (folder / f"{name}.pub").write_text("key")
+    assert host.shut_out() == ["z"]
 
 
 def test_a_federation_that_began_with_four_groups_goes_on_with_them(tmp_path):
@@ -87,6 +109,7 @@ def test_how_patient_a_host_is_may_change(tmp_path):
     file = with_tables(deploy={"deadline": 7.0, "megabytes": 9.0})
     prepare_host(tmp_path / "host", file, PLACE)
     assert read_federation(tmp_path / "host" / "federation.toml", plain=True) == file
+    (tmp_path / "host" / "agreement.json").touch()
     with pytest.raises(DeployError, match=r"deploy\.scores is True"):
         prepare_host(tmp_path / "host", with_tables(deploy={"scores": False}), PLACE)
 

@@ -176,6 +176,7 @@ def test_an_invitation_does_not_say_where_the_hosts_samples_are(tmp_path) -> Non
     invitation = prepare_host(tmp_path / "host", file, PLACE).invite(PLACE)
     assert "/host/" not in invitation.read_text()
     assert read_invitation(invitation, "a").file == with_tables()
+    (tmp_path / "host" / "agreement.json").touch()
     with pytest.raises(DeployError, match=r"data\.name"):  # a rehearsal with other samples is another federation
         prepare_host(tmp_path / "host", with_tables(), PLACE)
 

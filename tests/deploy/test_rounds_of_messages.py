@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Event, Timer
 from types import SimpleNamespace
+from typing import Self
 
 import pytest
 
@@ -14,13 +15,13 @@ pytest.importorskip("flwr", reason="needs pip install 'stratafl[flower]'")
 
 import httpx
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError, pull_objects
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import http_grid
 from google.protobuf.message import DecodeError
 
 from stratafl.deploy import replies
 from stratafl.deploy.courier import SignedMessage
+from stratafl.deploy.flower_internals import HostGrid
 from stratafl.deploy.replies import SiteHints, nodes_of_sites
 from stratafl.deploy.server_app import HostRound, KeyCourier
 
@@ -51,6 +52,11 @@ class FakeGrid:
     start: float = 0.0
     _retry_invoker: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(max_time=None))
     limits: list[float] = field(default_factory=list)
+    bounded_retries = HostGrid.bounded_retries
+
+    @property
+    def _grid(self) -> Self:
+        return self
 
     def get_nodes(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(name=name, node_id=node) for name, node in (("north", 7), ("south", 8))]
@@ -66,7 +72,7 @@ class FakeGrid:
             self.sent[f"m{node}"] = message
         return ids
 
-    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, ids: Iterable[str], *limits: float) -> list[Message]:
         self._check_outage()
         found = []
         for name in ids:
@@ -134,7 +140,7 @@ def test_a_reply_that_another_node_sent_is_a_failure(clock: Clock, monkeypatch: 
     grid = FakeGrid(clock, {7: (1.0, None)})
     honest = grid.pull_messages
 
-    def forged(ids: Iterable[str]) -> list[Message]:
+    def forged(ids: Iterable[str], *limits: float) -> list[Message]:
         found = honest(ids)
         for reply in found:
             reply.metadata.__dict__["_src_node_id"] = 99
@@ -195,12 +201,12 @@ class UnreadableGrid(FakeGrid):
 
     reply: object = None
 
-    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, ids: Iterable[str], *limits: float) -> list[Message]:
         if "m7" not in (asked := list(ids)):
-            return super().pull_messages(asked)
+            return super().pull_messages(asked, *limits)
         if isinstance(self.reply, Exception):
             raise self.reply  # nothing of the others arrives
-        found = super().pull_messages(asked)
+        found = super().pull_messages(asked, *limits)
         return [self.reply, *(each for each in found if each.metadata.src_node_id != 7)]  # type: ignore[list-item]
 
 
@@ -237,7 +243,7 @@ class SlowGrid(FakeGrid):
         super().__init__(Clock(), answers)
         self.whole = Event()
 
-    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, ids: Iterable[str], *limits: float) -> list[Message]:
         def rest(number: str) -> bytes:
             if not self.whole.is_set():
                 raise ObjectUnavailableError(number)
@@ -245,8 +251,9 @@ class SlowGrid(FakeGrid):
 
         asked = list(ids)
         if asked == ["m7"]:
-            http_grid.pull_objects(["a"], rest, max_tries_per_object=100)  # flwr's 500 tries take 80 minutes
-        return super().pull_messages(asked)
+            seconds, pause = limits
+            pull_objects(["a"], rest, max_tries_per_object=100, max_time=seconds, backoff_cap=pause)
+        return super().pull_messages(asked, *limits)
 
 
 def test_a_reply_that_never_comes_whole_holds_up_nobody(identity: None) -> None:
@@ -302,7 +309,7 @@ def test_with_hints_a_reply_is_asked_for_when_it_is_there_and_otherwise_now_and_
     signals.is_silent = is_silent
     asked = list[str]()
     pull = grid.pull_messages
-    grid.pull_messages = lambda ids: asked.extend(ids) or pull(ids)
+    grid.pull_messages = lambda ids, *limits: asked.extend(ids) or pull(ids)
     done = HostRound(grid, 60, hints=SiteHints(signals, {7: "north", 8: "south"})).run(messages(7, 8))
     assert set(done.replies) == {7, 8}
     assert signals.posted == ["north", "south"]

@@ -3,7 +3,9 @@
 import hmac
 import json
 from dataclasses import replace
+from fractions import Fraction
 from hashlib import sha256
+from math import comb
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from secure_sites import Sites, summed
 from stratafl.core.secure_sums import opening_threshold
-from stratafl.deploy.secure.group import COMPLETE, neighbours, peers_of
+from stratafl.deploy.secure.group import COMPLETE, Group, Peers, neighbours, peers_of, ring_of
 from stratafl.deploy.secure.masks import add_mask, derived_key, new_secret, public_key, shared_key
 from stratafl.deploy.secure.secure_host import ClosedSumError
 from stratafl.deploy.secure.secure_site import STEPS, SecretsOnDisk
@@ -266,11 +268,12 @@ def test_a_session_that_was_forgotten_before_it_was_opened_is_not_begun_again():
     host.say("ada", "keys", {}, session(0, 2))
 
 
-# Hosts that lie. Eleven ways, and the tests of each:
+# Hosts that lie. Twelve ways, and the tests of each:
 #
 #     names two lists of survivors            …two_sets_of_survivors_to_one_site…, …to_different_sites…
 #     repeats a round, wants a second sum     …replays_a_round…, and a session that was forgotten
 #     swaps keys, or uses an old session's    …swaps_the_keys…, …keys_of_another_session…
+#     cuts the ring of more than 50 sites     …cuts_the_ring…
 #     sends sites different models            …different_models…, and what a site compares: test_secure_keys.py
 #     invents a site                          …invents_a_site…; names another cohort: test_secure_keys.py
 #     counts a site twice, names too few      …counts_a_site_twice…, …fewer_than_three_sites…
@@ -492,6 +495,38 @@ def test_above_fifty_sites_peers_are_a_ring_of_the_stated_safety():
         order = sorted(names, key=lambda name: sha256(name.encode()).digest())
         corrupt = set(order[: count // 5])
         assert all(len(each & corrupt) < peers.threshold for each in ring.values())
+
+
+def test_a_host_that_cuts_the_ring_in_two_parts_is_refused_and_chance_does_not_cut_it():
+    """Were two stretches of k/2 sites gone, masks would cancel in each of the two parts between them."""
+    count = 300
+    names, which = [f"s{i:03d}" for i in range(count)], session(cohort=count)
+    group = Group(which, [Announcement(name, *([bytes(32)] * 3), b"") for name in names])
+    peers, ring = peers_of(count, which.least), ring_of(names, group.digest)
+    assert set(group.peers(ring[0])) == {*ring[1 : peers.count // 2 + 1], *ring[-(peers.count // 2) :]}
+    away = peers.count // 2 - peers.least + 1  # all but as many as could work for the host
+    cut = {*ring[5 : 5 + away], *ring[count // 2 : count // 2 + away]}
+    assert len(names) - len(cut) >= which.least  # which is not noticed by the number of those who are left
+    with pytest.raises(WireError, match=str(peers.least)):
+        group.check_part([name for name in names if name not in cut], ring[0], names)
+    for seed in range(20):
+        gone = set(np.random.default_rng(seed).choice(names, count // 5, replace=False).tolist()) - {ring[0]}
+        group.check_part([name for name in names if name not in gone], ring[0], names)
+
+
+def test_the_size_of_the_ring_is_that_of_its_probabilities():
+    """Of 300 sites, 60 work for the host: hypergeometric tails, summed up by hand with fractions."""
+    sites, marked, k, threshold, least = 300, 60, 146, 74, 40
+    assert peers_of(sites, 201) == Peers(k, threshold, least)
+
+    def tail(others, drawn, n):
+        ways = [comb(marked, i) * comb(others - marked, drawn - i) for i in range(n, drawn + 1)]
+        return Fraction(sum(ways), comb(others, drawn)) * sites
+
+    assert tail(sites - 1, k, threshold) <= Fraction(1, 2**40)
+    assert tail(sites - 1, k, k - threshold + 2) <= Fraction(1, 2**20)
+    assert tail(sites, k // 2, least) <= Fraction(1, 2**40) < tail(sites, k // 2, least - 1)
+    assert tail(sites, k // 2, k // 2 - least + 1) <= Fraction(1, 2**20)
 
 
 @pytest.mark.slow

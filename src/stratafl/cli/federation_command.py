@@ -18,7 +18,7 @@ from stratafl.deploy.member import STATE, SiteMember
 from stratafl.deploy.serving import FILE, checked_log
 from stratafl.deploy.site_model import NODE, member_in
 from stratafl.deploy.site_scores import report_metric
-from stratafl.deploy.status import read_counts, read_status
+from stratafl.deploy.status import LASTING, read_counts, read_status
 from stratafl.errors import BusyError, DeployError, counted, unknown
 from stratafl.execute.exchange import site_folder
 from stratafl.execute.exchange.site_store import read_standing
@@ -39,7 +39,7 @@ def print_status(folder: Path, as_json: bool, trust: bool) -> None:
         lines = [f"{key}: {value}" for key, value in facts.items()]
     elif (folder / FILE).exists():
         file = read_federation(folder / FILE, plain=True)
-        facts = {"running": is_running(folder), **(read_status(folder) or {})}
+        facts = shown_facts(folder, is_running(folder))
         lines = host_lines(facts)
     else:
         raise DeployError(f"'{folder}' is neither a host's nor a site's folder: name federations/NAME or sites/NAME")
@@ -64,6 +64,17 @@ def is_running(folder: Path) -> bool:
     except BusyError:
         return True
     return False
+
+
+def shown_facts(folder: Path, running: bool) -> dict[str, Any]:
+    """The status of a host; one that does not run is connected to no site, whatever it wrote last."""
+    facts = {"running": running, **(read_status(folder) or {})}
+    if not running and facts.get("state", "starting") in ("starting", "running"):
+        facts["state"] = "stopped"
+        for site in facts.get("sites", {}).values():
+            if site["state"] not in LASTING:
+                site["state"] = "not connected"
+    return facts
 
 
 def host_lines(facts: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from stratafl.cli.command_options import HostOptions
 from stratafl.cli.console import note_console, print_note, result_console, show_warnings
-from stratafl.cli.federation_command import sites_table
+from stratafl.cli.federation_command import shown_facts, sites_table
 from stratafl.cli.interrupt import INTERRUPTED, interruptible
 from stratafl.config.deployment import read_federation
 from stratafl.config.experiment import read_toml
@@ -27,6 +27,7 @@ from stratafl.deploy.consent import (
     summed_with,
     what_leaves_site,
 )
+from stratafl.deploy.federation_report import REPORT, FederationReport
 from stratafl.deploy.flower_app import node_configuration
 from stratafl.deploy.folders import (
     HostFolder,
@@ -69,6 +70,7 @@ def host_federation(config: Path, options: HostOptions) -> int:
     console = note_console()
     with ExitStack() as stack:
         stack.enter_context(private_folder(folder))  # before anything in it is changed
+        console.print(f"starting federation '{file.deploy.name}' …", markup=False)
         prepared = prepare_host(folder, file, place, trust, options.keys)
         for site in options.forget or ():
             forget_site(folder, site, trust=trust)
@@ -154,7 +156,7 @@ class _Watch:
         with quietly as interrupt, Live(console=self._console, auto_refresh=False, transient=True) as live:
             while (end := self._look(live)) is None and not interrupt.asked:
                 time.sleep(LOOK)
-        self._console.print(self._table(read_status(self._prepared.path) or {}))
+        self._console.print(self._table(shown_facts(self._prepared.path, running=end is not None)))
         if end is None:
             self._console.print("stopping; completed rounds are saved. Run the same command to continue.")
             return INTERRUPTED
@@ -169,8 +171,8 @@ class _Watch:
             for line in events:
                 print_note(line, self._console)
             status = read_status(self._prepared.path) or {}
-            self._repeat(status)
             self._show(live, status)
+            self._repeat(status)
             self._measure()
             return self._ended()
         return None
@@ -312,7 +314,7 @@ def join_federation(
     if not (folder / AGREED).exists():
         print_note(f"send '{public}' to the host, which then lets this site in; keep the other files here")
     standing = site_folder(prepared.path / STATE, file.deploy.name, site)
-    shown_status, delivered = dict[str, str](), 0
+    shown_status, delivered, reported = dict[str, str](), 0, changed_at(prepared.path / REPORT)
     with (
         SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
@@ -329,6 +331,11 @@ def join_federation(
                 print_note(
                     f"this site has its model after round {rounds}: strata predict {folder} --data FILE", console
                 )
+            if (changed := changed_at(prepared.path / REPORT)) != reported:
+                reported, report = changed, FederationReport.load(prepared.path, file)
+                if report is not None and report.heard > {site}:  # its own scores come first
+                    todo = f"strata report {folder}; nothing is left to do, so you may end this with Ctrl-C"
+                    print_note(f"the federation is finished, and its report is here: {todo}", console)
             time.sleep(LOOK)
         console.print("leaving; the personal state is kept. Run the same command to join again.")
     return INTERRUPTED

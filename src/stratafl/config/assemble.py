@@ -34,6 +34,7 @@ from stratafl.data import IID, Federation, Partition, Samples, from_samples, loa
 from stratafl.data.loading import shared_federation
 from stratafl.data.memory_limit import USUAL_LIMIT, MemoryLimit
 from stratafl.data.splitting import SplitPlan
+from stratafl.data.user_files import perhaps_clients
 from stratafl.errors import DataError, ModelError, PhaseError, RecordError, counted
 from stratafl.evaluation.diagnostics import LayerDiagnostics
 from stratafl.execute import Simulation, simulation
@@ -171,6 +172,8 @@ def log_standardisation(federation: Federation) -> None:
 def _fallback(data: DataTable, samples: Samples) -> Partition:
     """The partition if none is set; settings without an effect on it are refused."""
     usual = partition_of(data)
+    if data.partition == "auto" and samples.owner is None and (hint := perhaps_clients(samples.codes)):
+        log.warning("'%s': %s", data.name, hint)
     dividing = ["per_client", *vars(usual)]
     if data.partition == "auto" and samples.owner is not None:
         clients = len(np.unique(samples.owner))

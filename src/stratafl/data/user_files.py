@@ -182,7 +182,7 @@ def _alike(wanted: Sequence[str], columns: Columns) -> str | None:
     return next((name for name in columns if name.lower() in {each.lower() for each in wanted}), None)
 
 
-def _perhaps_clients(columns: Sequence[TableColumn]) -> str:
+def perhaps_clients(columns: Sequence[TableColumn]) -> str:
     """A hint if a category may name the clients."""
     categories = [column.name for column in columns if column.kind == CATEGORY]
     sites = [name for name in categories if name.lower() in _SITES] or (categories if len(categories) == 1 else [])
@@ -229,8 +229,7 @@ def _coded(columns: Columns, reading: Reading, place: Path, owner: Column | None
     if problems:
         raise DataError(f"'{place}': {'; '.join(problems)}")
     doubts = [doubt for column in kinds if (doubt := doubt_about_dates(column, plain[column.name]))]
-    hint = "; ".join([*doubts, *filter(None, ["" if owner is not None else _perhaps_clients(kinds)])])
-    return Content(np.stack(codes, axis=1), remark=hint, codes=tuple(kinds))
+    return Content(np.stack(codes, axis=1), remark="; ".join(doubts), codes=tuple(kinds))
 
 
 def _texts(names: Sequence[str], columns: Mapping[str, Any], reading: Reading, place: Path) -> Content:

@@ -44,9 +44,9 @@ class FederationReport:
         match table:
             case {"rounds": int(rounds), "scores": dict(scores), "private": list(private)} if rounds >= 0:
                 names = frozenset(file.deploy.all_sites)
-                if {*scores, *private} <= names and len(private) <= len(names):
+                if all(isinstance(site, str) for site in private) and {*scores, *private} <= names:
                     read = {site: SiteScores.from_table(each) for site, each in scores.items()}
-                    return FederationReport(rounds, read, tuple(private))
+                    return FederationReport(rounds, read, tuple(dict.fromkeys(private)))
         raise WireError("this is not the report of this federation: run the same version on both sides")
 
     def save(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class FederationReport:
             return None
         try:
             return FederationReport.from_table(json_value(read_plain(path, MAX_REPORT_BYTES)), file)
-        except (WireError, ValueError, TypeError) as error:
+        except (WireError, ValueError) as error:
             raise DamagedError(f"'{path}' is damaged ({error}): remove it, and host again") from error
 
 

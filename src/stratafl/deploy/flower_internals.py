@@ -7,7 +7,7 @@ nothing of a SuperLink. tests/deploy/test_flower_internals.py lists all names, a
 """
 
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from hmac import compare_digest
@@ -26,8 +26,7 @@ CONTROL_ACCOUNTS = ("flwr.superlink.cli.flower_superlink", "load_control_authn_p
 FLEET_PUSH = ("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages")  # else sites speak for each other
 TASK_PATIENCE = ("flwr.supercore.corestate.sql_corestate", "HEARTBEAT_PATIENCE")  # else an outage of 60 s ends a run
 DATABASE = ("flwr.supercore.sql_mixin", "SQLITE_PRAGMAS")  # else a database that is busy for 5 s fails a request
-GRID_PULL = ("flwr.superlink.grid.http_grid", "pull_objects")  # else half a reply is waited for longer than an hour
-REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE, GRID_PULL)
+REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE)
 
 
 def current(name: tuple[str, str]) -> Any:
@@ -243,54 +242,26 @@ class FleetNode:
 
     def message(self) -> Any:
         """The next message, whole and confirmed, or None."""
-        from flwr.app import Message
         from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-            make_confirm_message_received_fn_protobuf,
-            make_pull_object_fn_protobuf,
-        )
-        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
         from flwr.supercore.task_identity import TaskIdentity
 
         pulled = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not pulled.messages_list:
             return None
-        run, tree = pulled.messages_list[0].metadata.run_id, pulled.message_object_trees[0]
-        message: Any = pull_and_inflate_object_from_tree(
-            tree,
-            make_pull_object_fn_protobuf(self._client.PullObject, self._node, run),
-            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run),
-            return_type=Message,
-            **_PIECES,
-        )
-        message.metadata.__dict__["_message_id"] = tree.object_id  # which the message itself cannot hold
+        entry, tree = pulled.messages_list[0], pulled.message_object_trees[0]
+        message = _received(self._client, self._node, entry, tree, **_PIECES)
+        run = entry.metadata.run_id
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.number, 0  # of the reply
         return message
 
     def send(self, reply: Any) -> None:
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            get_object_tree,
-            no_object_id_recompute,
-        )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
 
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        run = reply.metadata.run_id
-        with no_object_id_recompute():
-            request = PushMessagesRequest(
-                node=self._node,
-                messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[get_object_tree(reply)],
-                clientapp_runtime_list=[0.0],
-            )
-            pushed = self._client.PushMessages(request)
-            push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, pushed.session_id)
-            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(pushed.objects_to_push))
+        entry, tree, objects = _parts(reply)
+        request = PushMessagesRequest(
+            node=self._node, messages_list=[entry], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+        )
+        _push_objects(self._client, self._node, reply, objects, self._client.PushMessages(request))
 
 
 def sign_off(server: str, root_certificates: bytes, key: Any, node_id: int) -> None:
@@ -308,33 +279,110 @@ def message_is_lost() -> tuple[type[Exception], ...]:
     return ObjectPullError, ObjectPushError
 
 
+# Messages of both: what has no arrays is small, and travels whole in the request that announces it, because the
+# SuperLink keeps a message with its content; flwr takes a request for each record, each way.
+
+
+def _parts(message: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """What announces a message, the tree of its objects, and the objects, which follow one by one.
+
+    Of a message that travels whole, the one object has its metadata, and an error in the place of its content, because
+    flwr knows no message without either; who receives it reads the content of the announcement.
+    """
+    from flwr.app import Error
+    from flwr.app.message import make_message, remove_content_from_message
+    from flwr.common.serde import message_to_proto
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        no_object_id_recompute,
+    )
+
+    is_whole = message.has_content() and not message.content.array_records
+    with no_object_id_recompute():
+        top = make_message(message.metadata, error=Error(0)) if is_whole else message
+        message.metadata.__dict__["_message_id"] = top.object_id
+        entry = message_to_proto(message if is_whole else remove_content_from_message(message))
+        return entry, get_object_tree(top), get_all_nested_objects(top)
+
+
+def _push_objects(client: Any, node: Any, message: Any, objects: dict[str, Any], announced: Any) -> None:
+    """What the SuperLink lacks of a message that was announced."""
+    from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+    from flwr.supercore.inflatable.inflatable_utils import push_objects
+
+    run, missing = message.metadata.run_id, set(announced.objects_to_push)
+    with no_object_id_recompute():
+        push = make_push_object_fn_protobuf(client.PushObject, node, run, announced.session_id)
+        push_objects(objects, push, object_ids_to_push=missing)
+
+
+def _received(client: Any, node: Any, entry: Any, tree: Any, **limits: Any) -> Any:
+    """The message of an announcement, whole and confirmed."""
+    from flwr.app import Message
+    from flwr.common.serde import message_from_proto
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+        make_confirm_message_received_fn_protobuf,
+        make_pull_object_fn_protobuf,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+    run = entry.metadata.run_id
+    confirm = make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)
+    if tree.children:
+        pull = make_pull_object_fn_protobuf(client.PullObject, node, run)
+        message: Any = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message, **limits)
+    else:
+        message = message_from_proto(entry)
+        confirm(tree.object_id)
+    message.metadata.__dict__["_message_id"] = tree.object_id  # which the message itself cannot hold
+    return message
+
+
 # The grid of a ServerApp
 
 
-@contextmanager
-def bounded_pulls(seconds: Callable[[], float], pause: float) -> Iterator[None]:
-    """Limit how long a grid waits for the rest of a reply."""
-    pull = current(GRID_PULL)
+class HostGrid:
+    """The grid that flwr gives to a ServerApp, with whole messages, and a limit to how long half a reply is waited for.
 
-    def bounded(*arguments: Any, **options: Any) -> Any:
-        return pull(*arguments, **{**options, "max_time": max(0.0, seconds()), "backoff_cap": pause})
+    flwr's own waits for longer than an hour.
+    """
 
-    replace(GRID_PULL, bounded)
-    try:
-        yield
-    finally:
-        replace(GRID_PULL, pull)
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
 
+    def get_nodes(self) -> Any:
+        return self._grid.get_nodes()
 
-@contextmanager
-def bounded_retries(grid: Any, seconds: float) -> Iterator[None]:
-    """Limit how long a grid retries: flwr retries for ever, past any deadline."""
-    retries = getattr(grid, "_retry_invoker", None)
-    if retries is None:
-        yield
-        return
-    retries.max_time = seconds
-    try:
-        yield
-    finally:
-        retries.max_time = None
+    def push_messages(self, messages: Sequence[Any]) -> list[str]:
+        """Send messages; their ids, or "" for one that was not accepted."""
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+        numbers, client = list[str](), self._grid._runtime_client
+        for message in messages:
+            entry, tree, objects = _parts(message)
+            request = PushAppMessagesRequest(messages_list=[entry], message_object_trees=[tree])
+            announced = client.PushMessages(request)
+            _push_objects(client, self._grid.node, message, objects, announced)
+            numbers += announced.message_ids
+        return numbers
+
+    def pull_messages(self, numbers: Sequence[str], seconds: float, pause: float) -> list[Any]:
+        """The replies that are there to these messages, each of which may take so long until it is whole."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        client, limits = self._grid._runtime_client, {"max_time": seconds, "backoff_cap": pause}
+        pulled = client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+        announced = zip(pulled.messages_list, pulled.message_object_trees, strict=True)
+        return [_received(client, self._grid.node, entry, tree, **limits) for entry, tree in announced]
+
+    @contextmanager
+    def bounded_retries(self, seconds: float) -> Iterator[None]:
+        """Limit how long requests are retried: flwr retries for ever, past any deadline."""
+        retries = self._grid._retry_invoker
+        retries.max_time = seconds
+        try:
+            yield
+        finally:
+            retries.max_time = None

@@ -111,12 +111,13 @@ class HostFolder:
         return {path.stem: path for path in sorted(self.keys.glob("*.pub")) if path.stem not in registered}
 
     def shut_out(self) -> list[str]:
-        """Let the gate refuse sites whose key was removed from the folder of keys, or is another one now; their names.
+        """Let the gate refuse sites that are no longer named, or whose key was removed from its folder or changed.
 
         A removed key that is put back is let in again.
         """
         admitted = {path.stem: path for path in sorted((self.path / ADMITTED).glob("*.pub"))}
-        names = [site for site, path in admitted.items() if not _same(self.keys / path.name, path)]
+        named = self.file.deploy.all_sites
+        names = [site for site, path in admitted.items() if site not in named or not _same(self.keys / path.name, path)]
         for site in names:
             admitted[site].unlink(missing_ok=True)
         return names
@@ -321,9 +322,15 @@ def _invited_keys(lines: object, file: FederationFile, path: Path) -> dict[str, 
 
 
 def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:
-    """Write the federation's file and return it; one that is there may be extended or more patient."""
+    """Write the federation's file and return it; one that is there may be extended or more patient.
+
+    Until the first agreement anything but its name may change: no round depends on it, and sites consent again.
+    """
     path = folder / FILE
     stored = read_federation(path, plain=True) if path.exists() else None
+    if stored is not None and stored.deploy.name == file.deploy.name and not (folder / AGREED).exists():
+        same = stored.invited() if of_site else stored
+        stored = stored if same.common() == file.as_begun(read_toml(path, plain=True)).common() else None
     begun = with_format({})
     if stored is not None:
         begun = {"format": read_toml(path, plain=True).get("format", UNNUMBERED_FEDERATION)}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Thread
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -57,7 +57,7 @@ class MessageRound:
     so when the upload expires, 180 s later.
     """
 
-    def __init__(self, grid: Grid, deadline: float, late: float = 0.0, hints: SiteHints | None = None) -> None:
+    def __init__(self, grid: Any, deadline: float, late: float = 0.0, hints: SiteHints | None = None) -> None:
         self.grid, self.deadline, self.late, self.hints = grid, deadline, late, hints
         self.looks = dict[str, tuple[int, float]]()  # by id: the hint that was followed, and when it was looked anyway
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
@@ -65,9 +65,8 @@ class MessageRound:
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
 
     def run(self, messages: Sequence[Message]) -> Self:
-        with self.limited_pulls():
-            self.begin(messages)
-            self._collect()
+        self.begin(messages)
+        self._collect()
         self.silent = frozenset(self.waiting.values())
         self.failures |= dict.fromkeys(self.silent, f"no answer within {self.deadline - self.left():.0f} s")
         return self
@@ -79,9 +78,9 @@ class MessageRound:
         self._push(messages)
         return self
 
-    def limited_pulls(self) -> AbstractContextManager[None]:
-        """A limit to how long the grid waits for the rest of a reply: with Flower's public names there is none."""
-        return nullcontext()
+    def pull(self, number: str) -> list[Message]:
+        """The reply to a message if it is there; with Flower's public names, its rest is waited for without a limit."""
+        return list(self.grid.pull_messages([number]))
 
     def limited_retries(self) -> AbstractContextManager[None]:
         """A limit to how long the grid retries: by its public names flwr retries for ever, past any deadline."""
@@ -115,7 +114,7 @@ class MessageRound:
         with self._reachable():
             for number, node in self.waiting.items():
                 if number not in self.pulls and self._may_be_there(number, node):
-                    self.pulls[number] = in_background(self._pull, number)
+                    self.pulls[number] = in_background(self.pull, number)
             done, _ = wait(self.pulls.values(), PAUSES[-1 if self.hints is None else 0], FIRST_COMPLETED)
             for number in [number for number, pull in self.pulls.items() if pull in done]:
                 self._pulled(number, self.pulls.pop(number))
@@ -131,9 +130,6 @@ class MessageRound:
             return False
         self.looks[number] = asked, now
         return True
-
-    def _pull(self, number: str) -> list[Message]:
-        return list(self.grid.pull_messages([number]))
 
     def _pulled(self, number: str, pull: "Future[list[Message]]") -> None:
         """The reply to one message, if it is there."""

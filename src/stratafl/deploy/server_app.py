@@ -4,11 +4,12 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from stratafl.deploy.flower_internals import bounded_pulls, bounded_retries
+from stratafl.deploy.flower_internals import HostGrid
 from stratafl.deploy.grid_courier import GridCourier
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.messages import most_message_bytes
@@ -23,7 +24,7 @@ app = ServerApp()
 class KeyCourier(GridCourier):
     """Messages by the names that keys were registered for."""
 
-    def __init__(self, grid: Grid, signals: Signals | None = None) -> None:
+    def __init__(self, grid: Any, signals: Signals | None = None) -> None:
         super().__init__(grid)
         self._signals = signals
 
@@ -39,11 +40,12 @@ class KeyCourier(GridCourier):
 class HostRound(MessageRound):
     """A round with limits for what flwr would do for longer than its deadline."""
 
-    def limited_pulls(self) -> AbstractContextManager[None]:
-        return bounded_pulls(lambda: self.left() + self.late, PAUSES[-1])
+    def pull(self, number: str) -> list[Message]:
+        return list(self.grid.pull_messages([number], max(0.0, self.left() + self.late), PAUSES[-1]))
 
     def limited_retries(self) -> AbstractContextManager[None]:
-        return bounded_retries(self.grid, max(1.0, self.left()))
+        retries: AbstractContextManager[None] = self.grid.bounded_retries(max(1.0, self.left()))
+        return retries
 
 
 @app.main()
@@ -59,7 +61,7 @@ def limit_replies(upload: int) -> None:
 
 def signed_courier(grid: Grid) -> SignedCourier:
     signals = Signals(Path(os.environ[FLOWER_FOLDER]))
-    return SignedCourier(KeyCourier(grid, signals), HostSignatures(host_folder()))
+    return SignedCourier(KeyCourier(HostGrid(grid), signals), HostSignatures(host_folder()))
 
 
 def host_folder() -> Path:

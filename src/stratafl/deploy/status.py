@@ -62,7 +62,7 @@ class Status:
     def round(self, t: int, cohort: Sequence[str]) -> None:
         for site in cohort:
             if self._sites[site]["state"] != "set aside":
-                self._sites[site]["state"] = "asked"
+                self._sites[site]["state"] = "training"
         self._note(round=t)
 
     def seen(self, connected: Collection[str]) -> None:

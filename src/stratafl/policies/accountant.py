@@ -2,8 +2,9 @@
 
 A round adds noise of `noise` times the largest distance of two neighbours. Rounds without a client say nothing of it,
 so that T, the number of rounds it takes part in, is what counts, and all T together are one Gaussian mechanism of noise
-`noise`/√T (Dong, Roth, Su, 2022). Its δ(ε) is exact (Balle, Wang, 2018). Parts of a model with noise of their own are
-one mechanism too, of 1/z² = Σ 1/z_l².
+`noise`/√T (Dong, Roth, Su, 2022, Corollary 3.3: μ² = Σ μ_t², where μ_t = 1/noise). Its δ(ε) is exact (Balle, Wang,
+2018, Theorem 8; Dong, Roth, Su, Corollary 2.13). Parts of a model with noise of their own are one mechanism too, of
+1/z² = Σ 1/z_l², again by Corollary 3.3.
 
 Nothing is gained from cohorts being sampled: who takes part follows from the run's seed, which all sites know. So
 there is no bound for a sampling here that could be applied to another one.
@@ -32,6 +33,7 @@ FAR, BEYOND = 12, 2e-31  # deviations, and a bound for the probability of a Gaus
 
 def delta_of(epsilon: float, mu: float) -> float:
     """δ = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), where μ is the distance of neighbours in standard deviations."""
+    # Balle, Wang, Theorem 8, with Δ/σ = μ
     near, far = torch.tensor([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu], dtype=torch.float64)
     first, second = torch.special.log_ndtr(near), epsilon + torch.special.log_ndtr(far)
     return max(0.0, float(first.exp() - second.exp()))
@@ -44,7 +46,7 @@ def epsilon_of(noise: float, rounds: int, delta: float) -> float:
         return 0.0
     if not noise or delta <= 0:
         return inf
-    mu = rounds**0.5 / noise
+    mu = rounds**0.5 / noise  # Dong, Roth, Su, Corollary 3.3
     low, high = 0.0, 1.0
     while delta_of(high, mu) > delta:
         high *= 2

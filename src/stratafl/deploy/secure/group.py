@@ -1,9 +1,11 @@
 """The members of a session: who shares masks with whom, and the keys between two of them.
 
 Up to 50 sites share masks with all others, from 51 sites on with k neighbours on a ring (Bell et al., 2020): sites in a
-random order, each with the k/2 before and after it. k is the smallest with which, if up to a fifth of the sites work
-for the host and another fifth drop out, three things fail with the probabilities below: a site's secrets stay hidden,
-the rest of the ring holds together (2^-40), and the sum can be opened (2^-20).
+random order, each with the k/2 before and after it. If up to a fifth of the sites work for the host, and it says who
+drops out, it could cut the ring at two places and open the sums of both parts. So sites stop unless every k/2 sites in
+succession have more survivors than work for the host: then one of them is honest, and shares a mask with the next
+honest one. k is the smallest with which these fail with the probabilities below: a site's secrets stay hidden, the ring
+is whole (2^-40), and if another fifth drops out by chance, the sum can be opened (2^-20).
 """
 
 from collections.abc import Sequence
@@ -17,16 +19,17 @@ from stratafl.deploy.secure.session import Announcement, Session, canonical, mem
 from stratafl.errors import WireError
 
 COMPLETE = 50  # sites up to which each has all others as peers
-CORRUPT, DROPPED = 5, 5  # one in five works for the host, one in five drops out
+MARKED = 5  # one in five works for the host, and one in five drops out
 _HIDDEN, _OPENED = 2.0**-40, 2.0**-20
 
 
 @dataclass(frozen=True)
 class Peers:
-    """How many peers a site has, and how many shares give a secret of it."""
+    """How many peers a site has, how many shares give a secret of it, and how many of `count`/2 in succession stay."""
 
     count: int
     threshold: int
+    least: int = 0
 
 
 def peers_of(sites: int, least: int) -> Peers:
@@ -37,34 +40,39 @@ def peers_of(sites: int, least: int) -> Peers:
 
 @cache
 def _ring(sites: int) -> Peers | None:
-    """The smallest k that is safe, and its threshold; None if only all others are enough."""
-    others = sites - 1
-    corrupt, alive = sites // CORRUPT, others - sites // DROPPED
-    for k in range(2, others, 2):
-        if sites * (1 / CORRUPT + 1 / DROPPED) ** (k // 2) > _HIDDEN:
+    """The smallest k that is safe; None if only all others are enough."""
+    marked = sites // MARKED
+    for k in range(2, sites - 1, 2):
+        of_peers, of_stretch = (
+            [sites * p for p in _tails(*drawn, marked)] for drawn in ((sites - 1, k), (sites, k // 2))
+        )
+        least = next(n for n, failing in enumerate(of_stretch) if failing <= _HIDDEN)
+        if least > k // 2 or of_stretch[k // 2 - least + 1] > _OPENED:
             continue
         for threshold in range(k // 2 + 1, k + 1):  # of k + 1 holders, the site itself is one
-            hidden = sites * _tail(others, corrupt, k, threshold) <= _HIDDEN
-            opened = sites * _tail(others, others - alive, k, k - threshold + 2) <= _OPENED
-            if hidden and opened:
-                return Peers(k, threshold)
+            if of_peers[threshold] <= _HIDDEN and of_peers[k - threshold + 2] <= _OPENED:
+                return Peers(k, threshold, least)
     return None
 
 
-def _tail(others: int, marked: int, drawn: int, least: int) -> float:
-    """The probability that of `drawn` of the others at least `least` are marked."""
-    ways = sum(comb(marked, n) * comb(others - marked, drawn - n) for n in range(max(least, 0), min(marked, drawn) + 1))
-    return ways / comb(others, drawn)
+def _tails(sites: int, drawn: int, marked: int) -> list[float]:
+    """The probabilities that of `drawn` sites at least 0, 1, … and `drawn` + 1 are marked."""
+    ways = [comb(marked, n) * comb(sites - marked, drawn - n) for n in range(drawn + 1)]
+    return [sum(ways[n:]) / comb(sites, drawn) for n in range(drawn + 2)]
 
 
 def neighbours(names: Sequence[str], name: str, count: int, seed: bytes) -> tuple[str, ...]:
     """The peers of a site, by name; who is a peer of whom follows from the seed, which no single site chooses."""
     if count >= len(names) - 1:
         return tuple(sorted(other for other in names if other != name))
-    ring = sorted(names, key=lambda member: sha256(seed + member.encode()).digest())
+    ring = ring_of(names, seed)
     place = ring.index(name)
     steps = [step for step in range(-(count // 2), count // 2 + 1) if step]
     return tuple(sorted(ring[(place + step) % len(ring)] for step in steps))
+
+
+def ring_of(names: Sequence[str], seed: bytes) -> list[str]:
+    return sorted(names, key=lambda member: sha256(seed + member.encode()).digest())
 
 
 class Group:
@@ -94,6 +102,13 @@ class Group:
             raise WireError("the host names sites that took no part before, or leaves this one out: the session stops")
         if len(part) < self.session.least:
             raise WireError(f"only {len(part)} sites are left, and {self.session.least} must be: the session stops")
+        if self._peers.least:
+            present, stretch = [each in part for each in ring_of(self.names, self.digest)], self._peers.count // 2
+            around = present + present[: stretch - 1]
+            fewest = min(sum(around[place : place + stretch]) for place in range(len(present)))
+            if fewest < self._peers.least:
+                least = f"only {fewest} of {stretch} neighbours on the ring are left, and {self._peers.least} must be"
+                raise WireError(f"{least}, or a sum of some of the sites could be opened: the session stops")
 
     def share_key(self, secret: bytes, sender: str, receiver: str, other: str) -> bytes:
         """The key with which one site encrypts shares for another; `other` is whichever of them asks not."""
