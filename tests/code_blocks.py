@@ -33,6 +33,7 @@ SHELLS = ("bash", "console")
 LANGUAGES = (*SHELLS, "python", "toml", "json", "text")
 PROGRAMS = {"apt-get", "cd", "cp", "docker", "dpkg", "export", "flower-supernode", "flwr", "git", "head"}
 PROGRAMS |= {"mkdir", "npm", "pip", "sudo", "tail", "tar"}
+PROGRAMS |= {"echo", "flower-superlink", "openssl", "ssh-keygen"}
 _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2`*[ ]*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: \S.* -->\s*\Z")
 

@@ -1,11 +1,12 @@
 """A Flower federation as people have it, with its own SuperLink and SuperNodes, that runs our app by `flwr run`."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,19 @@ import tomli_w
 from chaos import _below
 from hosted import deployed, largest, simulated, with_tables, write_samples
 from stratafl.cli import main
+from stratafl.deploy.certificates import create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.processes import flower_environment, free_port
 from stratafl.deploy.signing_keys import KEYS
+from stratafl.deploy.status import read_status
 from stratafl.execute.exchange.audit import Line, verify
 from stratafl.execute.exchange.server_store import AUDIT
 
 SITES = ("a", "b", "c")
 PATIENCE = 900.0  # seconds; only what hangs takes that long, and a busy machine takes as long as it takes
+STILL = 180.0  # seconds without a line in the audit log, after which an operator starts silent SuperNodes again
+BETWEEN = 20.0  # seconds between two kills, at most
+ANSWERED = ("uploaded", "has its model")  # states of a site from which nothing is awaited
 COMMANDS = Path(sys.executable).parent
 # Flower's processes, by what their command lines hold.
 PARTS = {
@@ -36,16 +42,17 @@ PARTS = {
 
 
 class PlainFederation:
-    """Ends all processes when it is left; `kill` and `start` are for tests."""
+    """Ends all processes when it is left; if `secured`, with TLS, and the SuperLink knows the keys of its nodes."""
 
-    def __init__(self, folder: Path, **tables: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, *, secured: bool = False, **tables: dict[str, Any]) -> None:
         deploy = {"sites": list(SITES), "least": len(SITES), **tables.pop("deploy", {})}
-        self.folder = folder
+        self.folder, self._secured = folder, secured
         run = {"rounds": 3, "participation": 1.0, **tables.pop("run", {})}
         self.file = with_tables(**tables, run=run, deploy=deploy)
         self.host, self.app = folder / "host", folder / "app"
         self.sites = {site: folder / site for site in self.file.deploy.sites}
         self.processes = dict[str, subprocess.Popen[bytes]]()
+        self.restarted = list[str]()  # sites whose SuperNodes were silent
         write_samples(folder, self.file.deploy.sites)
         (folder / "given.toml").write_text(tomli_w.dumps(self.file.tables()))
         self.prepare()
@@ -72,15 +79,42 @@ class PlainFederation:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": "1",
         }
+        trust = f'root-certificates = "{self._tls / "ca.pem"}"' if self._secured else "insecure = true"
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
-        self.start("superlink", *self.sites)
+        self.start("superlink")
+        if self._secured:
+            self._register_nodes()
+        self.start(*self.sites)
         return self
+
+    @property
+    def _tls(self) -> Path:
+        """Certificates, and keys of nodes."""
+        return self.folder / "tls"
+
+    def _register_nodes(self) -> None:
+        for site in self.sites:
+            key = create_site_key(self._tls, site).public
+            command = [COMMANDS / "flwr", "supernode", "register", key, "lab"]
+            subprocess.run(command, env=self._environment, check=True, timeout=PATIENCE)
 
     def __exit__(self, *raised: object) -> None:
         for name in [*self.processes]:
             self.stop(name)
+        for pid in self._orphans():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _orphans(self) -> list[int]:
+        """What outlived the SuperNode that had started it, and was killed."""
+        pids, home = list[int](), f"FLWR_HOME={self.folder / 'flwr'}\0".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if home in (process / "environ").read_bytes():
+                    pids.append(int(process.name))
+        return pids
 
     # Processes
 
@@ -93,13 +127,23 @@ class PlainFederation:
                 self.until(self._answers, "the SuperLink")
 
     def _superlink(self) -> list[object]:
-        place = ["--host", "127.0.0.1", "--port", self.port]
-        return ["flower-superlink", "--insecure", *place, "--database", self.folder / "flwr.db"]
+        place = ["--host", "127.0.0.1", "--port", self.port, "--database", self.folder / "flwr.db"]
+        if not self._secured:
+            return ["flower-superlink", *place, "--insecure"]
+        if not self._tls.exists():
+            self._tls.mkdir()
+            create_server_certificate(self._tls, (), create_authority(self._tls))
+        options = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
+        tls = [part for name, file in options.items() for part in (f"--ssl-{name}", self._tls / file)]
+        return ["flower-superlink", *place, *tls, "--enable-supernode-auth"]
 
     def _supernode(self, site: str, folder: Path) -> list[object]:
         config = f'site="{site}" folder="{folder}" data="{self.folder / site}.csv"'
-        place = ["--superlink", f"127.0.0.1:{self.port}", "--port", free_port()]
-        return ["flower-supernode", "--insecure", *place, "--node-config", config]
+        place = ["--superlink", f"127.0.0.1:{self.port}", "--port", free_port(), "--node-config", config]
+        if not self._secured:
+            return ["flower-supernode", *place, "--insecure"]
+        trust = ["--root-certificates", self._tls / "ca.pem"]
+        return ["flower-supernode", *place, *trust, "--auth-supernode-private-key", self._tls / f"{site}.key"]
 
     def start_node(self, name: str, site: str, folder: Path) -> None:
         """A further SuperNode, which says that it is this site."""
@@ -117,7 +161,9 @@ class PlainFederation:
 
     def _answers(self) -> bool:
         with suppress(httpx.HTTPError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/health", trust_env=False).status_code < 500
+            scheme, checks = ("https", False) if self._secured else ("http", True)
+            url = f"{scheme}://127.0.0.1:{self.port}/health"
+            return httpx.get(url, trust_env=False, verify=checks).status_code < 500
         return False
 
     def stop(self, name: str) -> None:
@@ -152,6 +198,57 @@ class PlainFederation:
         process = self.run()
         self.until(lambda: process.poll() is not None, "the run")
         return int(self.processes.pop("run").wait())
+
+    def finish_despite(self, kills: Sequence[str], moments: random.Random) -> list[tuple[str, int]]:
+        """Kill these parts at random moments, two for each absorbed round, and do what an operator does until it ends.
+
+        What is gone is started again, and `flwr run` is given again. Returns each part with the rounds that had been
+        absorbed when it was killed.
+        """
+        killed, lines, moved, begin = list[tuple[str, int]](), 0, time.monotonic(), time.monotonic()
+        due = begin + moments.uniform(0, BETWEEN)
+        while not self.is_finished():
+            now = time.monotonic()
+            assert now - begin < PATIENCE * (1 + len(kills) / 4), f"the federation hangs:\n{self.said()}"
+            self._tend()
+            if len(self.audit()) > lines:
+                lines, moved = len(self.audit()), now
+            elif now - moved > STILL:
+                self._restart_silent()
+                moved = now
+            absorbed = len(self.absorbed())
+            if len(killed) < min(len(kills), 2 * absorbed + 2) and now >= due:
+                if self._killed(kills[len(killed)], moments):
+                    killed.append((kills[len(killed)], absorbed))
+                due = now + moments.uniform(0, BETWEEN)
+            time.sleep(0.2)
+        return killed
+
+    def is_finished(self) -> bool:
+        status = read_status(self.host) or {}
+        return (status.get("state"), status.get("reason")) == ("finished", "")
+
+    def _tend(self) -> None:
+        gone = [name for name, process in self.processes.items() if name != "run" and process.poll() is not None]
+        self.start(*gone)
+        if "run" not in self.processes or self.processes["run"].poll() is not None:
+            self.run()
+
+    def _restart_silent(self) -> None:
+        """The SuperNodes of sites that have been asked and do not answer."""
+        sites = (read_status(self.host) or {}).get("sites", {})
+        for site in [site for site in self.sites if sites.get(site, {}).get("state") not in ANSWERED]:
+            self.restarted.append(site)
+            self.stop(site)
+            self.start(site)
+
+    def _killed(self, part: str, moments: random.Random) -> bool:
+        """SIGKILL to one process of this kind, if there is one now."""
+        names = ["superlink"] if part in ("superlink", "serverapp") else [*self.sites]
+        pids = [pid for name in names if (pid := self.pid(name, part)) is not None]
+        if pids:
+            os.kill(moments.choice(pids), signal.SIGKILL)
+        return bool(pids)
 
     def until(self, met: Callable[[], Any], what: str) -> Any:
         latest = time.monotonic() + PATIENCE

@@ -203,6 +203,18 @@ def test_a_reply_that_is_larger_than_an_upload_can_be_is_refused(tmp_path: Path)
     assert set(transport.carry("introduce", requests, 60.0).replies) == {"a", "b"}
 
 
+def test_of_a_node_that_is_connected_and_silent_the_host_says_what_to_do(tmp_path: Path) -> None:
+    _, _, grid = prepared(tmp_path)
+    transport = NodeCourier(grid, site_nodes(tmp_path, grid))
+    transport.connected()
+    grid.silent = {101}
+    requests = {site: transport._site_nodes._signatures.request("introduce", site, ({}, b"")) for site in "ab"}
+    done = transport.carry("introduce", requests, 0.2)
+    assert (set(done.replies), set(done.failures)) == ({"a"}, {"b"})
+    assert done.failures["b"].endswith(NodeCourier.silence)
+    assert NodeCourier.silence
+
+
 def test_a_node_that_started_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     _, _, grid = prepared(tmp_path)
     clock = Clock()

@@ -116,10 +116,11 @@ LAYOUT = Layout(
 RECEIVED = {"a.weight": torch.ones(2, 2), "a.mean": torch.zeros(2, 1), "b.weight": torch.zeros(2, 1)}
 
 
-def looked_at(held=(4, 7), state=None, received=None, **fields):
+def looked_at(held=(4, 7), state=None, received=None, sent=None, **fields):
     parcel = Parcel(fields)
     form = form_of(parcel.pick(slice(0, 1)), LAYOUT).bounded({"samples": "positive"})
-    return inspect(parcel, form, state or {}, {"theta": received or Field(RECEIVED)}, torch.tensor(held), LAYOUT)
+    before = {"theta": received or Field(RECEIVED)}
+    return inspect(parcel, form, state or {}, before, torch.tensor(held), LAYOUT, sent=sent)
 
 
 def theta(a=((1, 1), (1, 1)), mean=((0,), (0,)), b=((0,), (0,)), mask=None, dtype=torch.float32):
@@ -136,7 +137,7 @@ def test_the_norm_is_of_what_was_learned_over_trainable_columns():
 @pytest.mark.parametrize("shape", [(), (7,), (5, 4)])
 @pytest.mark.parametrize("piece", [1, 9, 2**20])
 def test_a_norm_is_the_same_whether_columns_are_summed_together_or_in_pieces(shape, piece, monkeypatch):
-    monkeypatch.setattr(uploads, "PIECE", piece)
+    monkeypatch.setattr(uploads, "COLUMNS", piece)
     draw = torch.Generator().manual_seed(0)
     after = torch.randn(3, *shape, generator=draw)
     before = torch.randn(1, *shape, generator=draw).expand(3, *shape)  # what all received
@@ -145,6 +146,16 @@ def test_a_norm_is_the_same_whether_columns_are_summed_together_or_in_pieces(sha
     assert torch.allclose(uploads._square(after, before, []), expected.reshape(3, -1).sum(1), rtol=1e-14)
     holes = after.masked_fill(~sent, NAN)
     assert torch.allclose(uploads._square(holes, before, [sent]), (expected * sent).reshape(3, -1).sum(1), rtol=1e-14)
+
+
+def test_an_update_is_measured_once_for_each_start(monkeypatch):
+    """A client's own layer counts from what it has and, as a part of the upload, from what the server sent."""
+    own = Field({**RECEIVED, "b.weight": torch.ones(2, 1)})
+    measured, square = [], uploads._square
+    monkeypatch.setattr(uploads, "_square", lambda block, *rest: measured.append(block) or square(block, *rest))
+    found = looked_at(theta=theta(b=((4,), (-2,))), received=own, sent={"theta": Field(RECEIVED)})
+    assert (found.norms, found.lengths["update"]) == ([3.0, 3.0], [4.0, 2.0])
+    assert len(measured) == 4  # a.weight and a.mean once, b.weight twice
 
 
 def test_a_norm_does_not_overflow_where_its_square_would():

@@ -18,6 +18,8 @@ from stratafl.errors import WireError
 class GridCourier:
     """A courier by the nodes of a grid."""
 
+    silence = ""  # what to do about a node that is connected and does not answer
+
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
@@ -45,7 +47,7 @@ class GridCourier:
         )
         for site, node in nodes.items():
             if node in done.failures:
-                failures[site] = done.failures[node]
+                failures[site] = done.failures[node] + (self.silence if node in done.silent else "")
             else:
                 try:
                     replies[site] = read_content(done.replies[node].content)

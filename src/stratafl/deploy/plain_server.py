@@ -28,6 +28,9 @@ app = ServerApp()
 class NodeCourier(GridCourier):
     """Messages by the nodes that have shown which site they are."""
 
+    # A SuperNode whose ClientApp is killed while it fetches a message or sends a reply waits for the rest for ever.
+    silence = ", though its SuperNode is connected: restart that SuperNode if it stays silent"
+
     def __init__(self, grid: Grid, site_nodes: SiteNodes) -> None:
         super().__init__(grid)
         self._site_nodes, self._most = site_nodes, most_message_bytes(0)

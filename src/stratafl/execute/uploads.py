@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ from torch import Tensor
 from stratafl.core.algorithm import COUNT, Opened
 from stratafl.core.annotations import Range
 from stratafl.core.form import Form
-from stratafl.core.layout import Layout, row_dot
+from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
-from stratafl.core.reduce import PIECE, pieces
+from stratafl.core.reduce import pieces
 from stratafl.core.reprs import holder
 from stratafl.core.schema import extremes, misfit, out_of_bounds
 from stratafl.core.state import Computed, State, tensors
@@ -35,6 +35,7 @@ USUAL_NORM_LIMIT = 20.0  # the same, above which an update is left out by defaul
 USUAL_NORM_CLIP = 5.0  # the same, to which a longer update is shortened by default
 UPDATE, STATISTICS = "update", "statistics of"  # parts of an upload that count from what the server sent
 Multiple = Annotated[float, Range(least=0)]  # of the median norm of a cohort's updates
+COLUMNS = 2**13  # measured at a time
 MIN_UPDATES = 3  # updates below which a median says nothing
 
 
@@ -106,7 +107,8 @@ def inspect(
     # Of a packed field, look at the parts that travelled, then at the unpacked value: finite numbers may overflow.
     parts = {name: field for name, field in up.items() if name not in opened.uploads}
     looked_at = {**parts, **opened.uploads}
-    squares, covered = _squares(opened.uploads, received, sample_counts, layout)
+    measured = _Squares()
+    squares, covered = _squares(opened.uploads, received, sample_counts, layout, measured)
     if device.type != "cpu" or not squares.isfinite().all():  # on a GPU the question costs more than another look
         covered = {}
     ranges = {
@@ -117,7 +119,7 @@ def inspect(
     state_is_finite = _finite(
         [extremes(Field(value), "finite", clients, layout) for value in state.values()], sample_counts
     )
-    parts_squared = {} if sent is None else _part_squares(opened.uploads, sent, sample_counts, layout)
+    parts_squared = {} if sent is None else _part_squares(opened.uploads, sent, sample_counts, layout, measured)
     rows = torch.stack([state_is_finite, _reported(up, sample_counts), squares, *parts_squared.values()])
     seen = torch.cat([*extreme_values.values(), rows]).cpu().tolist()  # the one transfer: each waits
     bounds, (keeps, reported, moved, *part_rows) = seen[: -len(rows)], seen[-len(rows) :]
@@ -275,7 +277,7 @@ def _reported(up: Parcel, sample_counts: Tensor) -> Tensor:
 
 
 def _squares(
-    up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout
+    up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout, measured: "_Squares"
 ) -> tuple[Tensor, dict[str, frozenset[str]]]:
     """The squared norm of each client's update, over the trainable columns that it received and sent: `[C]`.
 
@@ -291,7 +293,7 @@ def _squares(
         compared = [tensor for tensor in field.rows if layout.specs[tensor].trainable and _fit(field, before, tensor)]
         for tensor in compared:
             block = field.rows[tensor]
-            total += _square(block, before.rows[tensor].expand_as(block), [mask[tensor] for mask in masks])
+            total += measured.of(block, before.rows[tensor].expand_as(block), [mask[tensor] for mask in masks])
         covered[name] = frozenset(compared) if received_mask is None else frozenset()
     return total, covered
 
@@ -302,7 +304,9 @@ def _fit(field: Field, before: Field, tensor: str) -> bool:
     return received is not None and field.rows[tensor].shape[1:] == received.shape[0 if before.common else 1 :]
 
 
-def _part_squares(up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout) -> dict[str, Tensor]:
+def _part_squares(
+    up: Parcel, received: Mapping[str, Field], like: Tensor, layout: Layout, measured: "_Squares"
+) -> dict[str, Tensor]:
     """The squared norm of every part of an upload in fractions: updates, statistics and each further field."""
     squares = dict[str, Tensor]()
     for name, sent in up.items():
@@ -323,7 +327,7 @@ def _part_squares(up: Parcel, received: Mapping[str, Field], like: Tensor, layou
             part = _part(name, tensor, layout, is_update=before is not None)
             counted = sent_and_received if begun else sent_and_received[:1]
             masks = [mask[tensor] for mask in counted if mask is not None]
-            more = _square(block, start.expand_as(block), masks)
+            more = measured.of(block, start.expand_as(block), masks)
             squares[part] = squares.get(part, torch.zeros_like(like)) + more
     return squares
 
@@ -334,16 +338,29 @@ def _part(name: str, tensor: str, layout: Layout, *, is_update: bool) -> str:
     return UPDATE if is_update else f"field '{name}'"
 
 
+class _Squares:
+    """Squared lengths of updates, each computed once: most clients begin with the very tensors that the server sent."""
+
+    def __init__(self) -> None:
+        self._known = dict[tuple[Any, ...], tuple[Tensor, Sequence[Tensor]]]()  # with the masks, so that none is freed
+
+    def of(self, block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:
+        """`before` in the shape of the block."""
+        place = (block.data_ptr(), block.shape, before.data_ptr(), before.stride(), *map(id, masks))
+        if place not in self._known:
+            self._known[place] = _square(block, before, masks), masks
+        return self._known[place][0]
+
+
 def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:
-    """Some columns at a time: a copy in float64 of a whole cohort's embeddings would take longer than its sum."""
+    """Some columns at a time, so that differences stay in the cache; squares of float32 overflow at 1e19."""
     clients = len(block)
     flat, start = (x.reshape(clients, -1) for x in (block, before))
     flat_masks = [mask.expand_as(block).reshape(clients, -1) for mask in masks]
     total = torch.zeros(clients, dtype=torch.float64, device=block.device)
-    size = max(1, PIECE // clients if block.device.type == "cpu" else flat.shape[1])
-    for some in pieces(flat.shape[1], size):
-        update = (flat[:, some] - start[:, some]).double()  # squares of float32 overflow at 1e19
+    for some in pieces(flat.shape[1], COLUMNS if block.device.type == "cpu" else max(1, flat.shape[1])):
+        update = flat[:, some] - start[:, some]
         for mask in flat_masks:
             update.masked_fill_(~mask[:, some], 0)
-        total += row_dot(update, update)
+        total += torch.linalg.vector_norm(update, dim=1, dtype=torch.float64).square()
     return total
