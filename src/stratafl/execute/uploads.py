@@ -177,7 +177,9 @@ def flagged(
     present = [client for client in sound if not reasons[client]]
     scales = shortening(present, [parts[client] for client in present], clip)
     shorter = tuple(
-        OutlyingUpdate(client, _rounded(clip / min(scales[client].values()))) for client in cohort if client in scales
+        OutlyingUpdate(client, _rounded((clip or 0) / min(scales[client].values())))
+        for client in cohort
+        if client in scales
     )
     return Flagged(left_out, far, shorter, scales, tuple(each for each in outliers if not reasons[each.client]))
 
@@ -210,7 +212,9 @@ def shortening(
     """
     scales = dict[int, dict[str, float]]()
     parts = dict.fromkeys(part for each in lengths for part in each if part.startswith((UPDATE, STATISTICS)))
-    for part in parts if clip is not None else ():
+    if clip is None:
+        return scales
+    for part in parts:
         for client, ratio in zip(ids, _ratios([each.get(part, 0.0) for each in lengths]), strict=True):
             if ratio > clip:
                 scales.setdefault(client, {})[part] = clip / ratio
@@ -242,7 +246,8 @@ def _shorter(name: str, sent: Field, before: Field, scales: Sequence[Mapping[str
             shorter[place] = update.to(x.dtype)
         return shorter
 
-    return replace(sent, value=Computed(rows, block))
+    shorter: Any = Computed(rows, block)  # one tensor of the cohort at a time
+    return replace(sent, value=shorter)
 
 
 def _ratios(norms: Sequence[float]) -> list[float]:
