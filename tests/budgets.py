@@ -2,8 +2,8 @@
 
 CPU seconds count threads and the processes that a test waits for; they hardly change beside a busy process. They do
 depend on the machine, so every budget is scaled by a reference that each worker measures in the same run. A test or a
-directory over its budget is reported; beyond twice the budget the run fails, with a second more for a test: it may be
-the first of its worker to need what others share. A test that needs more says so and why:
+directory over its budget is reported; beyond three times the budget the run fails, with a second more for a test: it
+may be the first of its worker to need what others share. A test that needs more says so and why:
 `@pytest.mark.budget(3, "one real federation")`. `STRATAFL_BUDGETS=off` checks nothing, `STRATAFL_DURATIONS=FILE`
 writes what every test took.
 """
@@ -38,7 +38,7 @@ DIRECTORY_SECONDS: dict[str, float] = {
     "gpu": 1,
 }
 REFERENCE_SECONDS = 0.150  # of `reference_seconds` on the machine on which the budgets were chosen
-FAILS_BEYOND = 2.0
+FAILS_BEYOND = 3.0  # CPU seconds of one test differ by more than half between machines
 SHARED_SECONDS = 1.0  # of what is cached; which test pays for it depends on the order
 FEW_MODULES = (
     20  # a test that imports more pays for all later ones of its worker; it counts in its directory's sum only

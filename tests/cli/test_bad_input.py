@@ -671,6 +671,7 @@ def test_a_comparison_whose_file_was_overwritten_is_said(refused, both, text):
 # --- the program
 
 
+@pytest.mark.budget(4, "a process that imports torch, to know the settings")
 def test_the_program_ends_with_the_same_line_and_code(program, place):
     result = program("run", "--nosuch")
     assert "--nosuch" in checked_line(result)

@@ -7,6 +7,7 @@ import pytest
 from data_files import table
 
 from stratafl.data import load_samples
+from stratafl.data.user_files import perhaps_clients
 from stratafl.errors import DataError
 
 
@@ -87,7 +88,8 @@ def test_columns_that_nobody_asked_for_may_be_empty(tmp_path):
 )
 def test_texts_that_come_again_and_again_may_be_clients(tmp_path, lines, hinted):
     (tmp_path / "own.csv").write_text(lines.replace("|", "\n"))
-    assert ("data.client" in load_samples(str(tmp_path / "own.csv")).remark) is hinted
+    samples = load_samples(str(tmp_path / "own.csv"))
+    assert (samples.owner is None and "data.client" in perhaps_clients(samples.codes)) is hinted
 
 
 def test_endings_that_are_not_read_say_which_are():
