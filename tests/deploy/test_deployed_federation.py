@@ -214,7 +214,7 @@ def test_a_run_survives_when_superlink_or_gate_are_killed(three: Federation, par
     assert list(second["sites"]) == ["a", "b", "c"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_whose_serverapp_is_killed_or_that_is_stopped_says_so_and_another_completes(three: Federation) -> None:
     hold = three.hold("b")
     run = three.run("kill-serverapp")

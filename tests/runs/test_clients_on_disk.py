@@ -185,8 +185,8 @@ def test_records_reach_the_disk_before_the_checkpoint_that_refers_to_them(tmp_pa
     assert events.index(MEMORIES) < events.index("→ 000001")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moments", ["disk", pytest.param("0", marks=pytest.mark.nightly)], ids=["disk", "every"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("moments", ["disk", "0"], ids=["disk", "every"])
 def test_a_run_killed_at_every_kind_of_moment_ends_like_one_that_was_not(tmp_path, moments):
     settings = [*SETTINGS, "run.store=disk"]
     command = ["run", *(part for setting in settings for part in ("--set", setting)), "--out"]
