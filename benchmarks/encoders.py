@@ -4,7 +4,7 @@
     python benchmarks/encoders.py --device cpu --kinds bert          a small BERT, if there is `transformers`
     python benchmarks/encoders.py --device cuda --widths 64,128,256 --steps 20
 
-As in `loops.py`, engine and loops take turns in one process, the best round of each counts, and the ratio is to the
+Engine and loops take turns in one process, the best round of each counts, and the ratio is to the
 better loop: over tensors, or over a DataLoader per client, as PFLlib has it. Samples are random tokens of one length.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import recording
-from loops import NEVER_SLOWER, company, ratio
+from models_on_cpu import BESIDE
 from recording import Result, Table, bar, row, where_of
 from stratafl.bench.measurement import bench_rows
 from stratafl.bench.options import BenchOptions
@@ -76,9 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             BENCH_MODELS[name] = EncoderOfBench(kind, (given.length,), CLASSES, 10, options, width, given.layers)
             with busy(given.busy):
                 rows += bench_rows(request_of(_options(name, device, given)))
-            aim = GPU_AIM if device != "cpu" else NARROW_AIM if width <= NARROW else NEVER_SLOWER
-            what = f"times the better loop: {name}, {where_of(environment)}{company(given)}"
-            lines.append(row(what, ratio(rows[-1]), "×", aim, "more"))
+            aim = GPU_AIM if device != "cpu" else NARROW_AIM if width <= NARROW else BESIDE
+            what = f"times the better loop: {name}, {where_of(environment)}, {given.busy} others at work"
+            lines.append(row(what, rows[-1].get("least_ratio"), "×", aim, "more"))
             print(recording.sentence(lines[-1]), _detail(rows[-1]), flush=True)
             bars.append(bar("times the better loop, encoders", name, lines[-1]["value"] or 0.0, "×"))
             result.table["rows"], result.table["bars"] = lines, bars

@@ -17,7 +17,6 @@ import against_pfllib
 import bare_bench
 import first_round
 import joined
-import loops
 import memory
 import models_on_cpu
 import pfllib_side
@@ -30,7 +29,7 @@ import workload
 from processes import outputs
 from recording import bar, row
 
-SCRIPTS = (against_pfllib, first_round, joined, loops, memory, models_on_cpu, summarise, where_time_goes, worker)
+SCRIPTS = (against_pfllib, first_round, joined, memory, models_on_cpu, summarise, where_time_goes, worker)
 MIB = 2**20
 
 
@@ -385,13 +384,13 @@ def test_a_table_and_a_plot_are_made_of_results(tmp_path, capsys):
 
 
 def test_a_table_says_where_and_how_it_was_measured(tmp_path):
-    result = recording.Result("loops", Namespace(results=tmp_path, name="gpu"), "cpu", "gpu")
+    result = recording.Result("joined", Namespace(results=tmp_path, name="gpu"), "cpu", "gpu")
     about = result.table["environment"]
     about |= {
         "gpu": "H200",
         "cores": 16,
         "load": 0.5,
-        "command": ["python", "/a/benchmarks/loops.py", "/b/c"],
+        "command": ["python", "/a/benchmarks/joined.py", "/b/c"],
     }
     result.show([row("apart", 3e-12, "")])
     result.save()
@@ -400,7 +399,7 @@ def test_a_table_says_where_and_how_it_was_measured(tmp_path):
     assert f"torch {about['torch']}" in table
     assert "load 0.5" in table
     assert str(about["commit"]) in table
-    assert "python benchmarks/loops.py c\n" in table
+    assert "python benchmarks/joined.py c\n" in table
     assert "| apart | 3e-12 |" in table
 
 

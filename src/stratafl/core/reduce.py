@@ -13,6 +13,7 @@ from stratafl.core.layout import Rows
 from stratafl.core.state import State, rows_of, tensor_of
 
 PIECE = 2**18
+FOLDED = 2**16  # columns; on x86 a fold of these takes 0.8 of the time of four times as many
 
 
 def add_rows(total: Mapping[str, Tensor], weights: Tensor, rows: Mapping[str, Tensor], sent: Rows | None) -> Rows:
@@ -87,7 +88,7 @@ def _add(total: Tensor | None, weights: Tensor, rows: Tensor, sent: Tensor | Non
 def _fold(total: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
     """Some columns at a time: every product needs a copy of its row in float64, and a small one stays in the cache."""
     rows = (rows.to(torch.uint8) if rows.dtype == torch.bool else rows).reshape(len(rows), total.numel())
-    for some in pieces(rows.shape[1]):
+    for some in pieces(rows.shape[1], FOLDED):
         part = total.view(-1)[some]
         for weight, row in zip(weights, rows[:, some], strict=True):
             part.addcmul_(row, weight)
