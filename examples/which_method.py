@@ -1,24 +1,29 @@
 """Which method when: eleven methods over kinds and strengths of difference between clients, and samples per client.
 
     python examples/which_method.py run --data mnist --to docs/results/which-method/runs.csv
-    python examples/which_method.py facts --data mnist --to docs/results/which-method/facts.csv
+    python examples/which_method.py facts --data mnist --to docs/results/which-method/facts.csv --seeds 0
+    python examples/which_method.py summary --to docs/results/which-method
 
 Ten clients hold a part of MNIST, and `--data` names the folder with its files. `run` trains every method for 20 rounds,
 with seed 0 at two learning rates and with further seeds at the rate that was better on validation samples; every fifth
 round is scored. A file that is there is continued. `facts` writes what `strata advise` sees of each federation, so that
-it can name the one nearest to yours.
+it can name the one nearest to yours. `summary` writes the table from which it does: means over seeds at the round that
+validation samples chose, and the differences from training alone and from FedAvg with their standard errors.
 """
 
 import argparse
 import csv
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
 from stratafl.advice.look import look
+from stratafl.advice.measured import beyond_accident
 from stratafl.config.assemble import algorithm_of, federation_to_run, model_of, simulation_with
 from stratafl.config.experiment import Experiment, from_tables, with_values
 from stratafl.data import Federation
@@ -50,6 +55,7 @@ FIRST_SEED = 0
 KEY = ("kind", "samples", "seed", "method", "rate")
 Key = tuple[str, int, int, str, float]
 SPLITS = ("validation", "test")
+SUMMARY = Path(__file__).parents[1] / "src/stratafl/advice/measured.csv"
 
 
 @cache
@@ -147,7 +153,7 @@ def order(line: dict[str, str]) -> tuple[float, float]:
 
 
 def facts(options: argparse.Namespace) -> None:
-    """Label skew and feature shift as `strata advise` measures them, less what accident would give."""
+    """Label skew and feature shift as `strata advise` measures them, beyond what accident would give."""
     present = {tuple(line[name] for name in KEY[:3]) for line in read(options.to)}
     for kind, samples, seed in cells(options.seeds):
         if (kind, str(samples), str(seed)) in present:
@@ -158,19 +164,53 @@ def facts(options: argparse.Namespace) -> None:
         sim = simulation_with(settings, fedavg(train=settings.train), clients, model)
         seen, *_ = look(clients, sim, sim.start())
         effects = {"label skew": seen.skew, "feature shift": seen.shift}
-        numbers = {name: f"{effect.value - effect.accident:.4f}" for name, effect in effects.items() if effect}
+        numbers = {name: f"{beyond_accident(effect):.4f}" for name, effect in effects.items()}
         append(options.to, [{"kind": kind, "samples": samples, "seed": seed, **numbers}])
+
+
+def summary(options: argparse.Namespace) -> None:
+    SUMMARY.unlink(missing_ok=True)
+    append(SUMMARY, summarised(read(options.to / "runs.csv"), read(options.to / "facts.csv")))
+
+
+def summarised(lines: Sequence[dict[str, str]], seen: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """A line for each federation and method, in the order of their validation accuracy."""
+    chosen: dict[tuple[str, str], dict[str, dict[str, dict[str, str]]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        of_seeds = chosen[line["kind"], line["samples"]][line["method"]]
+        best = of_seeds.get(line["seed"])
+        of_seeds[line["seed"]] = line if best is None else max(best, line, key=order)
+    facts = {(each["kind"], each["samples"]): each for each in seen}
+    table = []
+    for (kind, samples), methods in chosen.items():
+        scores = {split: {name: _scores(methods[name], split) for name in methods} for split in SPLITS}
+        for name in sorted(methods, key=lambda name: -fmean(scores["validation"][name])):
+            tests = scores["test"]
+            line = {**facts[kind, samples], "method": name, "accuracy": f"{fmean(tests[name]):.4f}"}
+            del line["seed"]
+            for base in ("local", "fedavg"):
+                gains = [mine - its for mine, its in zip(tests[name], tests[base], strict=True)]
+                error = stdev(gains) / len(gains) ** 0.5
+                line |= {f"over {base}": f"{fmean(gains):.4f}", f"error over {base}": f"{error:.4f}"}
+            table.append(line)
+    return table
+
+
+def _scores(of_seeds: dict[str, dict[str, str]], split: str) -> list[float]:
+    return [float(of_seeds[seed][split]) for seed in sorted(of_seeds)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "facts"))
-    parser.add_argument("--data", type=Path, required=True, help="the folder with MNIST")
+    parser.add_argument("what", choices=("run", "facts", "summary"))
+    parser.add_argument("--data", type=Path, help="the folder with MNIST")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    {"run": run, "facts": facts}[options.what](options)
+    if options.what != "summary" and options.data is None:
+        parser.error("--data is missing: name the folder with MNIST")
+    {"run": run, "facts": facts, "summary": summary}[options.what](options)
 
 
 if __name__ == "__main__":

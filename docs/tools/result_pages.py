@@ -11,7 +11,7 @@ A test fails if a page or a picture is not what this would write, or if a page h
 import csv
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from pictures import caption, picture
 
+from stratafl.advice.measured import MeasuredFederation, is_sure, measured_federations
 from stratafl.recipes.recorded import every_recipe, recorded_results
 
 DOCS = Path(__file__).parents[1]
@@ -246,7 +247,47 @@ def left_table() -> str:
     return _table(["recipe", "what it is", "run", "short", "headline"], rows, 2)
 
 
+def measured_table(samples: str) -> str:
+    """Test accuracy of every method on the measured federations with so many samples; in bold what was chosen."""
+    cells = [each for each in measured_federations() if each.samples == int(samples)]
+    names = list(dict.fromkeys(method.method for cell in cells for method in cell.methods))
+    rows = []
+    for name in sorted(names, key=lambda name: -sum(_accuracy(cell, name) for cell in cells)):
+        shown = [f"{100 * _accuracy(cell, name):.1f}" for cell in cells]
+        bold = [f"**{v}**" if cell.methods[0].method == name else v for v, cell in zip(shown, cells, strict=True)]
+        rows.append([f"`{name}`", *bold])
+    return _table(["method", *(cell.kind for cell in cells)], rows, len(cells))
+
+
+def _accuracy(cell: MeasuredFederation, name: str) -> float:
+    return next(each.accuracy for each in cell.methods if each.method == name)
+
+
 # Pictures
+
+
+def measured_grid(shown: Mapping[str, Any]) -> str:
+    """A box for each measured federation: the chosen method, its lead over training alone and over FedAvg."""
+    cells = measured_federations()
+    kinds, sizes = (list(dict.fromkeys(getattr(cell, axis) for cell in cells)) for axis in ("kind", "samples"))
+    left, top, width, height = 210, 70, 190, 74
+    parts = [caption(0, 22, shown["title"])]
+    for column, size in enumerate(sizes):
+        parts.append(caption(left + width * (column + 0.5), 56, f"{size} samples per client", "quiet", "middle"))
+    for cell in cells:
+        x, y = left + width * sizes.index(cell.samples), top + height * kinds.index(cell.kind)
+        best = cell.methods[0]
+        leads = {"training alone": (best.over_local, "local"), "FedAvg": (best.over_fedavg, "fedavg")}
+        least = min(gain.value for gain, _ in leads.values())
+        shade = f'opacity="{max(0.06, min(0.5, 8 * least)):.2f}"'
+        parts.append(f'<rect class="bar" x="{x}" y="{y}" width="{width - 6}" height="{height - 6}" rx="4" {shade}/>')
+        parts.append(caption(x + width / 2 - 3, y + 20, best.method, anchor="middle"))
+        shown_leads = [(name, gain) for name, (gain, base) in leads.items() if base != best.method]
+        for line, (name, gain) in enumerate(shown_leads):
+            words = f"{100 * gain.value:+.1f}{'' if is_sure(gain) else '?'} over {name}".replace("-", "−")
+            parts.append(caption(x + width / 2 - 3, y + 40 + 18 * line, words, anchor="middle"))
+    parts += [caption(left - 12, top + height * row + 38, kind, anchor="end") for row, kind in enumerate(kinds)]
+    return picture(left + width * len(sizes) + 4, top + height * len(kinds) + 4, shown["title"], parts)
 
 
 def bars(shown: Mapping[str, Any]) -> str:
@@ -318,13 +359,14 @@ def made(text: str, spec: Mapping[str, Any]) -> str:
 
     def block(match: re.Match[str]) -> str:
         kind, _, name = match[2].partition(" ")
-        parts = {
+        parts: dict[str, Callable[[], str]] = {
             "headlines": lambda: headlines(spec, name or None),
             "numbers": lambda: numbers_table(spec["numbers"][name]),
             "pairs": lambda: pairs_table(spec["pairs"][name]),
             "verdicts": lambda: verdicts_table(spec["verdicts"][name]),
             "recipes": recipes_table,
             "left": left_table,
+            "measured": lambda: measured_table(name),
         }
         return f"{match[1]}\n{parts[kind]()}\n{match[3]}"
 
@@ -333,7 +375,8 @@ def made(text: str, spec: Mapping[str, Any]) -> str:
 
 def drawn(spec: Mapping[str, Any]) -> dict[str, str]:
     """All pictures by name."""
-    return {name: (lines if shown["kind"] == "lines" else bars)(shown) for name, shown in spec["pictures"].items()}
+    kinds = {"lines": lines, "bars": bars, "measured": measured_grid}
+    return {name: kinds[shown["kind"]](shown) for name, shown in spec["pictures"].items()}
 
 
 def specification() -> dict[str, Any]:

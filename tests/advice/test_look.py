@@ -5,12 +5,14 @@ import pytest
 
 from stratafl.advice.look import (
     Effect,
+    Facts,
     client_distances,
     client_groups,
     feature_shift,
     label_skew,
     total_variation,
 )
+from stratafl.advice.measured import measured_federations, most_similar
 from stratafl.data import from_clients
 
 
@@ -88,3 +90,26 @@ def test_groups_of_clients_are_found(groups: int) -> None:
     found = client_groups(*drawn(3.0, groups, clients=9), 9)
     assert len(set(found)) == groups
     assert all((found[a] == found[b]) == (a % groups == b % groups) for a in range(9) for b in range(9))
+
+
+def facts_of(skew: float, shift: float, samples: int, *, there: bool = True, classes: int | None = 10) -> Facts:
+    p = 0.01 if there else 0.5
+    return Facts(4, (samples,) * 4, classes, Effect(skew, 0.0, p), Effect(shift, 0.0, p), (), (), batchnorm=False)
+
+
+def test_the_most_similar_measured_federation_is_the_one_that_looks_the_same() -> None:
+    known = {(each.kind, each.samples): each for each in measured_federations()}
+    for each in known.values():
+        found = most_similar(facts_of(each.skew, each.shift, each.samples))
+        assert found is not None
+        assert (found.skew, found.shift, found.samples) == (each.skew, each.shift, each.samples)
+    skewed = known["label skew, α = 0.1", 80]
+    assert most_similar(facts_of(skewed.skew + 0.02, skewed.shift, 90)) is skewed
+    assert (
+        most_similar(facts_of(skewed.skew, 0.3, 80, there=False)) is known["alike", 80]
+    )  # what accident gives is nothing
+
+
+def test_no_measured_federation_is_near_one_with_far_more_samples_or_without_classes() -> None:
+    assert most_similar(facts_of(0.3, 0.0, 100_000)) is None
+    assert most_similar(facts_of(0.3, 0.0, 80, classes=None)) is None

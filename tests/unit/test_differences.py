@@ -1,9 +1,12 @@
 """The pages on clients that differ have the numbers of their files, which have every run."""
 
 import csv
+import math
 import re
 from pathlib import Path
 from statistics import fmean, stdev
+
+from stratafl.advice.measured import measured_federations
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 SEEDS = ("0", "1", "2")
@@ -77,3 +80,29 @@ def test_the_page_of_kinds_has_the_numbers_of_its_file() -> None:
     items = re.findall("^- .*", (RESULTS / "kinds.md").read_text(encoding="utf-8"), re.MULTILINE)
     numbers_of_items = [re.findall(r"\d+\.\d", item)[:2] for item in items[:3]]
     assert numbers_of_items == [[f"{number:.1f}" for number in numbers] for numbers in expected]
+
+
+def test_what_advice_knows_is_what_the_runs_show() -> None:
+    """The table in the package, recomputed from every run."""
+    runs, facts = (rows_of(f"which-method/{name}.csv") for name in ("runs", "facts"))
+    known = {(each.kind, each.samples): each for each in measured_federations()}
+    assert [*known] == list(dict.fromkeys((row["kind"], int(row["samples"])) for row in facts))
+    for (kind, samples), cell in known.items():
+        tests, validated = dict[str, list[float]](), dict[str, float]()
+        for method in {row["method"] for row in runs}:
+            wanted = {"kind": kind, "samples": str(samples), "method": method}
+            mine = [row for row in runs if wanted.items() <= row.items()]
+            best = [max((row for row in mine if row["seed"] == seed), key=_chosen) for seed in SEEDS]
+            tests[method] = [float(row["test"]) for row in best]
+            validated[method] = fmean(float(row["validation"]) for row in best)
+        assert validated[cell.methods[0].method] == max(validated.values())
+        for each in cell.methods:
+            assert math.isclose(each.accuracy, fmean(tests[each.method]), abs_tol=1e-4)
+            for gain, base in ((each.over_local, "local"), (each.over_fedavg, "fedavg")):
+                gains = [a - b for a, b in zip(tests[each.method], tests[base], strict=True)]
+                assert math.isclose(gain.value, fmean(gains), abs_tol=1e-4)
+                assert math.isclose(gain.error, stdev(gains) / 3**0.5, abs_tol=1e-4)
+
+
+def _chosen(row: dict[str, str]) -> tuple[float, float]:
+    return float(row["validation"]), -float(row["loss"])

@@ -9,7 +9,8 @@ import tomli_w
 
 from stratafl.advice import advice_text
 from stratafl.advice.advice import Advice
-from stratafl.advice.look import Effect
+from stratafl.advice.look import Effect, Facts
+from stratafl.advice.measured import most_similar
 from stratafl.advice.problem import Result
 from stratafl.config.experiment import to_tables
 from stratafl.config.migrations import with_format
@@ -61,6 +62,7 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
                 cut.rule: {"shared": list(cut.layers[: cut.shared]), "personal": cut.personal} for cut in facts.cuts
             },
         },
+        "most_similar_measured": _measured(facts),
         "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
         "comparable": [candidate.name for candidate in advice.comparable],
         "tried": [_result(result) for result in tryout.results],
@@ -79,6 +81,22 @@ def _result(result: Result) -> dict[str, Any]:
 
 def _difference(gain: Difference) -> dict[str, float | None]:
     return {"value": _number(gain.value), "error": _number(gain.error)}
+
+
+def _measured(facts: Facts) -> dict[str, Any] | None:
+    """The measured federation that is most like these clients, and its methods, the chosen one first."""
+    similar = most_similar(facts)
+    if similar is None:
+        return None
+    methods = [
+        {
+            "method": method.method,
+            "over_local": _difference(method.over_local),
+            "over_fedavg": _difference(method.over_fedavg),
+        }
+        for method in similar.methods
+    ]
+    return {"kind": similar.kind, "samples": similar.samples, "methods": methods}
 
 
 def _effect(effect: Effect | None) -> dict[str, float] | None:

@@ -13,6 +13,7 @@ from stratafl.advice.candidate_methods import TRAINS_ALONE
 from stratafl.advice.cuts import Cut
 from stratafl.advice.forecast import BY_ANSWERS, best_value, constant, is_perfect
 from stratafl.advice.look import STRONG, Effect
+from stratafl.advice.measured import MeasuredFederation, is_sure, most_similar
 from stratafl.algorithms.declaration import METHODS
 from stratafl.errors import counted
 from stratafl.report.formats import listed, markdown_table, minus, size_text
@@ -53,6 +54,10 @@ ASK_AGAIN = "Try again with {option}."
 CONFLICTS = "After one round, client updates conflict most often in '{layer}' (share of conflicting pairs: {shares})."
 NO_CONFLICTS = "After one round, client updates conflict in no layer."
 CUTS = "Two rules of thumb for where to cut the model, by the first epoch: {where}."
+SIMILAR = (
+    "Of the federations that were measured on MNIST, the most like yours in labels, features and samples is '{kind}' "
+    "with {samples} training samples per client. Validation samples chose {method} there: {gains}."
+)
 MAY_GAIN = "With {method}, {count} of {clients} can expect a gain larger than its standard error."
 TOO_FEW_SAMPLES = "With {method}, no client has enough validation samples to be sure of a gain."
 BETTER_ALONE = "Better alone: {names}."
@@ -145,7 +150,23 @@ def sentences(advice: Advice) -> list[str]:
     switched = [finding(SWITCHED, metric=advice.metric.title)] if advice.tryout.switched else []
     method = f"{advice.candidate.label}: {METHODS[advice.candidate.method].idea}"
     about = [method, layers_text(advice), _joined(_clients(advice))] if advice.is_conclusive else []
-    return [*map(str, switched), *about, cost_text(advice)]
+    similar = most_similar(advice.facts)
+    return [*map(str, switched), *about, *([similar_text(similar)] if similar else []), cost_text(advice)]
+
+
+def similar_text(similar: MeasuredFederation) -> str:
+    """What was best on the measured federation that is most like these clients."""
+    best = similar.methods[0]
+    bases = {TRAINS_ALONE: ("training alone", best.over_local), "fedavg": ("fedavg", best.over_fedavg)}
+    gains = [f"{_points(gain)} against {name}" for base, (name, gain) in bases.items() if base != best.method]
+    return str(
+        finding(SIMILAR, kind=similar.kind, samples=similar.samples, method=best.method, gains=" and ".join(gains))
+    )
+
+
+def _points(gain: Difference) -> str:
+    noise = "" if is_sure(gain) else " (within noise)"
+    return minus(f"{100 * gain.value:+.1f} ± {100 * gain.error:.1f} points{noise}")
 
 
 def layers_text(advice: Advice) -> str:
