@@ -28,6 +28,7 @@ from stratafl.leak.leakage_picture import leakage_picture, strength
 from stratafl.leak.replay import replayed
 from stratafl.methods import LocalTraining
 from stratafl.models import build
+from stratafl.policies import Mean
 from stratafl.testing import difference
 
 TRAIN = LocalTraining(lr=0.1, batch=1000)
@@ -135,11 +136,13 @@ def test_the_mean_of_what_a_host_sees_is_what_it_sends_next():
         assert torch.allclose(mean, second.base[name][0].double(), atol=1e-6)
 
 
-def test_with_secure_sums_it_sees_their_mean_alone():
-    (seen,), (alone,) = replayed(made(secure=True), 1), replayed(made(), 1)
-    samples = made().samples[alone.ids].double()
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_with_secure_sums_it_sees_their_mean_alone(weights):
+    method = replace(fedavg(train=TRAIN), merge=(Mean(weights=weights),))
+    (seen,), (alone,) = replayed(made(method, secure=True), 1), replayed(made(method), 1)
+    by = made().samples[alone.ids].double() if weights == "samples" else torch.ones(4, dtype=torch.float64)
     for name, x in seen.update.items():
-        mean = torch.tensordot(samples / samples.sum(), alone.update[name].double(), 1)
+        mean = torch.tensordot(by / by.sum(), alone.update[name].double(), 1)
         assert torch.allclose(x.double(), mean.expand_as(x), atol=1e-6)
 
 
