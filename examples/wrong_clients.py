@@ -42,7 +42,7 @@ from stratafl.testing.watch import Watched
 
 METHODS = ("fedavg", "fedper", "flayer", "pfedla")
 ATTACKS = ("none", "sign x 10", "sign x 1", "random", "labels", "little is enough", "backdoor")
-CLIPS = (10.0, 5.0, 3.0, 2.0)
+CLIPS = (2.0, 3.0, 5.0, 10.0)
 DEFENCES = ("none", "limit 5", "limit 20", *(f"shorten {clip:g}" for clip in CLIPS), "median", "trimmed", "clipped")
 CLIENTS, ROUNDS, FIRST_ROUNDS, TRAIN, LIMITLESS = 10, 15, 3, LocalTraining(lr=0.2, batch=40), 1e300
 SHIFT, BOOST, STAMP = 1.5, 10.0, (slice(0, 2), slice(0, 2))  # deviations, times the update, pixels of the trigger
@@ -225,9 +225,9 @@ def clean(name: str, settings: list[str], seed: int, clip: float) -> tuple[int, 
 
 
 def write_clean(path: Path, methods: list[str], seeds: int) -> None:
-    """A line for each federation, method, seed and multiple, from large to small; the last is without.
+    """A line for each federation, method, seed and multiple, from small to large, and at the end without (0).
 
-    If a multiple shortens nobody, the run has the bits of one without.
+    A multiple that shortens nobody has the bits of a run without, and so have all larger ones.
     """
     done = lines_of(path, "federation,method,seed,clip,shortened,validation in round 3,validation,test")
     with path.open("a", newline="") as file:
@@ -235,14 +235,14 @@ def write_clean(path: Path, methods: list[str], seeds: int) -> None:
             plain = list[str]()
             for clip in (*CLIPS, 0.0):
                 before = [line for line in done if line[:4] == [title, name, str(seed), f"{clip:g}"]]
-                if before:
-                    plain = before[0][5:] if before[0][4] == "0" else plain
-                    continue
-                count, scores = (0, []) if plain and not clip else clean(name, settings, seed, clip)
-                shown = [f"{x:.1f}" for x in scores] or plain
-                plain = plain if count else shown
-                csv.writer(file).writerow((title, name, seed, f"{clip:g}", count, *shown))
-                file.flush()
+                count, *shown = before[0][4:] if before else ("0", *plain)
+                if not shown:
+                    number, scores = clean(name, settings, seed, clip)
+                    count, shown = str(number), [f"{x:.1f}" for x in scores]
+                plain = shown if count == "0" else plain
+                if not before:
+                    csv.writer(file).writerow((title, name, seed, f"{clip:g}", count, *shown))
+                    file.flush()
 
 
 def write_synthetic(path: Path, clients: int = 20, seed: int = 0) -> None:
@@ -281,12 +281,14 @@ def write_ratios(path: Path, methods: list[str], seeds: int) -> None:
             file.flush()
 
 
-def write_attacks(path: Path, methods: list[str], defences: list[str], seeds: int, alpha: float, split: str) -> None:
+def write_attacks(
+    path: Path, methods: list[str], attacks: list[str], defences: list[str], seeds: int, alpha: float, split: str
+) -> None:
     """One line for each run."""
     head = "alpha,method,attack,defence,seed,accuracy,triggered,left_out"
     done = {tuple(line[:5]) for line in lines_of(path, head)}
     with path.open("a", newline="") as file:
-        for seed, name, attack, defence in product(range(seeds), methods, ATTACKS, defences):
+        for seed, name, attack, defence in product(range(seeds), methods, attacks, defences):
             key = (f"{alpha:g}", name, attack, defence, str(seed))
             if key in done:
                 continue
@@ -305,6 +307,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--alpha", type=float, default=0.3)
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--attacks", default=",".join(ATTACKS))
     parser.add_argument("--defences", default=",".join(DEFENCES))
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--ratios", action="store_true")
@@ -323,7 +326,8 @@ def main() -> None:
         write_clean(args.to, args.methods.split(","), args.seeds)
     else:
         split = "validation" if args.choose else "test"
-        write_attacks(args.to, args.methods.split(","), args.defences.split(","), args.seeds, args.alpha, split)
+        names = (chosen.split(",") for chosen in (args.methods, args.attacks, args.defences))
+        write_attacks(args.to, *names, args.seeds, args.alpha, split)
 
 
 if __name__ == "__main__":
