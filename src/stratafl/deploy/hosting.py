@@ -89,7 +89,7 @@ class Hosting:
                         spent = server.algorithm.spent(server.at(exchange.round))
                 if spent:
                     self.status.say(in_words(spent, exchange.round, server.algorithm.promise))
-                left = self._commit(exchange, offer)
+                left = [site for site in self._commit(exchange, offer) if site not in self._shut_out()]
                 self._report(exchange)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
