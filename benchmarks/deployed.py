@@ -3,16 +3,18 @@
     python benchmarks/deployed.py --sites 3 --megabytes 1 45 200
 
 Sites hold a few samples each, so that a round is mostly messages. *Counted* are the messages of the exchange, as the
-audit log has them; *at the socket* is what passed the gate, TLS not included, with Flower's own requests.
+audit log has them; *at the socket* is what passed the gate, TLS not included, with Flower's own requests. CPU seconds
+are those of all processes, from the first absorbed round to the last that was seen (Linux).
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +30,10 @@ from stratafl.deploy.folders import HostAddress, prepare_host, prepare_site
 from stratafl.deploy.host import Host
 from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
 from stratafl.deploy.status import read_status
-from stratafl.errors import DeployError
 
 SIDE, CLASSES, SAMPLES = 64, 10, 40
 STATES = ("asked", "accepted", "commit", "committed")
+PARTS = {"superlink": "deploy.superlink", "gate": "deploy.gate", "sites": "deploy.flower_node", "host": "serverapp"}
 
 
 def federation(sites: int, megabytes: float, rounds: int) -> FederationFile:
@@ -76,25 +78,48 @@ def measure(
             site = SiteProcesses(mine, settings, CLIENT_APP)
             running.append(stack.enter_context(site))
         run = host.start_run(SERVER_APP, CLIENT_APP, {"trust": False})
-        until_it_ends(host, running, run)
+        used = until_it_ends(host, running, run, folder / "host")
         time.sleep(2)  # the gate writes its counts once a second
         passed = host.counts()
-    return {"seconds": time.monotonic() - begin, "rounds": rounds, **figures(folder / "host", passed)}
+    seconds = time.monotonic() - begin
+    return {"seconds": seconds, "rounds": rounds, "cpu": used, **figures(folder / "host", passed)}
 
 
-def until_it_ends(host: Host, sites: Sequence[SiteProcesses], run: int) -> None:
+def until_it_ends(host: Host, sites: Sequence[SiteProcesses], run: int, folder: Path) -> dict[str, float]:
+    """The CPU seconds that a round took, by part of the federation."""
+    used, looks = dict[int, dict[str, float]](), 0  # after each round that was seen to end
     while True:
+        absorbed = (read_status(folder) or {}).get("round", 0)
+        if absorbed and absorbed not in used:
+            used[absorbed] = cpu_seconds()
         for each in (host, *sites):
             each.tend()
-        try:
-            state = host.control.run_state(run)
-        except DeployError:
-            continue
-        if state.finished:
+        looks += 1
+        if looks % 4 == 0 and (state := host.control.run_state(run)).finished:  # as `strata host`
             if state.end != "completed":
                 raise SystemExit(f"the federation ended: {state}")
-            return
-        time.sleep(0.5)  # as `strata host`
+            first, last = min(used), max(used)
+            return {part: (used[last][part] - used[first][part]) / max(1, last - first) for part in used[last]}
+        time.sleep(0.5)
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Of this process's descendants, so far."""
+    parents, lines, seconds = dict[int, int](), dict[int, str](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields, pid = (path / "stat").read_text().rpartition(")")[2].split(), int(path.name)
+            parents[pid], lines[pid] = int(fields[1]), (path / "cmdline").read_text(errors="replace")
+            seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    used = dict.fromkeys((*PARTS, "others"), 0.0)
+    for pid in ours - {os.getpid()}:
+        guarded = "guardian.py" in lines[pid]  # has the command of what it guards
+        part = next((part for part, name in PARTS.items() if name in lines[pid] and not guarded), "others")
+        used[part] += seconds[pid]
+    return used
 
 
 def figures(folder: Path, passed: Table) -> Table:
@@ -128,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if each:
             lines.append(row(f"{what}: seconds a round", median(each), "s"))
             bars.append(bar(f"{given.sites} sites, seconds a round", f"{megabytes:g} MB", median(each), "s"))
+            lines.append(row(f"{what}: CPU seconds a round", sum(found["cpu"].values()), "s"))
+            lines.append(row(f"{what}: CPU seconds a round of the SuperLink", found["cpu"]["superlink"], "s"))
         lines.append(row(f"{what}: at the socket / counted", found["socket"] / found["counted"], "×"))
         extra = (found["socket"] - found["counted"]) / found["messages"]
         lines.append(row(f"{what}: more at the socket, a message", extra / 1e3, "kB"))

@@ -62,12 +62,29 @@ def watch(folder, host, metrics=None):
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     monkeypatch.setattr(command, "LOOK", 0.0)
+    monkeypatch.setattr(command, "LOOKS_PER_REQUEST", 1)
 
 
 def test_a_superlink_that_does_not_answer_is_asked_again(tmp_path):
     host = FakeHost(tmp_path, OutageError("away"), OutageError("away"), DONE)
     assert watch(tmp_path, host).until_it_ends() == 0
     assert (host.looks, host.runs) == ([], 1)
+
+
+def test_the_superlink_is_asked_now_and_then_and_at_once_when_the_status_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "LOOKS_PER_REQUEST", 3)
+    running = RunState("running", "", "")
+    host, looks = FakeHost(tmp_path, running, DONE), []
+
+    def tend():
+        looks.append(len(host.looks))
+        if len(looks) == 5:
+            Status(tmp_path, ["a"]).end("finished", "")
+        return []
+
+    host.tend = tend
+    assert watch(tmp_path, host).until_it_ends() == 0
+    assert looks == [2, 2, 2, 1, 1]
 
 
 def test_a_run_that_was_stopped_because_its_serverapp_is_gone_starts_again(tmp_path):
@@ -131,6 +148,8 @@ def test_what_the_serverapp_says_is_shown_once_and_rounds_are_known_from_the_sta
             status.say("round 2: the upload of 'a' was left out: its update is too long")
             status.absorbed(1, 1.0, 1)
         if len(host.looks) == 2:
+            status.failed("a", "its disk is full")
+            status.failed("a", "its disk is full")
             status.absorbed(2, 1.0, 1)
         return look(run)
 
@@ -139,6 +158,7 @@ def test_what_the_serverapp_says_is_shown_once_and_rounds_are_known_from_the_sta
     shown = " ".join(capsys.readouterr().err.split())
     assert shown.count("note: 'a' is set aside: it missed 3 rounds in a row") == 1
     assert shown.count("note: round 2: the upload of 'a' was left out") == 1
+    assert shown.count("its disk is full") == 1  # until it has answered
     assert shown.count("7 rounds") == 1  # in the table at the end, which knows no round yet
     assert "round 0" not in shown
     assert "round 0 of 3" not in shown

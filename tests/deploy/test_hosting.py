@@ -383,7 +383,8 @@ def test_a_site_that_always_asks_for_everything_has_missed_the_round(tmp_path, c
     hosted(tmp_path, courier).run()
     status = read_status(tmp_path / "host")
     assert status["state"] == "finished"
-    assert caplog.text.count("site 'b': ") == 3  # then it is asked no more
+    assert caplog.text.count("site 'b' ") == 3  # then it is asked no more
+    assert [line.startswith("site 'b' ") for line in status["said"]].count(True) == 1
 
 
 @pytest.mark.slow

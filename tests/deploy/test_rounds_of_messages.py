@@ -117,7 +117,9 @@ def test_all_replies_end_a_round_at_once(clock: Clock) -> None:
 def test_a_courier_waits_for_every_site_although_one_has_failed(clock: Clock) -> None:
     grid = FakeGrid(clock, {7: (1.0, "Node Unavailable"), 8: (9.0, None)})
     message = SignedMessage(b"{}", b"x", 1, b"")
-    done = KeyCourier(grid).carry("round", dict.fromkeys(("north", "south", "west"), message), 60.0)
+    courier = KeyCourier(grid)
+    assert courier.connected() == {"north", "south"}
+    done = courier.carry("round", dict.fromkeys(("north", "south", "west"), message), 60.0)
     assert done.failures["north"] == "Node Unavailable (code 5)"
     assert set(done.failures) == {"north", "south", "west"}  # south has answered, if not as a site does
 

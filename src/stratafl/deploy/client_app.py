@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.member import SiteMember
-from stratafl.deploy.messages import content_of, read_content
+from stratafl.deploy.messages import answer_all, content_of, read_content
 from stratafl.deploy.processes import SITE_FOLDER
 from stratafl.deploy.signatures import SignedMember
 
@@ -31,26 +31,4 @@ def _answered(kind: Kind, message: Message, context: Context) -> Message:
     return Message(content_of(member.answer(kind, read_content(message.content))), reply_to=message)
 
 
-@app.query("introduce")
-def introduce(message: Message, context: Context) -> Message:
-    return _answered("introduce", message, context)
-
-
-@app.query("agree")
-def agree(message: Message, context: Context) -> Message:
-    return _answered("agree", message, context)
-
-
-@app.query("report")
-def report_scores(message: Message, context: Context) -> Message:
-    return _answered("report", message, context)
-
-
-@app.query("secure")
-def add_up(message: Message, context: Context) -> Message:
-    return _answered("secure", message, context)
-
-
-@app.train("round")
-def work(message: Message, context: Context) -> Message:
-    return _answered("round", message, context)
+answer_all(app, _answered)

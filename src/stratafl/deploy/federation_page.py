@@ -88,7 +88,7 @@ def _chart(gains: Gains) -> charts.Chart | None:
     if not gains.clients:
         return None
     caption = "The personalised model of each site against the one trained alone. Above 0, the site gains"
-    figure = gains_figure(gains, sorted(gains.clients, key=lambda client: client.difference))
+    figure = gains_figure(gains, sorted(gains.clients, key=lambda client: client.difference), "site")
     return charts.Chart("gains", "Who gains", caption, figure, height=360)
 
 

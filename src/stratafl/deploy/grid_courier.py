@@ -25,7 +25,7 @@ class GridCourier:
 
     @abstractmethod
     def nodes(self) -> Mapping[str, int]:
-        """The nodes of the connected sites."""
+        """The nodes of the sites that were connected when last looked at."""
 
     def round(self, nodes: Mapping[str, int], seconds: float) -> MessageRound:
         """A round of messages to these nodes. One that is slow may still answer when it has been asked again."""

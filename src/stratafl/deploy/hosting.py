@@ -160,14 +160,10 @@ class Hosting:
         if not missing:
             return
         self.status.say(f"waiting for sites to join again with the new invitation: {', '.join(missing)}")
-        latest, reported = self._clock() + self.deploy.wait, ""
+        latest = self._clock() + self.deploy.wait
         while missing and (left := latest - self._clock()) > 0:
             asked = self._sites.there(missing)
             self._agree(asked, offer, left)
-            reasons = self._sites.why([site for site in asked if site not in self._in_agreement])
-            if reasons not in ("", reported):
-                reported = reasons
-                self.status.say(f"not yet: {reasons}")
             missing = [site for site in missing if site not in self._in_agreement]
             write_rejoining(self._folder, missing)
             if missing:

@@ -5,7 +5,11 @@ takes a request for every record, array and piece of an array: few bytes are par
 array.
 """
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from stratafl.deploy.courier import Kind, SignedMessage
 from stratafl.errors import WireError
@@ -29,6 +33,13 @@ def most_message_bytes(upload: int) -> int:
     Masked numbers take 8 bytes each, twice those of an upload (`secure/`).
     """
     return 2 * upload + upload // 4 + MAX_TABLE_BYTES + (1 << 20)
+
+
+def answer_all(app: Any, answered: Callable[[Kind, Message, Context], Message]) -> None:
+    """Let a ClientApp answer every kind of message so."""
+    for kind, name in TYPES.items():
+        category, _, action = name.partition(".")
+        getattr(app, category)(action)(partial(answered, kind))
 
 
 def content_of(message: SignedMessage) -> RecordDict:

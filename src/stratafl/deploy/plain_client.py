@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -17,7 +16,7 @@ from flwr.clientapp import ClientApp
 from stratafl.deploy.consent import check_consent
 from stratafl.deploy.courier import Kind
 from stratafl.deploy.member import SiteMember
-from stratafl.deploy.messages import TYPES, content_of, read_content
+from stratafl.deploy.messages import answer_all, content_of, read_content
 from stratafl.deploy.processes import log_to_stderr
 from stratafl.deploy.signatures import SignedMember
 from stratafl.errors import BusyError, StrataError, WireError, told_to_others
@@ -70,6 +69,4 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
 
 
-for _kind, _type in TYPES.items():
-    _category, _, _action = _type.partition(".")
-    getattr(app, _category)(_action)(partial(answered, _kind))
+answer_all(app, answered)

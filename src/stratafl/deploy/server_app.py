@@ -26,10 +26,14 @@ class KeyCourier(GridCourier):
 
     def __init__(self, grid: Any, signals: Signals | None = None) -> None:
         super().__init__(grid)
-        self._signals = signals
+        self._signals, self._nodes = signals, dict[str, int]()
 
     def nodes(self) -> dict[str, int]:
-        return nodes_of_sites(self.grid)
+        return self._nodes
+
+    def connected(self) -> frozenset[str]:
+        self._nodes = nodes_of_sites(self.grid)
+        return super().connected()
 
     def round(self, nodes: Mapping[str, int], seconds: float) -> MessageRound:
         names = {node: site for site, node in nodes.items()}

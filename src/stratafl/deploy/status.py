@@ -102,8 +102,13 @@ class Status:
         self._site(site, state="has its model", reason="")
 
     def failed(self, site: str, reason: str) -> None:
-        log.warning("site '%s': %s", site, reason)
-        self._site(site, state="failed", reason=shown(reason, MAX_REASON_LETTERS))
+        """Say why, once until it has answered as it should."""
+        before, reason = self._sites[site]["reason"], shown(reason, MAX_REASON_LETTERS)
+        line = f"site '{site}' failed: {reason}"
+        log.warning("%s", line)
+        self._site(site, state="failed", reason=reason)
+        if reason != before:
+            self._tell(line)
 
     def aside(self, site: str, reason: str) -> None:
         self.say(f"'{site}' is set aside: {reason}")
@@ -120,6 +125,9 @@ class Status:
 
     def say(self, line: str) -> None:
         log.info("%s", line)
+        self._tell(line)
+
+    def _tell(self, line: str) -> None:
         self._note(said=[*self._about["said"], line][-MAX_LINES:], lines=self._about["lines"] + 1)
 
     def end(self, state: str, reason: str) -> None:

@@ -188,8 +188,8 @@ def gains_chart(study: Study) -> charts.Chart | None:
     )
 
 
-def gains_figure(gains: Gains, ordered: Sequence[ClientGain]) -> charts.Figure:
-    """Each of these clients' difference with its interval, in their order."""
+def gains_figure(gains: Gains, ordered: Sequence[ClientGain], who: str = "client") -> charts.Figure:
+    """Each of these clients' difference with its interval, in their order; the axis says `who` they are."""
     clients = [ordered[at] for at in charts.thinned(len(ordered), MAX_CLIENTS_DRAWN)]
     names = charts.distinct([charts.plain_text(charts.shortened(gains.client_label(client))) for client in clients])
     factor = 100 if gains.metric.percent else 1
@@ -205,7 +205,7 @@ def gains_figure(gains: Gains, ordered: Sequence[ClientGain]) -> charts.Figure:
                 "markers", [name for name, _ in some], y, name=outlook, marker=marker, text=hover, **bars
             )
             traces.append(trace | {"hovertemplate": "%{x}: %{text}<extra></extra>"})
-    x = charts.category_axis("client") | {"categoryorder": "array", "categoryarray": names}
+    x = charts.category_axis(who) | {"categoryorder": "array", "categoryarray": names}
     y_axis = {"title": {"text": "percentage points" if factor == 100 else "difference"}, "zeroline": True}
     return {"data": traces, "layout": {"xaxis": x, "yaxis": y_axis}}
 
