@@ -182,7 +182,7 @@ class StackedEngine(Engine):
     def prepare(self) -> None:
         """Trace the steps that were repeated often enough, before lanes run."""
         while self._wanted:
-            assert self.model  # a thread's first call makes it, which cannot be done inside a trace
+            _ = self.model  # a thread's first call makes it, which cannot be done inside a trace
             signature, (step, likeness) = self._wanted.popitem()
             try:
                 self._traced[signature] = trace(step, likeness)
