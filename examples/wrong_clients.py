@@ -6,11 +6,13 @@
 
 Every line of the first file is a run: the accuracy of the nine others' deployed models on their own test samples, and
 for the backdoor the share of their test samples of other classes that the trigger turns to class 0. The wrong client
-knows the method and sees what the others send. Defences are a limit to the length of updates, and robust merges.
+knows the method and sees what the others send. Defences are a limit to the length of updates, updates that are
+shortened, and robust merges. `--choose` takes validation samples, a quarter of each client's, in place of test samples.
 
 The second file has no wrong client. Each line is a federation, a method and a part of uploads: the largest of all
 rounds' longest parts, as a multiple of the median of its round. A limit below it leaves an honest client out. The third
-has none either: how often an honest update was shortened, and the accuracy without and with that.
+has none either: how often an honest update was shortened to a multiple of the median, and the accuracy then; with 0
+none is. `--federation TITLE SETTING ...` adds a federation to both, and `--synthetic FILE` writes the data of one.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from stratafl.config.assemble import simulation_of
@@ -39,12 +42,10 @@ from stratafl.testing.watch import Watched
 
 METHODS = ("fedavg", "fedper", "flayer", "pfedla")
 ATTACKS = ("none", "sign x 10", "sign x 1", "random", "labels", "little is enough", "backdoor")
-DEFENCES = ("none", "limit 5", "limit 20", "shorten 5", "median", "trimmed", "clipped")
-CLIENTS, ROUNDS, TRAIN, LIMITLESS = 10, 15, LocalTraining(lr=0.2, batch=40), 1e300
-CLIP = 5.0
+CLIPS = (2.0, 3.0, 5.0, 10.0)
+DEFENCES = ("none", "limit 5", "limit 20", *(f"shorten {clip:g}" for clip in CLIPS), "median", "trimmed", "clipped")
+CLIENTS, ROUNDS, FIRST_ROUNDS, TRAIN, LIMITLESS = 10, 15, 3, LocalTraining(lr=0.2, batch=40), 1e300
 SHIFT, BOOST, STAMP = 1.5, 10.0, (slice(0, 2), slice(0, 2))  # deviations, times the update, pixels of the trigger
-
-logging.getLogger("stratafl").setLevel(logging.ERROR)
 
 
 class Attacked(Watched):
@@ -69,7 +70,7 @@ class Attacked(Watched):
                 "sign x 10": lambda: start[name] - 10 * update,
                 "sign x 1": lambda: start[name] - update,
                 "random": lambda: start[name] + 10 * length / unit * noise[name],
-                "little is enough": lambda: (others.mean(0) - SHIFT * others.std(0)).expand_as(x),
+                "little is enough": lambda: little_is_enough(others).expand_as(x),
                 "backdoor": lambda: start[name] + BOOST * update,
             }
             if self.attack not in changed:
@@ -80,9 +81,15 @@ class Attacked(Watched):
         return done._replace(upload=Parcel({**done.upload, "theta": replace(theta, value=value)}))
 
 
-def federation(alpha: float, seed: int, wrong: int, attack: str) -> Any:
+def little_is_enough(others: Any) -> Any:
+    """The others' mean less some deviations of theirs, column by column (Baruch et al., 2019)."""
+    return others.mean(0) - SHIFT * others.std(0)
+
+
+def federation(alpha: float, seed: int, wrong: int, attack: str, validation: float) -> Any:
     """The digits over ten clients, of whom one may have wrong labels or a trigger on half of its samples."""
-    honest = digits_federation(clients=CLIENTS, partition=Dirichlet(alpha=alpha, minimum=20), seed=seed)
+    partition = Dirichlet(alpha=alpha, minimum=20)
+    honest = digits_federation(clients=CLIENTS, partition=partition, validation=validation, seed=seed)
     x, y, own = honest.x.clone(), honest.y.clone(), honest.split("train").of(wrong)
     if attack == "labels":
         y[own] = 9 - y[own]
@@ -108,14 +115,16 @@ def defended(name: str, defence: str) -> tuple[Any, dict[str, float]]:
     return algorithm(name if defence == "none" else f"{name}+{defence}", train=TRAIN), {}
 
 
-def attacked(name: str, attack: str, defence: str, alpha: float, seed: int) -> tuple[float, float | None, int]:
+def attacked(
+    name: str, attack: str, defence: str, alpha: float, seed: int, split: str
+) -> tuple[float, float | None, int]:
     """The accuracy of the others in per cent, how often the trigger works, and how many honest clients were left out.
 
     The first, second, ... client is wrong by the seed, so that it has few samples in one federation, many in another.
     """
     wrong = seed % CLIENTS
     method, limits = defended(name, defence)
-    data = federation(alpha, seed, wrong, attack)
+    data = federation(alpha, seed, wrong, attack, 0.25 if split == "validation" else 0)
     sim = simulation(
         method,
         data,
@@ -131,16 +140,21 @@ def attacked(name: str, attack: str, defence: str, alpha: float, seed: int) -> t
         left_out += sum(each.client != wrong or attack == "none" for each in report.left_out)
     others = torch.tensor([client for client in range(CLIENTS) if client != wrong])
     rnd, models = sim.at(sim.rounds - 1), deployed(sim, progress, others)
-    scores = sim.task(others, rnd, splits=("train", "test")).scores(models, "test")
-    accuracy = 100 * float(scores.hits.sum() / scores.count.sum())
-    return accuracy, triggered(sim, models, data, others) if attack == "backdoor" else None, left_out
+    share = triggered(sim, models, data, others, split) if attack == "backdoor" else None
+    return accuracy(sim, rnd, models, others, split), share, left_out
 
 
-def triggered(sim: Any, models: Any, data: Any, others: Any) -> float:
-    """The share of the others' test samples that are not of class 0 and that the trigger turns to class 0."""
+def accuracy(sim: Any, rnd: Any, models: Any, clients: Any, split: str) -> float:
+    """The accuracy on the clients' samples of a split in per cent."""
+    scores = sim.task(clients, rnd, splits=("train", "validation", "test")).scores(models, split)
+    return 100 * float(scores.hits.sum() / scores.count.sum())
+
+
+def triggered(sim: Any, models: Any, data: Any, others: Any, split: str) -> float:
+    """The share of the others' samples of a split that are not of class 0 and that the trigger turns to class 0."""
     hits = count = 0
     for place, client in enumerate(others.tolist()):
-        own = data.split("test").of(client)
+        own = data.split(split).of(client)
         own = own[data.y[own] != 0]
         model = {name: x[place] for name, x in models.items()}
         logits = torch.func.functional_call(sim.template, model, (stamped(data.x[own]),))
@@ -194,35 +208,57 @@ def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, 
     return largest
 
 
-def clean(name: str, settings: list[str], seed: int, clip: float | None) -> tuple[int, float, float]:
-    """How often an update was shortened, and the accuracy on validation and test samples in per cent."""
+def clean(name: str, settings: list[str], seed: int, clip: float) -> tuple[int, list[float]]:
+    """How often an update was shortened; accuracies on validation samples after 3 rounds, and on both at the end."""
     usual = ["train.lr=0.1", "data.clients=20", f"run.rounds={ROUNDS}", f"run.seed={seed}"]
     sim = simulation_of(with_settings(Experiment(), [f"algorithm.name={name}", *usual, *settings]))
-    sim, progress, count = replace(sim, norm_clip=clip), sim.start(), 0
+    sim, count, scores = replace(sim, norm_clip=clip or None), 0, list[float]()
+    clients, progress = torch.arange(sim.setup.clients), sim.start()
     while progress.t < sim.rounds:
         progress, report = sim.round(progress, Matrix())
         count += len(report.shortened)
-    clients = torch.arange(sim.setup.clients)
-    rnd, models = sim.at(sim.rounds - 1), deployed(sim, progress, clients)
-    task = sim.task(clients, rnd, splits=("train", "validation", "test"))
-    scores = [task.scores(models, split) for split in ("validation", "test")]
-    validation, test = (100 * float(each.hits.sum() / each.count.sum()) for each in scores)
-    return count, validation, test
+        if progress.t in (FIRST_ROUNDS, sim.rounds):
+            rnd, models = sim.at(progress.t - 1), deployed(sim, progress, clients)
+            splits = ("validation", "test") if progress.t == sim.rounds else ("validation",)
+            scores += [accuracy(sim, rnd, models, clients, split) for split in splits]
+    return count, scores
 
 
 def write_clean(path: Path, methods: list[str], seeds: int) -> None:
-    """One line for each federation, method and seed: without and with shortening, the same if nobody is shortened."""
-    head = "federation,method,seed,shortened,validation,validation with,test,test with"
-    done = {tuple(line[:3]) for line in lines_of(path, head)}
+    """A line for each federation, method, seed and multiple, from small to large, and at the end without (0).
+
+    A multiple that shortens nobody has the bits of a run without, and so have all larger ones.
+    """
+    done = lines_of(path, "federation,method,seed,clip,shortened,validation in round 3,validation,test")
     with path.open("a", newline="") as file:
         for seed, (title, settings), name in product(range(seeds), FEDERATIONS.items(), methods):
-            if (title, name, str(seed)) in done:
-                continue
-            count, *scores = clean(name, settings, seed, CLIP)
-            plain = clean(name, settings, seed, None)[1:] if count else scores
-            shown = (f"{x:.1f}" for pair in zip(plain, scores, strict=True) for x in pair)
-            csv.writer(file).writerow((title, name, seed, count, *shown))
-            file.flush()
+            plain = list[str]()
+            for clip in (*CLIPS, 0.0):
+                before = [line for line in done if line[:4] == [title, name, str(seed), f"{clip:g}"]]
+                count, *shown = before[0][4:] if before else ("0", *plain)
+                if not shown:
+                    number, scores = clean(name, settings, seed, clip)
+                    count, shown = str(number), [f"{x:.1f}" for x in scores]
+                plain = shown if count == "0" else plain
+                if not before:
+                    csv.writer(file).writerow((title, name, seed, f"{clip:g}", count, *shown))
+                    file.flush()
+
+
+def write_synthetic(path: Path, clients: int = 20, seed: int = 0) -> None:
+    """Synthetic(1, 1) of Li et al. (2020): each client has its own inputs and its own labels; sizes are lognormal."""
+    rng, columns, classes = np.random.default_rng(seed), 60, 10
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerow(("client", "label", *(f"x{column}" for column in range(columns))))
+        for client in range(clients):
+            weight = rng.normal(rng.normal(), 1, (columns, classes))
+            bias, centre = rng.normal(rng.normal(), 1, classes), rng.normal(rng.normal(), 1, columns)
+            count = min(1000, 30 + int(rng.lognormal(4, 1.5)))
+            x = rng.normal(centre, np.arange(1, columns + 1) ** -0.6, (count, columns))
+            labels = (x @ weight + bias).argmax(1)
+            csv.writer(file).writerows(
+                (f"c{client}", label, *(f"{value:.4f}" for value in row)) for label, row in zip(labels, x, strict=True)
+            )
 
 
 def lines_of(path: Path, head: str) -> list[list[str]]:
@@ -245,38 +281,53 @@ def write_ratios(path: Path, methods: list[str], seeds: int) -> None:
             file.flush()
 
 
-def write_attacks(path: Path, methods: list[str], seeds: int, alpha: float) -> None:
+def write_attacks(
+    path: Path, methods: list[str], attacks: list[str], defences: list[str], seeds: int, alpha: float, split: str
+) -> None:
     """One line for each run."""
-    done = {tuple(line[:5]) for line in lines_of(path, "alpha,method,attack,defence,seed,accuracy,triggered,left_out")}
+    head = "alpha,method,attack,defence,seed,accuracy,triggered,left_out"
+    done = {tuple(line[:5]) for line in lines_of(path, head)}
     with path.open("a", newline="") as file:
-        for seed, name, attack, defence in product(range(seeds), methods, ATTACKS, DEFENCES):
-            if (f"{alpha:g}", name, attack, defence, str(seed)) in done:
+        for seed, name, attack, defence in product(range(seeds), methods, attacks, defences):
+            key = (f"{alpha:g}", name, attack, defence, str(seed))
+            if key in done:
                 continue
             try:
-                accuracy, share, left_out = attacked(name, attack, defence, alpha, seed)
+                score, share, left_out = attacked(name, attack, defence, alpha, seed, split)
             except RecordError:  # this method refuses this defence
                 continue
             shown = "" if share is None else f"{share:.1f}"
-            csv.writer(file).writerow((f"{alpha:g}", name, attack, defence, seed, f"{accuracy:.1f}", shown, left_out))
+            csv.writer(file).writerow((*key, f"{score:.1f}", shown, left_out))
             file.flush()
 
 
 def main() -> None:
-    """Write one of the two tables; lines that the file has already are not repeated."""
+    """Write one of the tables; lines that the file has already are not repeated."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--alpha", type=float, default=0.3)
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--attacks", default=",".join(ATTACKS))
+    parser.add_argument("--defences", default=",".join(DEFENCES))
+    parser.add_argument("--choose", action="store_true")
     parser.add_argument("--ratios", action="store_true")
     parser.add_argument("--clean", action="store_true")
+    parser.add_argument("--synthetic", type=Path)
+    parser.add_argument("--federation", nargs="+", action="append", default=[], metavar=("TITLE", "SETTING"))
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
+    logging.getLogger("stratafl").setLevel(logging.ERROR)
+    FEDERATIONS.update((title, settings) for title, *settings in args.federation)
+    if args.synthetic:
+        write_synthetic(args.synthetic)
     if args.ratios:
         write_ratios(args.to, args.methods.split(","), args.seeds)
     elif args.clean:
         write_clean(args.to, args.methods.split(","), args.seeds)
     else:
-        write_attacks(args.to, args.methods.split(","), args.seeds, args.alpha)
+        split = "validation" if args.choose else "test"
+        names = (chosen.split(",") for chosen in (args.methods, args.attacks, args.defences))
+        write_attacks(args.to, *names, args.seeds, args.alpha, split)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pytest
 TEST_SECONDS = 0.5
 DIRECTORY_SECONDS: dict[str, float] = {
     "unit": 190,
-    "contract": 40,
+    "contract": 25,
     "equivalence": 40,
     "deploy": 60,
     "runs": 40,

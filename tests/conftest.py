@@ -2,9 +2,10 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -68,6 +69,24 @@ def _no_scikit_learn() -> None:
     from stratafl.runs import logistic as baselines
 
     baselines.PACKAGE = "a package that is not installed"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _digits_are_divided_once() -> None:
+    """Runs of all tests that divide the packaged digits in the same way share the federation, as those of a process do
+    while one of them lasts."""
+    from stratafl.data import loading
+    from stratafl.data.federation import Federation
+
+    held: list[Federation] = []
+
+    class Held(WeakValueDictionary[Hashable, Federation]):
+        def __setitem__(self, key: Hashable, federation: Federation) -> None:
+            if isinstance(key, tuple) and key[0] == "digits":
+                held.append(federation)
+            super().__setitem__(key, federation)
+
+    loading._shared = Held()
 
 
 @pytest.fixture

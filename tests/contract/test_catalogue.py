@@ -1,13 +1,14 @@
 """Every algorithm of the catalogue keeps the contract, and its own degenerate laws.
 
-One method of most kinds is fast, every method once through every law is slow, and all settings are nightly.
+One method is fast, every method once through every law is slow, and all settings are nightly; the first degenerate law
+is fast for one method of each kind and for those of the papers.
 """
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from methods import NIGHTLY, SLOW
+from methods import KINDS, NIGHTLY, PAPERS, SLOW
 from stratafl.algorithms import (
     ALGORITHMS,
     algorithm,
@@ -41,7 +42,7 @@ ACTING = {
 EVERY = sorted({*ALGORITHMS, *ACTING})
 QUICK = (("follow", 0.5), ("local", 1.0))  # two settings in which both values of both keys occur
 HALF = (("follow", 0.5), ("local", 0.5))  # half of the clients cost less
-AT_ONCE = ("fedper", "flayer")  # the others equal their plain loops, or show a degenerate law at once
+AT_ONCE = ("fedper",)  # the others equal their plain loops, or show a degenerate law at once
 
 
 def _settings():
@@ -142,18 +143,19 @@ def test_every_algorithm_has_a_degenerate_law():
     assert all(SPECIAL_CASES.values())
 
 
-def _in_order(place, law, number):
-    """A law's first setting, fast for the first law of each method; of the others, nightly, one in turn."""
+def _in_order(name, place, law, number):
+    """A law's first setting, fast for the first law of some methods; of the others, nightly, one in turn."""
     possible = [(p, b) for p in (0.5, 1.0) for b in ("follow", "local") if p == 1.0 or not law.full_participation_only]
     first, *rest = possible
-    return (first, () if place == 0 else SLOW), (rest[number % len(rest)], NIGHTLY)
+    at_once = place == 0 and name in PAPERS | {*KINDS.values()}
+    return (first, () if at_once else SLOW), (rest[number % len(rest)], NIGHTLY)
 
 
-LAWS = [(place, law) for laws in SPECIAL_CASES.values() for place, law in enumerate(laws)]
+LAWS = [(name, place, law) for name, laws in SPECIAL_CASES.items() for place, law in enumerate(laws)]
 CASES = [
     pytest.param(law, *setting, id=f"{law.says} ({setting[0]}, {setting[1]})", marks=marks)
-    for number, (place, law) in enumerate(LAWS)
-    for setting, marks in _in_order(place, law, number)
+    for number, (name, place, law) in enumerate(LAWS)
+    for setting, marks in _in_order(name, place, law, number)
 ]
 
 

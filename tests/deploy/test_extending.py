@@ -28,7 +28,7 @@ def file_of(rounds=2, **tables):
 
 def hosted(folder, file, courier):
     """A host of this file, as it is started anew, and its sites as they join again."""
-    clock = Clock()
+    courier.clock = clock = Clock()
     prepared = prepare_host(folder / "host", file, PLACE)
     invitation = prepared.invite(PLACE)
     for site, path in courier.sites.items():
@@ -63,6 +63,18 @@ def test_a_site_that_has_not_agreed_to_more_rounds_does_none_of_them(tmp_path, c
     absorbed = [set(line["absorbed"]) for line in checked_log(tmp_path / "host") if line["event"] == "absorb"]
     assert absorbed == [set("abcd"), set("acd")]
     assert "join again" in read_status(tmp_path / "host")["sites"]["b"]["reason"]
+
+
+@pytest.mark.slow
+def test_a_site_that_was_shut_out_is_not_waited_for(tmp_path, courier):
+    hosted(tmp_path, file_of(1), courier)
+    courier.rejoins = lambda site: site != "b"
+    (tmp_path / "host" / "keys" / "b.pub").unlink()
+    hosted(tmp_path, file_of(2, deploy={"wait": 3000}), courier)
+    absorbed = [set(line["absorbed"]) for line in checked_log(tmp_path / "host") if line["event"] == "absorb"]
+    assert absorbed == [set("abcd"), set("acd")]
+    assert courier.clock.now < 3000
+    assert read_status(tmp_path / "host")["reason"] == ""  # its final model is not missing either
 
 
 @pytest.mark.slow

@@ -441,7 +441,7 @@ def test_a_run_that_finds_no_memory_is_opened_when_the_others_have_ended():
 
 
 def test_data_that_runs_share_counts_once():
-    sim, other = made(fedavg(), batchnorm=False), made(fedavg(), batchnorm=False)
+    sim, other = made(fedavg(), batchnorm=False), made(fedavg(), data=1, batchnorm=False)
     data, each = data_bytes(sim), run_bytes(sim)
     joined = JoinedRuns(18)
     with joined.declared("a", sim), joined.declared("b", sim):

@@ -136,6 +136,26 @@ def test_rounding_adds_to_the_distance_of_neighbours(monkeypatch):
     assert discrete_epsilon_of(1.0, 0, 1e-5, helpers=1, columns=4) == 0
 
 
+def test_tails_and_errors_of_drawing_count_at_a_large_epsilon(monkeypatch):
+    """They cost e^ε·lost of δ: up to about 40 nothing, then rounds count in parts, and one round alone is too much."""
+
+    def said(noise, rounds, delta=1e-5):
+        return discrete_epsilon_of(noise, rounds, delta, helpers=60, columns=10**6)
+
+    assert said(1.0, 20) == pytest.approx(epsilon_of(1.0, 20, 1e-5), rel=1e-4)
+    assert said(1.0, 100) == 2 * said(1.0, 50, 5e-6) == 4 * said(1.0, 25, 2.5e-6)
+    assert said(1.0, 25, 2.5e-6) == pytest.approx(epsilon_of(1.0, 25, 2.5e-6), rel=1e-3)
+    assert said(0.1, 1) == math.inf == said(0.1, 7) == said(1e-3, 1)
+    costs = [said(1.0, rounds) for rounds in (1, 20, 30, 31, 32, 33, 34, 40, 70, 120)]
+    assert costs == sorted(costs)
+    monkeypatch.setattr(accountant, "BEYOND", 1e-18)  # so that by hand δ is used up between ε of 4 and 9
+    lost = 10**6 * (60 * accountant.DRAW_ERROR + 1e-18)
+    assert said(2.0, 1, 1e-9) == pytest.approx(
+        epsilon_of(2.0, 1, 1e-9 - lost * (1 + math.exp(said(2.0, 1, 5e-10)))), rel=1e-3
+    )
+    assert said(1.0, 1, 1e-9) == math.inf
+
+
 def test_more_helpers_make_units_finer_but_change_no_guarantee():
     few, many = (discrete_epsilon_of(2.0, 50, 1e-6, helpers=h, columns=10**5) for h in (2, 200))
     assert many < few == pytest.approx(many, rel=1e-3)

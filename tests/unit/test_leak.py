@@ -28,6 +28,7 @@ from stratafl.leak.leakage_picture import leakage_picture, strength
 from stratafl.leak.replay import replayed
 from stratafl.methods import LocalTraining
 from stratafl.models import build
+from stratafl.policies import Mean
 from stratafl.testing import difference
 
 TRAIN = LocalTraining(lr=0.1, batch=1000)
@@ -83,7 +84,23 @@ def test_an_area_and_a_correlation_by_hand():
     assert correlation(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0])) == 0
 
 
+def test_an_area_is_that_of_privacy_meter():
+    """`MetricResult("", guesses, members, predictions_proba=scores).roc_auc` of Privacy Meter 1.0.1."""
+    scores = torch.tensor([(7 * i * i + 3 * i) % 13 / 4 for i in range(14)])
+    assert area(scores, torch.arange(14) % 5 < 2) == pytest.approx(0.6875, rel=1e-12)
+
+
 # Inputs
+
+
+def test_inputs_are_those_of_breaching():
+    """`AnalyticAttacker.invert_fc_layer(weight, bias, [])` of breaching 0.1.2, whose rows have another order."""
+    weight = [[0.8125, -0.875, 0.0], [-0.125, 1.0, -0.5625], [0.0, 0.0, 0.0], [1.25, -2.5, 0.75]]
+    bias = [0.625, 0.25, 0.0, 0.5]
+    inputs = recovered_inputs(*(torch.tensor(x, dtype=torch.float64) for x in (weight, bias)))
+    assert sorted(inputs.tolist()) == [
+        pytest.approx(x) for x in ([-0.5, 4.0, -2.25], [1.3, -1.4, 0.0], [2.5, -5.0, 1.5])
+    ]
 
 
 def one_step(count):
@@ -135,11 +152,13 @@ def test_the_mean_of_what_a_host_sees_is_what_it_sends_next():
         assert torch.allclose(mean, second.base[name][0].double(), atol=1e-6)
 
 
-def test_with_secure_sums_it_sees_their_mean_alone():
-    (seen,), (alone,) = replayed(made(secure=True), 1), replayed(made(), 1)
-    samples = made().samples[alone.ids].double()
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_with_secure_sums_it_sees_their_mean_alone(weights):
+    method = replace(fedavg(train=TRAIN), merge=(Mean(weights=weights),))
+    (seen,), (alone,) = replayed(made(method, secure=True), 1), replayed(made(method), 1)
+    by = made().samples[alone.ids].double() if weights == "samples" else torch.ones(4, dtype=torch.float64)
     for name, x in seen.update.items():
-        mean = torch.tensordot(samples / samples.sum(), alone.update[name].double(), 1)
+        mean = torch.tensordot(by / by.sum(), alone.update[name].double(), 1)
         assert torch.allclose(x.double(), mean.expand_as(x), atol=1e-6)
 
 

@@ -118,13 +118,8 @@ LARGE = ("apple", "fedamp", "flayer", "heurpfedla", "pfedla", "simmix")  # whose
 LIMITED = [*((name, "800MB") for name in MEASURED), *((name, "2GB") for name in LARGE)]
 
 
-SLOW = {("fedper", "800MB")}  # the others are nightly
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [pytest.param(*each, marks=pytest.mark.slow if each in SLOW else pytest.mark.nightly) for each in LIMITED],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "limit"), LIMITED)
 def test_every_algorithm_keeps_to_its_limit_or_is_refused(name, limit):
     """Over rounds of which an early one is selected, so that its state is held as well."""
     found = measured(name, limit, "1500, 1500", rounds=4)

@@ -1,6 +1,8 @@
 """Robust merges against plain numpy, their special cases, and from a method to a robust one."""
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, Messages
-from stratafl.policies import ClippedMean, Mean, Median, TrimmedMean
+from stratafl.policies import ClippedMean, Krum, Mean, Median, TrimmedMean
 from stratafl.policies.robust import robust
 from stratafl.policies.robust_merge import RobustMerge
 from stratafl.testing import check_algorithm, difference
@@ -115,6 +117,45 @@ def test_clipped_updates_by_hand(mask, batchnorm, factor):
         mean = (weights * x).sum(0) / np.where(total > 0, total, 1)
         expected[n] = torch.from_numpy(np.where(total > 0, held[n].numpy() + mean, held[n].numpy()))
     assert difference(merged(ClippedMean(factor=factor), sim, held, up), expected) <= 1e-12
+
+
+# Against byzfl 0.0.11, an independent package, whose values were computed once, in float64:
+#     from byzfl import ALittleIsEnough, Average, Clipping, Krum, Median, MultiKrum, TrMean
+#     Median()(x), TrMean(f=2)(x), Krum(f=2)(x), MultiKrum(f=2)(x), Average()(Clipping(c=5.0)(x)),
+#     ALittleIsEnough(tau=-1.5)(x)
+# Its Krum sums n - f - 1 distances where the paper and ours have n - f - 2, so that its f=2 is our f=1.
+
+
+def eight_uploads():
+    x = [[((3 * k + 11 * c * c + 5 * k * c) % 29 - 14) / 4 for c in range(5)] for k in range(8)]
+    return torch.tensor([[10 * v for v in row] if k == 3 else row for k, row in enumerate(x)], dtype=torch.float64)
+
+
+BYZFL = {
+    "median": (Median("w"), [-1.25, -0.375, 0.75, -0.125, -0.375]),
+    "trimmed": (TrimmedMean("w", "uniform", share=0.25), [-1.25, -0.1875, 0.75, -0.375, -0.5]),
+    "krum": (Krum("w", "uniform", f=1, keep=1), [-0.5, 0.0, -1.25, 3.0, -1.75]),
+    "multi-krum": (Krum("w", "uniform", f=1, keep=6), [-1.125, 0.75, 0.875, 0.4583333333333333, -0.5]),
+    "clipped": (
+        ClippedMean("w", "uniform", factor=5.0 / 4.51331302350217),  # the median of the eight norms
+        [-0.8543295103195856, -0.17102901310912555, 0.7682874972812248, -0.10675766917668739, -0.19008924488619838],
+    ),
+}
+
+
+@pytest.mark.parametrize(("merge", "expected"), BYZFL.values(), ids=list(BYZFL))
+def test_merges_have_the_values_of_byzfl(merge, expected):
+    x, server = eight_uploads(), {"w": torch.zeros(5, dtype=torch.float64)}
+    up = Parcel({"w": Field(x), "samples": Field(torch.arange(1, 9))})
+    found = merge.absorb(made(fedavg()).at(0), server, up, torch.arange(8))["w"]
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_attack_of_the_example_has_the_values_of_byzfl(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    attack = importlib.import_module("examples.wrong_clients").little_is_enough
+    expected = [-9.056315069534651, -13.466128804368116, -10.740585637324822, -10.432425449808479, -4.141037136604698]
+    assert attack(eight_uploads()).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 # Special cases

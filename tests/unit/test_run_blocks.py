@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "docs/tools/run_blocks.py"
 FEDERATION = "docs/start/federation.md"  # mostly waits for its processes
-IMAGES = "docs/start/images.md"  # trains a CNN
+TRAINING = {"docs/start/images.md", "docs/start/huggingface.md", "docs/tutorials/images.py"}  # a CNN, a BERT, a tuner
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/start/*.md")) if path.stem != "README"]
 NOTEBOOKS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/tutorials/*.py"))]
 
@@ -74,11 +74,11 @@ def test_every_notebook_is_shown_with_its_outputs():
     "paths",
     [
         [FEDERATION],
-        [path for path in PAGES if path not in (FEDERATION, IMAGES)],
-        NOTEBOOKS,
-        pytest.param([IMAGES], marks=pytest.mark.nightly),
+        [path for path in PAGES if path not in TRAINING | {FEDERATION}],
+        [path for path in NOTEBOOKS if path not in TRAINING],
+        pytest.param(sorted(TRAINING), marks=pytest.mark.nightly),
     ],
-    ids=["federation", "start", "tutorials", "images"],
+    ids=["federation", "start", "tutorials", "training"],
 )
 def test_code_prints_what_the_pages_show(paths):
     """Several pages by one process: importing what they need takes it longer than many of them."""

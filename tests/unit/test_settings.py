@@ -176,6 +176,16 @@ def test_training_that_no_configuration_can_hold_is_refused(train):
         Experiment(train=train)
 
 
+def test_a_table_that_was_read_before_is_read_as_what_it_holds():
+    """Python takes 1, 1.0 and True for the same key."""
+    one = from_settings("oven", Oven, {"trays": 1, "light": True})
+    assert from_settings("oven", Oven, {"trays": 1, "light": True}) is one
+    for table in ({"trays": True, "light": True}, {"trays": 1, "light": 1}, {"trays": 1.0, "light": True}):
+        with pytest.raises(RecordError):
+            from_settings("oven", Oven, table)
+    assert from_settings("stove", Oven, {"trays": 1, "light": True}) == one
+
+
 # The document
 
 

@@ -315,7 +315,7 @@ def join_federation(
         return _prepared_for_flower(prepared, str(place), trust, console)
     console.print(f"site '{site}' of federation '{file.deploy.name}' at {server}, in '{folder}'", markup=False)
     public = prepared.copy_public_key(public_key)
-    if not (folder / AGREED).exists():
+    if not invited.sites and not (folder / AGREED).exists():
         print_note(f"send '{public}' to the host, which then lets this site in; keep the other files here")
     standing = site_folder(prepared.path / STATE, file.deploy.name, site)
     shown_status, delivered, reported = dict[str, str](), 0, changed_at(prepared.path / REPORT)

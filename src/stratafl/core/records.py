@@ -37,6 +37,9 @@ CAME_LATER = ("class_weight='none', ", ", budget=None", ", by_layer=False")
 _CLASSES: dict[str, type[Any]] = {}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 _KEYS: dict[type[Any], Mapping[str, "Key"]] = {}
+_READ: dict[Any, Any] = {}  # records by the tables they were read from
+MAX_READ = 1000
+_PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass_transform(frozen_default=True)
@@ -205,9 +208,25 @@ def to_settings(value: Any) -> dict[str, Any]:
 
 
 def from_settings(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
-    """The record of a table of settings, called `name` in refusals; keys that it does not know may be options."""
+    """The record of a table of settings, called `name` in refusals; keys that it does not know may be options.
+
+    Records never change, so those of a table of plain values are read once.
+    """
     if not isinstance(table, Mapping):
         raise RecordError(f"[{name}] must be a table, not {said(table)}")
+    if not all(type(value) in _PLAIN for value in table.values()):
+        return _read(name, cls, table)
+    key = (name, cls, tuple((key, type(value), value) for key, value in table.items()))
+    settings_record: T | None = _READ.get(key)
+    if settings_record is None:
+        settings_record = _read(name, cls, table)
+        if len(_READ) >= MAX_READ:
+            _READ.clear()
+        _READ[key] = settings_record
+    return settings_record
+
+
+def _read(name: str, cls: type[T], table: Mapping[str, Any]) -> T:
     keys, takes_options = keys_of(cls), OPTIONS in _hints(cls)
     options = {k: v for k, v in table.items() if takes_options and k not in keys and v is not None}
     for key, value in options.items():

@@ -89,7 +89,7 @@ class Hosting:
                         spent = server.algorithm.spent(server.at(exchange.round))
                 if spent:
                     self.status.say(in_words(spent, exchange.round, server.algorithm.promise))
-                left = self._commit(exchange, offer)
+                left = [site for site in self._commit(exchange, offer) if site not in self._shut_out()]
                 self._report(exchange)
         except BaseException as error:
             self.status.end("failed", str(error) or type(error).__name__)
@@ -156,7 +156,8 @@ class Hosting:
 
     def _agree_again(self, offer: Offer) -> None:
         """After an extension, wait for the sites that took part to join again: each has to consent to it."""
-        missing = [site for site in read_rejoining(self._folder) if site in self.deploy.sites]
+        expected = {*self.deploy.sites} - self._shut_out()
+        missing = [site for site in read_rejoining(self._folder) if site in expected]
         if not missing:
             return
         self.status.say(f"waiting for sites to join again with the new invitation: {', '.join(missing)}")
@@ -164,7 +165,7 @@ class Hosting:
         while missing and (left := latest - self._clock()) > 0:
             asked = self._sites.there(missing)
             self._agree(asked, offer, left)
-            missing = [site for site in missing if site not in self._in_agreement]
+            missing = [site for site in missing if site not in self._in_agreement | self._shut_out()]
             write_rejoining(self._folder, missing)
             if missing:
                 self._pause(POLL_SECONDS)

@@ -24,6 +24,7 @@ T = TypeVar("T")
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between two looks; with hints always the first
 LOOK_ANYWAY = 5.0  # seconds after which a reply is looked for without a hint: Flower itself replies for a lost node
 SAID_EVERY = 30.0  # seconds between two lines about whom we wait for
+_UNAVAILABLE = 5  # flwr's ErrorCode.NODE_UNAVAILABLE
 _MARGIN = 5.0  # seconds that a message outlives its deadline, for clocks and polling
 
 
@@ -170,7 +171,9 @@ class MessageRound:
         if not isinstance(message, Message):
             self.failures[node] = "its reply cannot be read: it is not a message"
         elif message.has_error():
-            self.failures[node] = f"{shown(message.error.reason, 200)} (code {message.error.code})"
+            is_gone = message.error.code == _UNAVAILABLE
+            reason = "it has not been heard of for a minute" if is_gone else message.error.reason
+            self.failures[node] = f"{shown(reason, 200)} (code {message.error.code})"
         elif not isinstance(message.content, RecordDict):
             self.failures[node] = "its reply cannot be read: it holds no records"
         elif (message.metadata.src_node_id, message.metadata.reply_to_message_id) != (node, number):

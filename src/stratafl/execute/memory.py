@@ -23,6 +23,7 @@ from stratafl.core.state import stored_bytes
 from stratafl.core.task import Inputs, Stack
 from stratafl.errors import MemoryLimitError, RecordError, unknown
 from stratafl.runtime.cohort_task import EVALUATION_BATCH
+from stratafl.runtime.likeness import found_once
 from stratafl.runtime.runtime import Runtime
 
 ROW_COPIES = 2  # copies of a working client's row outside its step: its own, and one where lanes are joined
@@ -120,10 +121,10 @@ def evaluation_bytes(runtime: Runtime, splits: Sequence[str] = ("validation", "t
 
 
 def _measured_once(runtime: Runtime, what: Hashable, measured: Callable[[], int]) -> int:
-    """Bytes that are the same for all runs with this data whose engines compute the same."""
+    """Bytes that are the same for all runs whose engines compute the same."""
     if runtime.likeness is None:
         return measured()
-    return runtime.federation.once((what, runtime.likeness, runtime.dtype, runtime.speed.key), measured)
+    return found_once((what, runtime.likeness, runtime.dtype, runtime.speed.key), measured)
 
 
 class _StorageCounter(TorchDispatchMode):

@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from stratafl.core.form import Form
+from stratafl.core.layerwise import Layerwise
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.parcel import Field, Parcel
+from stratafl.core.phased import Phased
 from stratafl.core.reprs import holder
+from stratafl.core.round import Round
 from stratafl.core.state import rows_of
 from stratafl.errors import RunError
 from stratafl.execute import SINGLE_PROCESS, Matrix, Simulation
 from stratafl.execute.context import SimulationContext
 from stratafl.execute.round_run import Watch, unwatched
+from stratafl.policies.merge import Averaged
 
 
 @holder
@@ -66,6 +70,7 @@ def replayed(sim: Simulation, rounds: int) -> Iterator[SeenRound]:
         recorder, server, rnd = _Recorder(), progress.server, sim.at(t)
         progress, _ = sim.round(progress, recorder)
         ids, base, update, seen_clients = list[Tensor](), list[Rows](), list[Rows](), set[int]()
+        weights = list[Tensor]()
         for clients, down, up in recorder.parcels:
             if seen_clients & {*clients.tolist()}:  # the round was repeated without some of them
                 continue
@@ -78,11 +83,12 @@ def replayed(sim: Simulation, rounds: int) -> Iterator[SeenRound]:
             for place, client in enumerate(clients.tolist()):
                 last[client] = {name: (begun[name] + x)[place] for name, x in changed.items()}
             ids, base, update = [*ids, clients], [*base, begun], [*update, changed]
+            weights.append(_weights(sim, rnd, field, uploads, clients))
         every, seen = torch.cat(ids), _joined(update)
         if sim.secure and sim.requires.client_noise:  # which uploads do not have yet
             seen = _opened(rows_of(server, sim.algorithm.row), rows_of(progress.server, sim.algorithm.row), seen)
         elif sim.secure:
-            seen = _summed(seen, sim.samples[every])
+            seen = _summed(seen, torch.cat(weights))
         yield SeenRound(t, every, _joined(base), seen)
 
 
@@ -128,8 +134,16 @@ def _opened(before: Rows, after: Rows, update: Rows) -> Rows:
     return {name: (after[name] - before[name]).expand_as(x).clone() for name, x in update.items()}
 
 
-def _summed(update: Rows, samples: Tensor) -> Rows:
+def _weights(sim: Simulation, rnd: Round, field: str, uploads: Parcel, clients: Tensor) -> Tensor:
+    """By what the method's mean of this field weighs clients; by their samples if it has none."""
+    record = sim.algorithm.records[rnd.plan.phase] if isinstance(sim.algorithm, Phased) else sim.algorithm
+    steps = record.merge if isinstance(record, Layerwise) else ()
+    means = [step for step in steps if isinstance(step, Averaged) and step.field == field]
+    return means[0].weights_of(uploads, clients).double() if means else sim.samples[clients].double()
+
+
+def _summed(update: Rows, weights: Tensor) -> Rows:
     """What the sum over all clients says of each: the weighted mean."""
-    weights = samples.double() / samples.sum()
+    weights = weights / weights.sum()
     means = {name: torch.tensordot(weights.to(x.dtype), x, 1) for name, x in update.items()}
     return {name: mean.expand_as(update[name]).clone() for name, mean in means.items()}

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import lru_cache
-from math import exp, inf, sqrt
+from math import exp, inf, isfinite, sqrt
 
 import torch
 
@@ -29,6 +29,7 @@ from stratafl.policies.keyed_noise import DEVIATION_BITS, DRAW_ERROR
 EPSILON, DELTA, BUDGET, NEXT = (f"privacy.{name}" for name in ("epsilon", "delta", "budget", "next"))
 STEPS = 200  # of a bisection, after which two numbers are neighbours
 FAR, BEYOND = 12, 2e-31  # deviations, and a bound for the probability of a Gaussian's numbers beyond them
+MAX_EXPONENT = 700.0  # of e^x in float64
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -61,7 +62,9 @@ def discrete_epsilon_of(noise: float, rounds: int, delta: float, *, helpers: int
 
     Rounding moves each of the columns by half a unit at most, which adds √columns/2 to the distance of neighbours. The
     sum of discrete Gaussians is one but for exp(−π²·4²⁴) (Kairouz, Liu, Steinke, 2021), and up to `FAR` deviations
-    its probabilities are within exp(±FAR²/8σ²) of those of a Gaussian that is rounded.
+    its probabilities are within exp(±FAR²/8σ²) of those of a Gaussian that is rounded. What lies beyond, and errors of
+    drawing, cost δ once for each neighbour, and e^ε times as much for the second. Where that is more than half of δ,
+    from ε of about 40 on, halves of the rounds are counted apart; if one round is beyond it, nothing is promised.
     """
     if not rounds:
         return 0.0
@@ -70,8 +73,14 @@ def discrete_epsilon_of(noise: float, rounds: int, delta: float, *, helpers: int
     deviation, drawn = sqrt(helpers) * 2.0**DEVIATION_BITS, float(columns * rounds)
     distance = deviation / noise + sqrt(columns) / 2
     apart = drawn * FAR**2 / (8 * deviation**2)
-    left = (delta - drawn * (helpers * DRAW_ERROR + BEYOND)) * exp(-apart)
-    return epsilon_of(deviation / distance, rounds, left) + 2 * apart
+    gaussian, lost = deviation / distance, drawn * (helpers * DRAW_ERROR + BEYOND)
+    most = epsilon_of(gaussian, rounds, delta / 2 * exp(-apart)) + 2 * apart
+    left = delta - lost * (1 + exp(min(most, MAX_EXPONENT)))
+    if left >= delta / 2:
+        return epsilon_of(gaussian, rounds, left * exp(-apart)) + 2 * apart
+    if rounds == 1:
+        return inf
+    return 2 * discrete_epsilon_of(noise, (rounds + 1) // 2, delta / 2, helpers=helpers, columns=columns)
 
 
 class Accounted(Merge):
@@ -111,7 +120,7 @@ class Accounted(Merge):
             raise RecordError(f"round {rnd.t + 1}: {why}")
 
     def spent(self, rnd: Round) -> dict[str, float]:
-        if not self.noise:
+        if not isfinite(self.epsilon(rnd.setup, 1)):
             return {}
         line = {EPSILON: self.epsilon(rnd.setup, most_rounds(rnd.setup, rnd.t)), DELTA: self.delta}
         if self.budget is None:

@@ -23,7 +23,7 @@ from stratafl.errors import ModelError, first_line, shown, unknown
 from stratafl.models import own_model
 from stratafl.runtime.choice import is_measured, measured
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
-from stratafl.runtime.likeness import keeps_state, likeness
+from stratafl.runtime.likeness import found_once, keeps_state, likeness
 from stratafl.runtime.model import Model
 from stratafl.runtime.modules import draws_by_functions
 from stratafl.runtime.runtime import Runtime, steps_of
@@ -63,13 +63,16 @@ def build_runtime(
     sample = _sample(federation, dtype)
     alike = _likeness(module, layout, head, federation)
 
-    def once(what: Hashable, find: Callable[[], T]) -> T:
-        """What holds for all runs with this data and such a model is found once."""
-        return find() if alike is None else federation.once((what, alike, dtype), find)
+    def once(what: Hashable, find: Callable[[], T], here: bool = False) -> T:
+        """What holds for such a model and such data is found once; `here`: values of the data matter, too."""
+        if alike is None:
+            return find()
+        return federation.once((what, alike, dtype), find) if here else found_once((what, alike, dtype), find)
 
-    once("outputs", lambda: _check_outputs(module, sample, federation.classes, federation.y.shape[1:].numel()))
+    outputs = federation.y.shape[1:].numel()
+    once("outputs", lambda: _check_outputs(module, sample, federation.classes, outputs), here=True)
     check_precision(speed.precision, device)
-    if alike is not None and once("keeps state", lambda: keeps_state(module, sample)):
+    if alike is not None and once("keeps state", lambda: keeps_state(module, sample), here=True):
         alike = None
 
     functions = once("functions", lambda: draws_by_functions(module, sample))
@@ -123,9 +126,10 @@ def head_width(module: nn.Module, layout: Layout, head: str | None, samples: Sam
 
 
 def _likeness(module: nn.Module, layout: Layout, head: str | None, federation: Federation) -> Hashable:
-    """The same for runs whose steps compute the same; None if that cannot be told."""
-    same = likeness(module)
-    return same and (same, tuple(layout.specs.values()), layout.layers, layout.buffers, head, federation.classes)
+    """The same for runs whose steps compute the same on samples of one form; None if that cannot be told."""
+    same, x, y = likeness(module), federation.x, federation.y
+    described = (tuple(layout.specs.values()), layout.layers, layout.buffers, head)
+    return same and (same, *described, federation.classes, x.shape[1:], x.dtype, y.shape[1:], y.dtype, x.device)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tensor:

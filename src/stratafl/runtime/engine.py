@@ -182,6 +182,7 @@ class StackedEngine(Engine):
     def prepare(self) -> None:
         """Trace the steps that were repeated often enough, before lanes run."""
         while self._wanted:
+            _ = self.model  # a thread's first call makes it, which cannot be done inside a trace
             signature, (step, likeness) = self._wanted.popitem()
             try:
                 self._traced[signature] = trace(step, likeness)

@@ -1,11 +1,12 @@
 """Whether two models, or two steps, compute the same function, so that clients of two runs can take one step."""
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,9 @@ from stratafl.core.keys import torchs_generator
 
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: tensors, children, hooks, its mode
 _HOOKS = tuple(name for name in _MODULE_ATTRIBUTES if name.endswith("_hooks"))
+_FOUND: OrderedDict[Hashable, Any] = OrderedDict()
+MAX_FOUND = 1000  # facts about models that a process remembers
+T = TypeVar("T")
 _PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.Size, type, FunctionType, BuiltinFunctionType)
 
 
@@ -44,6 +48,16 @@ def _described(module: nn.Module) -> Hashable | None:
         )
     frozen = tuple((name, _values(x)) for name, x in frozen_tensors(module).items())
     return tuple(descriptions), _ties(module), frozen
+
+
+def found_once(what: Hashable, find: Callable[[], T]) -> T:
+    """What `find` gives, found once in this process: `what` holds the model's likeness and the form of its data."""
+    if what not in _FOUND:
+        _FOUND[what] = find()
+        while len(_FOUND) > MAX_FOUND:
+            _FOUND.popitem(last=False)
+    value: T = _FOUND[what]
+    return value
 
 
 def keeps_state(module: nn.Module, sample: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,15 @@ SHAPE, CLASSES = (1, 6, 6), 3
 
 
 def tiny_federation(sizes: Iterable[int] = SIZES, seed: int = 0, dtype: torch.dtype = torch.float64) -> Federation:
-    """Clients of these sizes with random images of three classes, each with validation and test samples."""
+    """Clients of these sizes with random images of three classes, each with validation and test samples.
+
+    A process draws it once: do not write to it.
+    """
+    return _federation(tuple(sizes), seed, dtype)
+
+
+@lru_cache(64)
+def _federation(sizes: tuple[int, ...], seed: int, dtype: torch.dtype) -> Federation:
     rng = np.random.default_rng(seed)
 
     def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,11 +44,6 @@ def tiny_federation(sizes: Iterable[int] = SIZES, seed: int = 0, dtype: torch.dt
 
     clients = [{"train": samples(n), "validation": samples(3), "test": samples(4)} for n in sizes]
     return from_splits(clients, classes=CLASSES, dtype=dtype, name="tiny")
-
-
-@cache
-def _federation(sizes: tuple[int, ...], dtype: torch.dtype) -> Federation:
-    return tiny_federation(sizes, dtype=dtype)
 
 
 def tiny_model(batchnorm: bool = True) -> nn.Module:
@@ -87,7 +90,7 @@ class Case:
         """The case's simulation, or one that differs in some respect."""
         return simulation(
             algorithm or self.algorithm,
-            _federation(tuple(sizes), dtype),
+            tiny_federation(sizes, dtype=dtype),
             tiny_model(batchnorm),
             rounds=self.rounds,
             participation=self.participation,

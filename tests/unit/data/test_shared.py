@@ -3,6 +3,7 @@
 import gc
 import os
 import weakref
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from stratafl.config.experiment import Experiment, with_values
 from stratafl.data import loading as shared
 from stratafl.execute import memory
 from stratafl.runs import environment
-from stratafl.runtime import build
+from stratafl.runtime import build, likeness
 
 WITHOUT_EFFECT = {"run.seed": 5, "algorithm.name": "fedper", "train.lr": 0.5, "model.hidden": [4]}
 WITH_EFFECT = {"data.seed": 2, "data.clients": 4, "data.alpha": 0.5, "data.test": 0.4, "run.memory_limit": 2**36}
@@ -107,8 +108,9 @@ def test_checksums_of_shared_data_are_those_of_data_read_alone(path):
     assert environment.data_digest(one) == environment.data_digest(other) == alone
 
 
-def test_what_holds_for_all_runs_with_a_model_is_found_once(path, monkeypatch):
+def test_what_holds_for_all_runs_with_a_model_is_found_once(path, tmp_path, monkeypatch):
     calls = []
+    monkeypatch.setattr(likeness, "_FOUND", OrderedDict())
 
     def counted(place, name):
         plain = getattr(place, name)
@@ -126,6 +128,15 @@ def test_what_holds_for_all_runs_with_a_model_is_found_once(path, monkeypatch):
     third = simulation_of(experiment(path, **{"model.hidden": [4]}))
     assert len(calls) == 10
     assert third.runtime.features == 4
+    simulation_of(experiment(save(tmp_path / "other.npz", seed=1)))  # of the same form
+    assert calls[10:] == ["_check_outputs"]
+
+
+def test_what_is_found_is_forgotten_when_it_becomes_much(monkeypatch):
+    monkeypatch.setattr(likeness, "_FOUND", OrderedDict())
+    monkeypatch.setattr(likeness, "MAX_FOUND", 2)
+    assert [likeness.found_once(what, lambda what=what: -what) for what in (1, 2, 3, 3)] == [-1, -2, -3, -3]
+    assert [*likeness._FOUND] == [2, 3]
 
 
 class Writing(nn.Module):
