@@ -20,7 +20,7 @@ def rows_of(place: str) -> list[dict[str, str]]:
 def table(page: str, first: str) -> list[list[str]]:
     """The rows of the table whose first column has this title."""
     text = (RESULTS / page).read_text(encoding="utf-8")
-    (body,) = re.findall(rf"^\| {first} \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    (body,) = re.findall(rf"^\| {first} \|.*\n\|[-:| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in body.splitlines()]
 
 
@@ -106,3 +106,15 @@ def test_what_advice_knows_is_what_the_runs_show() -> None:
 
 def _chosen(row: dict[str, str]) -> tuple[float, float]:
     return float(row["validation"]), -float(row["loss"])
+
+
+def test_the_page_of_the_race_has_the_scores_of_its_file() -> None:
+    written = {row[0].strip("`*"): row[1:] for row in table("fedstrata.md", "method")}
+    rows = rows_of("fedstrata/hospitals/tuned.csv")
+    assert [*written] == [row["method"] for row in rows]
+    for row in rows:
+        rate, validation, *tests = written[row["method"]]
+        assert row["chosen"] == f"train.lr={rate}"
+        assert validation == f"{float(row['validation']):.3f}"
+        scores = [[float(row[f"{which}_{part}"]) for part in ("mean", "std")] for which in ("tuned", "untuned")]
+        assert tests == [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in scores]
