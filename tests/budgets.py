@@ -28,7 +28,7 @@ DIRECTORY_SECONDS: dict[str, float] = {
     "deploy": 60,
     "runs": 40,
     "oracle": 35,
-    "cli": 40,
+    "cli": 50,
     "report": 20,
     "benchmarks": 2,
     "advice": 5,
