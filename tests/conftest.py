@@ -90,6 +90,14 @@ def _digits_are_divided_once() -> None:
 
 
 @pytest.fixture
+def divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that another test divided is shared with this one, and nothing of it stays."""
+    from stratafl.data import loading
+
+    monkeypatch.setattr(loading, "_shared", WeakValueDictionary())
+
+
+@pytest.fixture
 def torch_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads torch uses, for this test only."""
     import torch

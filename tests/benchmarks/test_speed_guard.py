@@ -73,7 +73,7 @@ def finished_run(folder: Path, method: str, *more: str) -> list[weakref.ref]:
 
 
 @pytest.mark.parametrize(("method", "graphs"), [("fedavg", "off"), ("flayer", "on")])
-def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, method, graphs):
+def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, method, graphs, divided_anew):
     finished_run(tmp_path / "first", method, f"run.graphs={graphs}")  # fills what is kept once for all
     gc.collect()
     before = tensor_bytes()

@@ -217,7 +217,8 @@ def test_nothing_of_a_run_that_has_ended_stays_while_others_go_on():
     gone, seen = [], []
 
     def short():
-        sim = made(fedavg(), batchnorm=False, rounds=1)
+        data = replace(tiny_federation(dtype=torch.float32))  # other tests keep the one that is drawn once
+        sim = simulation(fedavg(), data, tiny_model(batchnorm=False), dtype=torch.float32, rounds=1)
         gone.extend(weakref.ref(x) for x in (sim, sim.runtime, sim.runtime.federation, sim.runtime.engine))
         sim.run(Matrix())
         sim.runtime.close()

@@ -143,7 +143,7 @@ def test_trials_score_no_test_sample(undisturbed):
 
 
 @pytest.mark.slow
-def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed, monkeypatch):
+def test_test_data_has_no_influence_on_choices_and_trials(tmp_path, undisturbed, monkeypatch, divided_anew):
     divided = assemble.from_samples
 
     def poisoned(*given, **named):
