@@ -29,6 +29,8 @@ from stratafl.errors import RecordError, WireError
 
 log = logging.getLogger("stratafl")
 MIN_SITES = 3  # of a sum that is opened: of two, each would know the other's
+COMPLETE = 50  # sites up to which each shares masks with all others; of more, with some (deploy/secure/group.py)
+MARKED = 5  # of more, one in five may work for a lying host
 SUM_BITS = 62  # of the largest total
 VALUE_BITS = 16  # values up to 65,536 …
 SAMPLE_BITS = 16  # … of a client with as many samples always fit; more of one if there is less of the other
@@ -42,6 +44,14 @@ def opening_threshold(cohort: int) -> int:
     sum of a round, so a second one is never opened, even if a third of the sites help a lying host.
     """
     return max(MIN_SITES, 2 * cohort // 3 + 1)
+
+
+def most_colluding(cohort: int) -> int:
+    """The largest number of clients with whose help a lying host cannot open two sums of a round.
+
+    It needs a threshold of clients for each, and all but those who help it take part in opening one.
+    """
+    return cohort // MARKED if cohort > COMPLETE else max(0, 2 * opening_threshold(cohort) - cohort - 1)
 
 
 def too_few(present: int, cohort: int) -> str:
@@ -234,12 +244,16 @@ class SecureSums:
         return Bytes(per_client, layers * BYTES_PER_NUMBER, other, layers)
 
     def _fixed(self, entry: SumEntry, x: Tensor) -> Tensor:
-        """In fixed point, to the nearest: half a unit is the largest error."""
+        """In fixed point, to the nearest: half a unit is the largest error.
+
+        The server is told the refusal, so its text is the same whatever the value is.
+        """
         scaled = (x.to("cpu", torch.float64) / entry.unit).round_().reshape(-1)
         if not bool((scaled.abs() <= 2.0 ** limit_bits(self.cohort)).all()):
             largest = float(x.abs().max())
             most = 2.0 ** limit_bits(self.cohort) * entry.unit
-            raise WireError(f"its '{entry.name}' reaches {largest:.3g}, but a secure sum takes {most:.3g} of a client")
+            log.warning("'%s' reaches %.3g, but a secure sum takes %.3g of a client", entry.name, largest, most)
+            raise WireError("one of its values is too large for a secure sum; its own log says which")
         return scaled.to(torch.int64)
 
 

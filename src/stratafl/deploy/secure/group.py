@@ -14,12 +14,11 @@ from functools import cache
 from hashlib import sha256
 from math import comb
 
+from stratafl.core.secure_sums import COMPLETE, MARKED
 from stratafl.deploy.secure.masks import derived_key, shared_key
 from stratafl.deploy.secure.session import Announcement, Session, canonical, members_digest
 from stratafl.errors import WireError
 
-COMPLETE = 50  # sites up to which each has all others as peers
-MARKED = 5  # one in five works for the host, and one in five drops out
 _HIDDEN, _OPENED = 2.0**-40, 2.0**-20
 
 

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from stratafl.config.deployment import DeployTable
-from stratafl.core.secure_sums import opening_threshold
+from stratafl.core.secure_sums import COMPLETE, opening_threshold
 from stratafl.deploy.attendance import POLL_SECONDS, Attendance
 from stratafl.deploy.courier import Content
-from stratafl.deploy.secure.group import COMPLETE
 from stratafl.deploy.secure.secure_host import Ask, ClosedSumError, MaskedSum, OpenedSum, masked_sum, open_sum
 from stratafl.deploy.secure.secure_site import STEPS, Step
 from stratafl.deploy.secure.session import Announcement, Session, Signers, basis_of, canonical
