@@ -2,6 +2,7 @@
 
 host                                          site
     federation.toml  experiment and [deploy]      federation.toml  as the host was given it
+                                                  node.toml        its name, and where its samples are
     invitation.toml  what sites are given         ca.pem           the authority that signed the host's certificate
     ca.key, ca.pem, server.key, server.pem        NAME.key         the private key of its connection
     signing.key      with which it signs          signing.key      with which it signs; neither leaves it
@@ -28,6 +29,7 @@ from stratafl.config.migrations import UNNUMBERED_FEDERATION, with_format
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.certificates import (
+    CA,
     Pair,
     belong,
     check_site_name,
@@ -41,6 +43,7 @@ from stratafl.deploy.certificates import (
 )
 from stratafl.deploy.extending import check_extension, extensions, stored_changes, write_rejoining
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.member import NODE
 from stratafl.deploy.serving import AGREED
 from stratafl.deploy.signing_keys import (
     HOST_KEY,
@@ -132,7 +135,7 @@ def prepare_host(
 ) -> HostFolder:
     """The folder of this federation, new or as it was left; its file may ask for more rounds or sites than before."""
     file, changes = prepare_folder(path, file, trust, keys)
-    authority = Pair(path / "ca.key", path / "ca.pem")
+    authority = Pair(path / "ca.key", path / CA)
     if not authority.public.exists():
         authority = _new_authority(path, authority)
     named = path / "server.txt"
@@ -220,6 +223,12 @@ class SiteFolder:
     key: Pair
     authority: Path
 
+    def write_node(self, settings: Mapping[str, str | int | float | bool]) -> Path:
+        """Note what its ClientApp is told: the site's name, and above all where its samples are (`data`)."""
+        path = self.path / NODE
+        write_atomically(path, tomli_w.dumps({"site": self.name, **settings}).encode())
+        return path
+
     def copy_public_key(self, path: Path | None) -> Path:
         """The file NAME.pub, or a copy of it if its place is chosen."""
         if path is None:
@@ -256,7 +265,7 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
         invitation = read_invitation(invitation, name)
     make_private(path)
     file = _keep_file(path, invitation.file, of_site=True)
-    pem = path / "ca.pem"
+    pem = path / CA
     if invitation.authority:
         _keep_once(pem, invitation.authority, "authority")
     _keep_once(path / HOST_KEY, invitation.key, "signing key")
