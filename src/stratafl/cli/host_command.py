@@ -94,7 +94,7 @@ def host_federation(config: Path, options: HostOptions) -> int:
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invite)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
         if prepared.changes:
-            print_note(f"extended: {'; '.join(prepared.changes)}; each site joins again with the new invitation")
+            print_note(f"changed: {'; '.join(prepared.changes)}; each site joins again with the new invitation")
         if not local:
             print_note(
                 f"send '{invitation}' to every site, and put the file NAME.pub of each site into '{prepared.keys}'"

@@ -41,7 +41,7 @@ from stratafl.deploy.certificates import (
     read_key,
     write_once,
 )
-from stratafl.deploy.extending import check_extension, extensions, stored_changes, write_rejoining
+from stratafl.deploy.extending import check_extension, is_same_federation, stored_changes, write_rejoining
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.member import NODE
 from stratafl.deploy.serving import AGREED
@@ -65,6 +65,7 @@ from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
 FILE, INVITATION = "federation.toml", "invitation.toml"
+CHANGEABLE = ("run.rounds", "deploy.sites", "deploy.predict")  # settings that a federation that has begun may change
 ADMITTED = "flower/sites"  # the keys that the gate lets in
 
 
@@ -264,7 +265,7 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     if isinstance(invitation, Path):
         invitation = read_invitation(invitation, name)
     make_private(path)
-    file = _keep_file(path, invitation.file, of_site=True)
+    file = _keep_file(path, invitation.file, of_site=name)
     pem = path / CA
     if invitation.authority:
         _keep_once(pem, invitation.authority, "authority")
@@ -330,8 +331,8 @@ def _invited_keys(lines: object, file: FederationFile, path: Path) -> dict[str, 
     return {site: public_text(key, site) for site, key in verifying_keys(lines, f"'{path}'").items()}
 
 
-def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:
-    """Write the federation's file and return it; one that is there may be extended or more patient.
+def _keep_file(folder: Path, file: FederationFile, *, of_site: str = "") -> FederationFile:
+    """Write the federation's file and return it; one that is there may differ in rounds, sites and patience.
 
     Until the first agreement anything but its name may change: no round depends on it, and sites consent again.
     """
@@ -346,8 +347,13 @@ def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> 
         file = file.as_begun(begun)
     if stored is not None and of_site:
         stored = stored.invited()  # invitations once said where the host's samples are
-    if stored is not None and stored.common() != file.common() and not extensions(stored, file):
+    if stored is not None and not is_same_federation(stored, file):
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
+    if stored is not None and of_site in stored.deploy.sites and (folder / AGREED).exists():
+        number = stored.deploy.number(of_site)
+        if file.deploy.sites[number : number + 1] != (of_site,):
+            wrong = f"'{of_site}' has agreed as site number {number + 1}, but the invitation gives it another number"
+            raise DeployError(f"{wrong}: ask the host for its newest {INVITATION}")
     if stored != file:
         # With the format in which it began: what files leave out goes on to mean the same.
         head = begun if file.as_begun(begun) == file else with_format({})
@@ -362,6 +368,6 @@ def _differs(stored: FederationFile, offered: FederationFile) -> str:
         {f"{t}.{k}": v for t, table in f.tables().items() for k, v in table.items()}
         for f in (stored.common(), offered.common())
     )
-    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+    name = next(name for name in {**old, **new} if name not in CHANGEABLE and old.get(name) != new.get(name))
     a, b = (shown(each[name]) if name in each else "the default" for each in (old, new))
     return f"{name} is {a} there and {b} here"
