@@ -130,6 +130,7 @@ def test_the_status_of_a_host_and_of_a_site_says_where_they_stand(federation, tm
     shown = capsys.readouterr().out
     assert "round 3 of 3" in shown
     assert "not running" not in shown
+    (federation / "b" / "ca.pem").touch()
     (federation / "b" / "node.toml").write_text(f'site = "b"\ndata = "{federation / "b.csv"}"\n')
     assert strata(["status", str(federation / "b"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
