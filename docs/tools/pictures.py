@@ -4,18 +4,21 @@
     python docs/tools/pictures.py clients.csv     writes clients.svg in docs/pictures
     python docs/tools/pictures.py                 writes the others
 
-`speed.svg` shows the ratios of docs/results/speed.md, where each has its command and its machine, and
-`sending_less.svg` the differences in docs/results/fedstrata/summary.csv.
+`speed.svg` shows the ratios of docs/results/speed.md, where each has its command and its machine, `many_clients.svg`
+the figures in benchmarks/results/many-clients.json, and `sending_less.svg` those in docs/results/fedstrata/summary.csv.
 """
 
 import csv
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import log10
 from pathlib import Path
 from statistics import mean
 
 PICTURES = Path(__file__).parents[1] / "pictures"
+MANY_CLIENTS = Path(__file__).parents[2] / "benchmarks/results/many-clients.json"
 SENDING = Path(__file__).parents[1] / "results/fedstrata/summary.csv"
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #24292f }
@@ -89,6 +92,34 @@ def speed_svg() -> str:
         parts += [f'<rect class="bar" x="{left}" y="{y}" width="{length:.1f}" height="24" rx="3"/>']
         parts += [caption(left + length + 8, y + 18, f"{ratio:g}× {rival}")]
     return picture(760, top + step * len(SPEEDS) + 8, "Speed against PFLlib and plain PyTorch loops", parts)
+
+
+def many_clients_svg(details: Mapping[str, Mapping[str, float]]) -> str:
+    """CPU time and memory of whole runs over the number of clients, both on logarithmic scales."""
+    panels = {"cpu": ("CPU seconds of a run", (5, 10, 20, 40)), "mb": ("Memory in MB", (250, 500, 1000, 2000))}
+    programs, width, height, top = {"pfl": "shared", "fedavg": "own"}, 260, 200, 60
+    parts = [caption(60, 20, "FedAvg, 100 clients per round"), caption(330, 20, "pfl 0.6", "shared")]
+    parts.append(caption(420, 20, "stratafl", "own"))
+    for panel, (key, (title, ticks)) in enumerate(panels.items()):
+        left, low, high = 60 + 360 * panel, log10(ticks[0]), log10(ticks[-1])
+        parts.append(caption(left, 46, title))
+        for tick in ticks:
+            y = top + height * (high - log10(tick)) / (high - low)
+            parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>']
+            parts.append(caption(left - 8, y + 5, f"{tick:,}", "quiet", "end"))
+        for program, kind in programs.items():
+            values = {int(name.split()[0]): facts[key] for name, facts in details.items() if name.endswith(program)}
+            points = [
+                (left + width * (log10(count) - 2.8) / 3.4, top + height * (high - log10(value)) / (high - low))
+                for count, value in values.items()
+            ]
+            parts.append(f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
+            parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in points]
+        for count in (10**3, 10**4, 10**5, 10**6):
+            x = left + width * (log10(count) - 2.8) / 3.4
+            parts.append(caption(x, top + height + 22, f"{count:,}", "quiet", "middle"))
+        parts.append(caption(left + width / 2, top + height + 44, "clients", "quiet", "middle"))
+    return picture(720, top + height + 56, "CPU time and memory of FedAvg on 1,000 to 1,000,000 clients", parts)
 
 
 def matrix_svg() -> str:
@@ -188,6 +219,8 @@ def main() -> None:
     (PICTURES / "sending_less.svg").write_text(uploads, encoding="utf-8")
     (PICTURES / "matrix.svg").write_text(matrix_svg(), encoding="utf-8")
     (PICTURES / "speed.svg").write_text(speed_svg(), encoding="utf-8")
+    details = json.loads(MANY_CLIENTS.read_text(encoding="utf-8"))["details"]
+    (PICTURES / "many_clients.svg").write_text(many_clients_svg(details), encoding="utf-8")
 
 
 if __name__ == "__main__":
