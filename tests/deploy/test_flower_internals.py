@@ -251,6 +251,24 @@ def test_a_small_message_takes_four_requests_and_a_large_one_two_more_for_each_p
         assert store.requests.count("push object") == store.requests.count("pull object") > 4
 
 
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_whole_message_that_was_taken_before_its_object_came_is_sent(
+    is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that asks between the two requests has all of it, and confirms it: then the object is refused."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    store, body = StoredMessages(), b"x" * (10 if is_small else MAX_RECORD_BYTES + 1)
+    store.PushObject = lambda request: SimpleNamespace(stored=False)
+    grid = flower_internals.HostGrid(SimpleNamespace(_runtime_client=store, node=Node(node_id=1)))
+    sent = Message(content_of(SignedMessage(b"{}", body, 3, b"sig")), 7, "train.round")
+    if is_small:
+        assert grid.push_messages([sent]) == [sent.metadata.message_id]
+    else:
+        with pytest.raises(flower_internals.message_is_lost()):
+            grid.push_messages([sent])
+
+
 def test_an_error_reaches_the_host() -> None:
     store = StoredMessages()
     metadata = Metadata(1, "", 7, 1, "asked", "", 1740700801.0, 60.0, "train.round")
