@@ -61,7 +61,7 @@ def test_every_round_has_a_line_as_a_run_has(federation):
     lines = read_lines(federation / "host" / ROUNDS, summed=True)
     assert [line["round"] for line in lines] == [1, 2, 3]
     for line in lines:
-        assert (line["cohort"], line["uploads"], line["left_out"]) == (4, 4, 0)
+        assert (line["cohort"], line["uploads"], line["left_out"], line["shortened"]) == (4, 4, 0, 0)
         assert line["bytes.up"] > 1000
         assert line["bytes.down"] > 1000
         assert 0 <= line["test.received.worst10"] <= line["test.received.client_accuracy"] <= 1

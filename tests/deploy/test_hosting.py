@@ -420,6 +420,18 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
 
 
 @pytest.mark.slow
+def test_a_site_whose_update_is_shortened_is_counted_and_named(tmp_path):
+    _, courier, _ = prepared(tmp_path, run={"rounds": 2, "participation": 1.0}, server={"norm_clip": 1.0001})
+    hosted(tmp_path, courier).run()
+    lines = [json.loads(line) for line in (tmp_path / "host" / "rounds.jsonl").read_text().splitlines()]
+    said = read_status(tmp_path / "host")["said"]
+    for line in lines:  # two of four updates are above the median
+        assert (line["uploads"], line["left_out"], line["shortened"]) == (4, 0, 2)
+        about = [text for text in said if text.startswith(f"round {line['round']}: ")]
+        assert len({site for site in SITES for text in about if f"'{site}'" in text}) == len(about) == 2
+
+
+@pytest.mark.slow
 def test_a_site_that_is_set_aside_is_asked_now_and_then(tmp_path, monkeypatch):
     monkeypatch.setattr(attendance, "RETRY_ROUNDS", 3)
     file, courier, _ = prepared(tmp_path, run={"participation": 1.0, "rounds": 5}, deploy={"failures": 1})

@@ -60,6 +60,7 @@ class Hosting:
         self._traffic = Traffic()  # of this round
         self._classes: int | None = None
         self._agreement: Agreement | None = None
+        self._shortened: Mapping[str, str] = {}  # the sites whose update the last round shortened, and how long it was
         self._secure: SecureRounds | None = None  # if the server sees sums of uploads alone
         self._limit_replies = limit_replies  # told what an upload takes at most, before sites are asked
 
@@ -71,7 +72,7 @@ class Hosting:
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
             if Agreement.load(self._folder / AGREED) != agreed:  # what cannot be served must not be agreed on for good
                 agreed.save(self._folder / AGREED)
-            server = serving.server
+            server, self._shortened = serving.server, serving.shortened
             offer = Offer(agreed, server.widest, blueprint.digests)
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
                 self._sites.on_unverified = exchange.refuse
@@ -265,8 +266,11 @@ class Hosting:
                 self.status.say(f"round {exchange.round} changes nothing: {summed.closed}")
         for site, reason in left_out.items() if present else ():
             self.status.left_out(site, exchange.round, reason)
+        for site, length in self._shortened.items():
+            self.status.shortened(site, exchange.round, length)
         self._sites.absorbed(cohort, present)
-        counts = {"cohort": len(cohort), "uploads": len(present), "left_out": len(left_out)}
+        counts = {"cohort": len(cohort), "uploads": len(present)}
+        counts |= {"left_out": len(left_out), "shortened": len(self._shortened)}
         spent = server.algorithm.spent(server.at(exchange.round))
         journal.absorbed(exchange.round, self._traffic, begin, closed, {**counts, **spent})
         without = [site for site in cohort if site not in present]
