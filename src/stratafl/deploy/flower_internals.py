@@ -29,8 +29,8 @@ TASK_PATIENCE = ("flwr.supercore.corestate.sql_corestate", "HEARTBEAT_PATIENCE")
 DATABASE = ("flwr.supercore.sql_mixin", "SQLITE_PRAGMAS")  # else a database that is busy for 5 s fails a request
 REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE)
 # Attributes that are reached or assigned: of a grid `_runtime_client` and `node`, by which its messages are sent whole,
-# and `_retry_invoker.max_time`, else it retries for ever; `_message_id` of a message's metadata, as flwr sets it when it
-# sends; `run_id`, `node_id` and `task_id` of a `TaskIdentity`, as flwr sets them in processes that it starts.
+# and `_retry_invoker.max_time`, else it retries for ever; `_message_id` of a message's metadata, as flwr sets it in
+# sending; `run_id`, `node_id` and `task_id` of a `TaskIdentity`, as flwr sets them in processes that it starts.
 
 
 def current(name: tuple[str, str]) -> Any:
