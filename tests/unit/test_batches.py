@@ -7,7 +7,8 @@ import torch
 
 from simulations import built
 from stratafl.core import keys
-from stratafl.runtime.batches import BatchPlan, plan_batches, sample_positions
+from stratafl.runtime.batches import BatchPlan, PlannedBatches, plan_batches, sample_positions
+from stratafl.runtime.runtime import KEPT_BATCHES
 
 COUNTS = [31, 4, 12, 10, 1, 21, 7]
 SETTINGS = [
@@ -173,3 +174,18 @@ def test_every_step_of_every_client_has_a_random_key_of_its_own():
     noise = task._batches(plan_batches([30] * 6, batch=10, epochs=2), "train/0", True).noise
     assert noise.shape == (6, 6)
     assert len(set(noise.flatten().tolist())) == 36
+
+
+def test_batches_of_an_evaluation_stay_while_others_come_and_go():
+    runtime, made = built("fedavg").runtime, []
+
+    def use(key):
+        runtime.kept_batches(
+            ("a test", key), lambda: made.append(key) or PlannedBatches(plan_batches([1], batch=1), None)
+        )
+
+    for cohort in range(3 * KEPT_BATCHES):
+        use("all clients")
+        use(cohort)
+    use(0)
+    assert made == ["all clients", *range(3 * KEPT_BATCHES), 0]
