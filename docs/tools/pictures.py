@@ -96,7 +96,7 @@ def speed_svg() -> str:
 
 def many_clients_svg(details: Mapping[str, Mapping[str, float]]) -> str:
     """CPU time and memory of whole runs over the number of clients, both on logarithmic scales."""
-    panels = {"cpu": ("CPU seconds of a run", (5, 10, 20, 40)), "mb": ("Memory in MB", (250, 500, 1000, 2000))}
+    panels = {"cpu": ("CPU seconds of a run", (2, 4, 8, 16)), "mb": ("Memory in MB", (250, 500, 1000, 2000))}
     programs, width, height, top = {"pfl": "shared", "fedavg": "own"}, 260, 200, 60
     parts = [caption(60, 20, "FedAvg, 100 clients per round"), caption(330, 20, "pfl 0.6", "shared")]
     parts.append(caption(420, 20, "stratafl", "own"))
