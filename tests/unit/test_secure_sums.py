@@ -34,7 +34,7 @@ from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.policies import Broadcast, Mean
 from stratafl.testing import tiny_model
 from stratafl.testing.case import within_reach
-from stratafl.testing.watch import Watched
+from stratafl.testing.watch import Tampered, Watched
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "secure.md"
 WHOLE, UNIFORM = "top", "sum"
@@ -193,6 +193,33 @@ def test_opened_sums_are_those_of_floats_to_the_stated_precision():
         exact, found = (flatten(each.sums[entry.merge])[entry.name] for each in (total, opened))
         assert float((exact - found).abs().max()) <= 5 * 2.0 ** -(entry.bits + 1) + 1e-13
     assert any(entry.name.startswith(UNIFORM) and entry.bits > 40 for entry in sums.entries)  # no bits for samples
+
+
+@pytest.mark.parametrize("method", ["fedper", "scaffold"])
+def test_a_total_that_clients_cannot_come_to_is_refused(method):
+    """One that sends random numbers, or another weight than that of its samples, makes it such a total."""
+    sim = built(method, batchnorm=False, secure=True)
+    rnd, state, clients, uploads = sim.at(0), sim.start().server, torch.arange(6), {}
+    keep = {client: lambda up, client=client: uploads.setdefault(client, up) for client in range(6)}
+    replace(sim, algorithm=Tampered(sim.algorithm, keep)).round(sim.start(), Matrix())
+    sums, form = sim.secure_sums(rnd, state), sim.upload_form(rnd, state)
+    vectors = [sums.contribution(rnd, uploads[client], client) for client in range(6)]
+    honest = torch.stack(vectors).sum(0)
+    sums.check_total(rnd, form, honest, sim.samples[clients])
+    sums.check_total(rnd, form, honest - vectors[2], sim.samples[clients[clients != 2]])
+    noise = torch.randint(-(2**63), 2**63 - 1, honest.shape, generator=torch.Generator().manual_seed(0))
+    lowest = honest.clone()
+    lowest[0] = -(2**63)
+    weights, at = honest.clone(), 0
+    for entry in sums.entries:
+        if not entry.name.startswith(WHOLE):  # "top", the values; the others are weights
+            weights[at] += 2 << entry.bits
+        at += entry.shape.numel()
+    for total in (honest + noise, lowest, weights):
+        with pytest.raises(WireError):
+            sums.check_total(rnd, form, total, sim.samples[clients])
+    with pytest.raises(WireError):
+        sums.check_total(rnd, form, honest, sim.samples[clients[1:]])
 
 
 # Rounds
