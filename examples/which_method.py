@@ -1,14 +1,15 @@
 """Which method when: eleven methods over kinds and strengths of difference between clients, and samples per client.
 
     python examples/which_method.py run --data mnist --to docs/results/which-method/runs.csv
-    python examples/which_method.py facts --data mnist --to docs/results/which-method/facts.csv --seeds 0
+    python examples/which_method.py facts --data mnist --to docs/results/which-method/facts.csv
     python examples/which_method.py summary --to docs/results/which-method
 
 Ten clients hold a part of MNIST, and `--data` names the folder with its files. `run` trains every method for 20 rounds,
-with seed 0 at two learning rates and with further seeds at the rate that was better on validation samples; every fifth
-round is scored. A file that is there is continued. `facts` writes what `strata advise` sees of each federation, so that
-it can name the one nearest to yours. `summary` writes the table from which it does: means over seeds at the round that
-validation samples chose, and the differences from training alone and from FedAvg with their standard errors.
+with seed 0 at every learning rate and with further seeds at the rate that was best on validation samples of seed 0;
+every fifth round is scored. A file that is there is continued. `facts` writes what `strata advise` sees of each
+federation, so that it can name those nearest to yours. `summary` writes the two tables from which it does: those facts,
+and means over seeds at the chosen rate and at the round that validation samples of each seed chose, with the
+differences from training alone and from FedAvg and their standard errors.
 """
 
 import argparse
@@ -48,14 +49,16 @@ STAGES = {  # of each training, the methods that it serves and the stage at whic
     "fedavgft": {"fedavg": "received", "fedavgft": "deployed"},
     **{name: {name: "deployed"} for name in DEPLOYED},
 }
-RATES = (0.05, 0.2)
+RATES = (0.2, 0.05, 0.025, 0.0125)  # tried from the highest on, until the best is another than the last
 LEAST_BATCH, MOST_STEPS = 10, 8  # of an epoch: clients with many samples take larger batches
 ROUNDS, EVERY = 20, 5
 FIRST_SEED = 0
 KEY = ("kind", "samples", "seed", "method", "rate")
 Key = tuple[str, int, int, str, float]
 SPLITS = ("validation", "test")
-SUMMARY = Path(__file__).parents[1] / "src/stratafl/advice/measured.csv"
+SUMMARY, FACTS = (
+    Path(__file__).parents[1] / f"src/stratafl/advice/{name}.csv" for name in ("measured", "measured_facts")
+)
 
 
 @cache
@@ -127,24 +130,40 @@ def cells(seeds: Iterable[int]) -> Iterator[tuple[str, int, int]]:
 def run(options: argparse.Namespace) -> None:
     """All runs of a federation, then the next federation."""
     for cell in cells(options.seeds):
-        lines = read(options.to)
-        present = {tuple(line[name] for name in KEY) for line in lines}
-        keys = [(*cell, training, rate) for training in STAGES for rate in rates(lines, cell, training)]
-        missing = [key for key in keys if (*map(str, cell), next(iter(STAGES[key[3]])), str(key[4])) not in present]
-        for key in missing:
-            append(options.to, trial(key, options.data))
+        for training in STAGES:
+            while (rate := next_rate(read(options.to), cell, training)) is not None:
+                append(options.to, trial((*cell, training, rate), options.data))
         federation.cache_clear()
-        print(*cell, len(missing), flush=True)
+        print(*cell, flush=True)
 
 
-def rates(lines: list[dict[str, str]], cell: tuple[str, int, int], training: str) -> tuple[float, ...]:
-    """With the first seed all learning rates, then the one whose best round was better on its validation samples."""
+def next_rate(lines: list[dict[str, str]], cell: tuple[str, int, int], training: str) -> float | None:
+    """The learning rate to run next, if any.
+
+    With the first seed the next lower one, if the lowest so far is the best for a method; then those that its
+    validation samples chose for the methods.
+    """
     kind, samples, seed = cell
-    if seed == FIRST_SEED:
-        return RATES
-    first = {"kind": kind, "samples": str(samples), "seed": str(FIRST_SEED), "method": [*STAGES[training]][-1]}
-    trials = [line for line in lines if first.items() <= line.items()]
-    return (float(max(trials, key=order)["rate"]),)
+    here = {"kind": kind, "samples": str(samples), "seed": str(seed), "method": next(iter(STAGES[training]))}
+    tried = {float(line["rate"]) for line in lines if here.items() <= line.items()}
+    if seed == FIRST_SEED and not tried:
+        return RATES[0]
+    chosen = chosen_rates(lines)
+    best = {float(chosen[kind, str(samples), method]) for method in STAGES[training]}
+    if seed != FIRST_SEED:
+        return next(iter(best - tried), None)
+    lower = [rate for rate in RATES if rate not in tried]
+    return lower[0] if lower and min(tried) in best else None
+
+
+def chosen_rates(lines: Iterable[dict[str, str]]) -> dict[tuple[str, str, str], str]:
+    """Of each kind, number of samples and method, the learning rate of the first seed's best round."""
+    best: dict[tuple[str, str, str], dict[str, str]] = {}
+    for line in lines:
+        if line["seed"] == str(FIRST_SEED):
+            cell = line["kind"], line["samples"], line["method"]
+            best[cell] = max(best.get(cell, line), line, key=order)
+    return {cell: line["rate"] for cell, line in best.items()}
 
 
 def order(line: dict[str, str]) -> tuple[float, float]:
@@ -169,25 +188,31 @@ def facts(options: argparse.Namespace) -> None:
 
 
 def summary(options: argparse.Namespace) -> None:
-    SUMMARY.unlink(missing_ok=True)
-    append(SUMMARY, summarised(read(options.to / "runs.csv"), read(options.to / "facts.csv")))
+    seen = sorted(read(options.to / "facts.csv"), key=lambda row: (int(row["samples"]), [*KINDS].index(row["kind"])))
+    for path, lines in ((SUMMARY, summarised(read(options.to / "runs.csv"))), (FACTS, seen)):
+        path.unlink(missing_ok=True)
+        append(path, lines)
 
 
-def summarised(lines: Sequence[dict[str, str]], seen: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-    """A line for each federation and method, in the order of their validation accuracy."""
+def summarised(lines: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """A line for each federation and method, in the order of their validation accuracy.
+
+    All seeds have the learning rate that the first seed chose, whatever other rates they were run with.
+    """
+    rate_of = chosen_rates(lines)
     chosen: dict[tuple[str, str], dict[str, dict[str, dict[str, str]]]] = defaultdict(lambda: defaultdict(dict))
     for line in lines:
-        of_seeds = chosen[line["kind"], line["samples"]][line["method"]]
-        best = of_seeds.get(line["seed"])
-        of_seeds[line["seed"]] = line if best is None else max(best, line, key=order)
-    facts = {(each["kind"], each["samples"]): each for each in seen}
+        kind, samples, method = (line[name] for name in ("kind", "samples", "method"))
+        if line["rate"] == rate_of[kind, samples, method]:
+            of_seeds = chosen[kind, samples][method]
+            of_seeds[line["seed"]] = max(of_seeds.get(line["seed"], line), line, key=order)
     table = []
     for (kind, samples), methods in chosen.items():
         scores = {split: {name: _scores(methods[name], split) for name in methods} for split in SPLITS}
         for name in sorted(methods, key=lambda name: -fmean(scores["validation"][name])):
             tests = scores["test"]
-            line = {**facts[kind, samples], "method": name, "accuracy": f"{fmean(tests[name]):.4f}"}
-            del line["seed"]
+            line = {"kind": kind, "samples": samples, "method": name, "rate": rate_of[kind, samples, name]}
+            line["accuracy"] = f"{fmean(tests[name]):.4f}"
             for base in ("local", "fedavg"):
                 gains = [mine - its for mine, its in zip(tests[name], tests[base], strict=True)]
                 error = stdev(gains) / len(gains) ** 0.5

@@ -188,7 +188,8 @@ def replayed(
             states[name], uploads[name] = done.state, done.upload
         if server.secure:
             parts = [working[name].site.contribution(number, upload) for name, upload in uploads.items()]
-            state = server.absorb_sum(number, state, torch.stack(parts).sum(0)) if parts else state
+            clients = [working[name].site.client for name in uploads]
+            state = server.absorb_sum(number, state, torch.stack(parts).sum(0), clients) if parts else state
             continue
         state, left_out = serving.absorb(number, state, uploads)
         assert not left_out

@@ -46,15 +46,31 @@ _HEAD = """# Methods
 | are very similar | [FedAvg](fedavg.md), [FedOpt](fedopt.md) |
 
 Compare with [Local](local.md) and [FedAvg](fedavg.md) in any case. [Choosing a method](../understand/choosing.md) \
-gives the reasons, and `strata advise` measures on your data. You can add FLAYER's parts and LAG to other methods, \
-as in `fedper+flayer` ([compositions](composition.md)). FedAF, which FedLAG's tables list, is not included: \
-[the paper leaves open what it is](fedlag.md#readings).
+gives the reasons, and `strata advise` measures on your data. You can add FLAYER's parts, LAG, ConFREE and a \
+class prior to other methods, as in `fedper+flayer` or `fedala+prior` ([compositions](composition.md)).
 
 In the tables, *0.1* and *0.5* are accuracies in % on MNIST with Dirichlet shares: at 0.1 clients hold few classes, \
 at 0.5 most. *Time* is that of a round, relative to FedAvg's ([setting](../results/methods.md)). *Layers* shows \
 what a client's training starts from, layer by layer from the input to the head: ● received, the same for all \
 clients; ◐ received, but made or mixed for this client; ◒ received or the client's own, as the server chooses; ○ \
 the client's own. Each page pictures one round with the same model and says what travels for the digits.
+"""
+_TAIL = """## Not included
+
+Each of these needs a mechanism that no step of the catalogue has. None of them was run. FedAF, which FedLAG's tables \
+list, is not included either: [the paper leaves open what it is](fedlag.md#readings).
+
+| method | what it would need |
+|---|---|
+| cwFedAvg (ICCV 2025) | A global model for each class. The server mixes them for each client by its class \
+frequencies, which it reads from the norms of the client's output layer; a term of the loss keeps these norms near \
+the frequencies. |
+| FedSelect (CVPR 2024) | Personal parameters chosen one by one and not by layer: a mask of each client that grows \
+over the rounds, and training that alternates between what is personal and what is shared. |
+| Floco (NeurIPS 2024) | An output layer drawn in each step from a simplex of output layers. The server gives each \
+client a region of the simplex by the gradients of the clients. |
+| FedDRM (arXiv 2509.23049) | A second output layer that recognises the client, so that the server can send a query to \
+the client that fits it best. No metric here scores that. |
 """
 
 
@@ -74,7 +90,7 @@ def index_page(folder: Path) -> str:
             "| method | idea | layers | 0.1 | 0.5 | time |",
         ]
         parts += ["\n".join([*head, "|---|---|---|---:|---:|---:|", *rows, ""])] if rows else []
-    return "\n".join(parts)
+    return "\n".join([*parts, _TAIL])
 
 
 def _row(method: Method, folder: Path) -> str:

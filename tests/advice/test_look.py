@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from stratafl.advice.advice_text import similar_text
 from stratafl.advice.look import (
     Effect,
     Facts,
@@ -97,19 +98,36 @@ def facts_of(skew: float, shift: float, samples: int, *, there: bool = True, cla
     return Facts(4, (samples,) * 4, classes, Effect(skew, 0.0, p), Effect(shift, 0.0, p), (), (), batchnorm=False)
 
 
-def test_the_most_similar_measured_federation_is_the_one_that_looks_the_same() -> None:
+def test_the_measured_federations_that_look_the_same_are_all_named() -> None:
     known = {(each.kind, each.samples): each for each in measured_federations()}
-    for each in known.values():
-        found = most_similar(facts_of(each.skew, each.shift, each.samples))
-        assert found is not None
-        assert (found.skew, found.shift, found.samples) == (each.skew, each.shift, each.samples)
+    for cell in known.values():
+        for seen in cell.facts:
+            similar = most_similar(facts_of(*seen, cell.samples))
+            assert cell in similar
+            assert seen in similar[0].facts  # the nearest first
     skewed = known["label skew, α = 0.1", 80]
-    assert most_similar(facts_of(skewed.skew + 0.02, skewed.shift, 90)) is skewed
-    assert (
-        most_similar(facts_of(skewed.skew, 0.3, 80, there=False)) is known["alike", 80]
-    )  # what accident gives is nothing
+    skew, _ = skewed.facts[0]
+    assert most_similar(facts_of(skew + 0.02, 0.0, 90))[0] is skewed
+
+
+def test_rotations_and_permuted_labels_that_look_like_clients_that_are_alike_are_named_with_them() -> None:
+    """With 80 samples all of their facts are 0, and FedAvg, the best for clients that are alike, is not for them."""
+    alike = most_similar(facts_of(0.0, 0.0, 80))
+    kinds = {"alike", "rotation by up to 45°", "rotation by up to 90°", "half of the labels permuted"}
+    assert {each.kind for each in alike} == kinds
+    assert {each.samples for each in alike} == {80}
+    assert len({each.methods[0].method for each in alike}) > 1
+    assert most_similar(facts_of(0.4, 0.3, 80, there=False)) == alike  # what accident gives is nothing
+    text = similar_text(alike)
+    assert all(kind in text for kind in kinds)
+    assert all(each.methods[0].method in text for each in alike)
+
+
+def test_one_federation_alone_is_named_where_facts_tell_it_apart() -> None:
+    (similar,) = most_similar(facts_of(0.3, 0.0, 80))
+    assert (similar.kind, similar.samples) == ("label skew, α = 0.5", 80)
 
 
 def test_no_measured_federation_is_near_one_with_far_more_samples_or_without_classes() -> None:
-    assert most_similar(facts_of(0.3, 0.0, 100_000)) is None
-    assert most_similar(facts_of(0.3, 0.0, 80, classes=None)) is None
+    assert most_similar(facts_of(0.3, 0.0, 100_000)) == []
+    assert most_similar(facts_of(0.3, 0.0, 80, classes=None)) == []

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from test_hosting import Clock
 
 from hosted import SITES, deployed, largest, simulated, with_tables, write_file, write_folders
+from plain_federation import PlainFederation
+from stratafl.cli import main
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.consent import CONSENT, check_consent, keep_consent
 from stratafl.deploy.courier import SignedMessage
@@ -27,6 +30,7 @@ from stratafl.deploy.plain_server import NodeCourier, app_folder
 from stratafl.deploy.serving import checked_log
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.deploy.signing_keys import HOST_KEY, KEYS
+from stratafl.deploy.site_model import member_in, predicted
 from stratafl.deploy.site_nodes import AGAIN_SECONDS, QUESTION_SECONDS, WAIT_SECONDS, SiteNodes
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, WireError
@@ -95,6 +99,30 @@ def prepared(folder: Path, **tables):
 
 def config(folder: Path, site: str) -> dict[str, str]:
     return {"site": site, "folder": str(folder / site), "data": str(folder / f"{site}.csv")}
+
+
+@pytest.mark.slow
+def test_the_commands_work_in_the_folder_of_a_site_that_a_supernode_serves(tmp_path: Path, capsys) -> None:
+    federation = PlainFederation(tmp_path, run={"rounds": 1}, deploy={"sites": list(SITES), "report": True})
+    grid = MemoryGrid({100 + number: config(tmp_path, name) for number, name in enumerate(SITES)})
+    assert status(tmp_path / "a", capsys)["round"] == "0 of 1"
+    host(tmp_path, grid).run()
+    assert main(["predict", str(tmp_path / "a"), "--data", str(tmp_path / "b.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert printed == predicted(member_in(federation.sites["a"]), tmp_path / "b.csv").csv()
+    assert main(["export", str(tmp_path / "b"), "-o", str(tmp_path / "b.safetensors")]) == 0
+    told = status(tmp_path / "a", capsys)
+    assert (told["site"], told["round"]) == ("a", "1 of 1")
+    assert "join" not in told["state"]
+    assert set(status(tmp_path / "host", capsys)["report"]["scores"]) == set(told["report"]["scores"]) == set(SITES)
+    assert main(["status", str(tmp_path / "host")]) == 0
+    assert "personalised" in capsys.readouterr().out  # a column of the report
+
+
+def status(folder: Path, capsys) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["status", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def site_nodes(folder: Path, grid: MemoryGrid, clock: Clock | None = None) -> SiteNodes:

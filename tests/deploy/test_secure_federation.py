@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_hosting import Clock
 
 from hosted import (
@@ -217,5 +218,26 @@ def test_a_site_whose_value_could_overflow_the_sum_refuses_and_the_round_ends_wi
     monkeypatch.setattr(Site, "contribution", large)
     hosted(tmp_path, transport).run()
     assert absorbed(tmp_path) == [[*"abc"], [*"abcd"]]
+    monkeypatch.setattr(Site, "contribution", contribution)
+    check(tmp_path, sites, file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", ["numbers", "weights"])
+def test_a_site_that_sends_something_else_than_its_numbers_closes_the_round_and_spoils_no_model(
+    tmp_path, monkeypatch, lie
+):
+    file, transport, sites = prepared(tmp_path, run={"participation": 1.0, "rounds": 2})
+    contribution = Site.contribution
+
+    def wrong(self, t, upload):
+        numbers = contribution(self, t, upload)
+        if (self.client, t) != (3, 0):
+            return numbers
+        return numbers * 2 if lie == "weights" else numbers + torch.randint(-(2**63), 2**63 - 1, numbers.shape)
+
+    monkeypatch.setattr(Site, "contribution", wrong)
+    hosted(tmp_path, transport).run()
+    assert absorbed(tmp_path) == [[], [*"abcd"]]
     monkeypatch.setattr(Site, "contribution", contribution)
     check(tmp_path, sites, file)

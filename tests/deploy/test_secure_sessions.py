@@ -483,10 +483,10 @@ def test_a_site_that_answers_nonsense_is_left_out_by_the_host():
 
 
 def test_above_fifty_sites_peers_are_a_ring_of_the_stated_safety():
-    assert peers_of(COMPLETE, 34).count == 49
+    assert peers_of(COMPLETE, COMPLETE) == Peers(49, 34)
     for count, seed in ((100, b"a"), (301, b"b")):
         names = [f"s{i:03d}" for i in range(count)]
-        peers = peers_of(count, opening_threshold(count))
+        peers = peers_of(count, count)
         ring = {name: set(neighbours(names, name, peers.count, seed)) for name in names}
         assert all(len(each) == peers.count < count - 1 for each in ring.values())
         assert all(name in ring[other] for name, each in ring.items() for other in each)
@@ -502,7 +502,7 @@ def test_a_host_that_cuts_the_ring_in_two_parts_is_refused_and_chance_does_not_c
     count = 300
     names, which = [f"s{i:03d}" for i in range(count)], session(cohort=count)
     group = Group(which, [Announcement(name, *([bytes(32)] * 3), b"") for name in names])
-    peers, ring = peers_of(count, which.least), ring_of(names, group.digest)
+    peers, ring = peers_of(count, count), ring_of(names, group.digest)
     assert set(group.peers(ring[0])) == {*ring[1 : peers.count // 2 + 1], *ring[-(peers.count // 2) :]}
     away = peers.count // 2 - peers.least + 1  # all but as many as could work for the host
     cut = {*ring[5 : 5 + away], *ring[count // 2 : count // 2 + away]}
@@ -514,17 +514,20 @@ def test_a_host_that_cuts_the_ring_in_two_parts_is_refused_and_chance_does_not_c
         group.check_part([name for name in names if name not in gone], ring[0], names)
 
 
-def test_the_size_of_the_ring_is_that_of_its_probabilities():
-    """Of 300 sites, 60 work for the host: hypergeometric tails, summed up by hand with fractions."""
-    sites, marked, k, threshold, least = 300, 60, 146, 74, 40
-    assert peers_of(sites, 201) == Peers(k, threshold, least)
+@pytest.mark.parametrize(
+    ("cohort", "sites", "k", "threshold", "least"), [(300, 300, 146, 74, 40), (150, 130, 114, 58, 31)]
+)
+def test_the_size_of_the_ring_is_that_of_its_probabilities(cohort, sites, k, threshold, least):
+    """Hypergeometric tails, summed up by hand with fractions. All of the fifth that work for the host are there."""
+    marked = cohort // 5
+    assert peers_of(sites, cohort) == Peers(k, threshold, least)
 
     def tail(others, drawn, n):
         ways = [comb(marked, i) * comb(others - marked, drawn - i) for i in range(n, drawn + 1)]
         return Fraction(sum(ways), comb(others, drawn)) * sites
 
     assert tail(sites - 1, k, threshold) <= Fraction(1, 2**40)
-    assert tail(sites - 1, k, k - threshold + 2) <= Fraction(1, 2**20)
+    assert tail(sites - 1, k, k - threshold + 1) <= Fraction(1, 2**20)  # a site that vanished has no share left
     assert tail(sites, k // 2, least) <= Fraction(1, 2**40) < tail(sites, k // 2, least - 1)
     assert tail(sites, k // 2, k // 2 - least + 1) <= Fraction(1, 2**20)
 

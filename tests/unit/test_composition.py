@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,6 +227,19 @@ UNFIT = ["fedrod+prior", "fedprior+prior", "fedlc+prior", "local+prior", "fedper
 def test_parts_that_do_not_fit_together_are_refused(name):
     with pytest.raises(RecordError, match=rf"^'?{re.escape(name)}"):
         algorithm(name)
+
+
+def test_the_page_of_compositions_refuses_what_is_refused():
+    """Every composition that is written down as refused, without options, is; methods that are not refused compose."""
+    page = (Path(__file__).parents[2] / "docs/methods/composition.md").read_text(encoding="utf-8")
+    rows = page.split("## What is refused")[1].split("\n## ")[0].splitlines()
+    names = [name for row in rows if "with `rates" not in row for name in re.findall(r"`(\w+\+\w+)`", row)]
+    for name in names:
+        with pytest.raises(RecordError):
+            algorithm(name)
+    priors = {host for host in ALGORITHMS if f"{host}+prior" not in names}
+    for host in priors:
+        algorithm(f"{host}+prior")
 
 
 def test_parts_of_different_phases_are_refused():

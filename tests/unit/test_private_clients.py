@@ -137,8 +137,7 @@ def sums(noise, rounds, drop=(), **options):
 def test_noise_measured_on_the_sums_is_that_of_all_clients_together(drop, colluding):
     """Five of six open a sum. Their noise is the promised one, or larger by those who may tell theirs."""
     noise = sums(NOISE, 8, drop, dp_colluding=colluding) - sums(0.0, 8, drop)
-    helpers = opening_threshold(6) - colluding
-    assert helpers == 5 - colluding
+    helpers = 5 - max(1, colluding)  # of six clients five open a sum, and an observer knows the noise of one of them
     assert_normal(noise, NOISE * NORM * ((6 - len(drop)) / helpers) ** 0.5)
     assert float(noise.square().mean(0).min()) > 0.03 * (NOISE * NORM) ** 2  # every column
     assert len(noise.unique(dim=0)) == 8
@@ -148,7 +147,7 @@ def test_a_client_adds_its_part_as_whole_numbers_to_its_shortened_update():
     sim = made(distributed(noise=NOISE), secure=True)
     state, rnd = sim.start().server, sim.at(0)
     secure = sim.secure_sums(rnd, state)
-    unit = NOISE * NORM / 5**0.5 / 2**DEVIATION_BITS  # by hand: σ/√h is 2^24 units
+    unit = NOISE * NORM / 4**0.5 / 2**DEVIATION_BITS  # by hand: σ/√h is 2^24 units
     assert {entry.unit for entry in secure.entries} == {unit}
     uploads = []
     watched = replace(sim, algorithm=Tampered(sim.algorithm, {3: lambda up: uploads.append(up) or up}))
@@ -173,6 +172,16 @@ def test_the_guarantee_counts_helpers_columns_and_rounding():
         2.0, 4, 1e-5, helpers=4, columns=columns
     )
     assert "1 client" in sim.algorithm.promise
+
+
+@pytest.mark.parametrize("colluding", [0, 1, 3])
+def test_noise_that_an_observer_knows_is_not_counted(colluding):
+    """A site knows its own: without it, the rest of the least sum still has the noise of the guarantee."""
+    sim = made(distributed(noise=NOISE, dp_colluding=colluding), secure=True)
+    (entry, *_) = sim.secure_sums(sim.at(0), sim.start().server).entries
+    of_one = (entry.unit * 2**DEVIATION_BITS) ** 2  # variance
+    unknown = opening_threshold(6) - max(1, colluding)
+    assert unknown * of_one == pytest.approx((NOISE * NORM) ** 2)
 
 
 @pytest.mark.budget(1.5, "several runs of a simulation")
@@ -265,8 +274,10 @@ def test_settings_that_would_void_the_guarantee_are_refused(caplog):
         made(distributed())
     with pytest.raises(RecordError, match=r"run\.buffers"):
         built(local(), batchnorm=True)
-    with pytest.raises(RecordError, match=r"dp_colluding=5\b.*\b5 clients"):
-        made(distributed(dp_colluding=5), secure=True)
+    made(distributed(dp_colluding=3), secure=True)
+    for colluding in (4, 5):
+        with pytest.raises(RecordError, match=rf"dp_colluding={colluding}\b.*\b3\b"):
+            made(distributed(dp_colluding=colluding), secure=True)
     with pytest.raises(RecordError, match=r"dp_colluding"):
         local(dp_colluding=1)
     with pytest.raises(RecordError):

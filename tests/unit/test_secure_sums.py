@@ -17,15 +17,24 @@ from stratafl.core.form import form_of
 from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.round import Round
-from stratafl.core.secure_sums import MIN_SITES, SecureSums, check_secure, limit_bits, opening_threshold, too_few
+from stratafl.core.secure_sums import (
+    COMPLETE,
+    MIN_SITES,
+    SecureSums,
+    check_secure,
+    limit_bits,
+    most_colluding,
+    opening_threshold,
+    too_few,
+)
 from stratafl.core.state import flatten, tensors
 from stratafl.core.steps import MergeSums
-from stratafl.errors import RecordError, WireError
+from stratafl.errors import RecordError, WireError, told_to_others
 from stratafl.execute import Debug, Matrix, Messages, simulation
 from stratafl.policies import Broadcast, Mean
 from stratafl.testing import tiny_model
 from stratafl.testing.case import within_reach
-from stratafl.testing.watch import Watched
+from stratafl.testing.watch import Tampered, Watched
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "secure.md"
 WHOLE, UNIFORM = "top", "sum"
@@ -138,7 +147,8 @@ def test_numbers_are_rounded_to_the_nearest_of_their_scale():
     assert set(negative[tops].tolist()) == {-0.75 * 2**26}
 
 
-def test_a_value_that_could_overflow_the_sum_is_refused_and_one_at_the_limit_is_not():
+def test_a_value_that_could_overflow_the_sum_is_refused_and_one_at_the_limit_is_not(caplog):
+    reasons = set()
     for cohort in (3, 12, 100):
         sums, rnd, _ = one_number(cohort, 0.0)
         bits = sums.entries[0].bits
@@ -146,8 +156,11 @@ def test_a_value_that_could_overflow_the_sum_is_refused_and_one_at_the_limit_is_
         at_limit = sums.contribution(rnd, one_number(cohort, most)[2], 0)
         assert int(at_limit.max()) * cohort < 2**63  # even if all clients send the largest value
         for value in (most * (1 + 2.0**-40), -2 * most, float("nan"), float("inf")):
-            with pytest.raises(WireError):
+            with pytest.raises(WireError) as error:
                 sums.contribution(rnd, one_number(cohort, value)[2], 0)
+            reasons.add(told_to_others(error.value))
+    assert len(reasons) == 1  # which the server is told: neither the value nor the layer
+    assert "'top/" in caplog.text  # the client's own log has both
 
 
 def test_opened_sums_are_those_of_floats_to_the_stated_precision():
@@ -182,6 +195,33 @@ def test_opened_sums_are_those_of_floats_to_the_stated_precision():
     assert any(entry.name.startswith(UNIFORM) and entry.bits > 40 for entry in sums.entries)  # no bits for samples
 
 
+@pytest.mark.parametrize("method", ["fedper", "scaffold"])
+def test_a_total_that_clients_cannot_come_to_is_refused(method):
+    """One that sends random numbers, or another weight than that of its samples, makes it such a total."""
+    sim = built(method, batchnorm=False, secure=True)
+    rnd, state, clients, uploads = sim.at(0), sim.start().server, torch.arange(6), {}
+    keep = {client: lambda up, client=client: uploads.setdefault(client, up) for client in range(6)}
+    replace(sim, algorithm=Tampered(sim.algorithm, keep)).round(sim.start(), Matrix())
+    sums, form = sim.secure_sums(rnd, state), sim.upload_form(rnd, state)
+    vectors = [sums.contribution(rnd, uploads[client], client) for client in range(6)]
+    honest = torch.stack(vectors).sum(0)
+    sums.check_total(rnd, form, honest, sim.samples[clients])
+    sums.check_total(rnd, form, honest - vectors[2], sim.samples[clients[clients != 2]])
+    noise = torch.randint(-(2**63), 2**63 - 1, honest.shape, generator=torch.Generator().manual_seed(0))
+    lowest = honest.clone()
+    lowest[0] = -(2**63)
+    weights, at = honest.clone(), 0
+    for entry in sums.entries:
+        if not entry.name.startswith(WHOLE):  # "top", the values; the others are weights
+            weights[at] += 2 << entry.bits
+        at += entry.shape.numel()
+    for total in (honest + noise, lowest, weights):
+        with pytest.raises(WireError):
+            sums.check_total(rnd, form, total, sim.samples[clients])
+    with pytest.raises(WireError):
+        sums.check_total(rnd, form, honest, sim.samples[clients[1:]])
+
+
 # Rounds
 
 
@@ -204,6 +244,15 @@ def test_the_threshold_exceeds_two_thirds_and_no_two_sums_of_a_round_can_both_re
         assert 2 * opening_threshold(n) - n > (n - 1) // 3 if n > 3 else opening_threshold(n) == n
         assert too_few(opening_threshold(n), n) == ""
         assert too_few(opening_threshold(n) - 1, n) != ""
+
+
+def test_as_many_may_collude_as_cannot_open_two_sums_of_a_round():
+    assert [most_colluding(n) for n in (3, 6, 12, 50, 51, 100)] == [2, 3, 5, 17, 10, 20]
+    for n in range(MIN_SITES, COMPLETE + 1):
+        needed = [2 * (opening_threshold(n) - colluding) for colluding in range(n + 1)]  # honest sites, for two sums
+        fit = [honest <= n - colluding for colluding, honest in enumerate(needed)]
+        assert fit.index(True) == most_colluding(n) + 1
+        assert most_colluding(n) < opening_threshold(n)
 
 
 def test_a_round_with_too_few_uploads_changes_nothing(caplog):

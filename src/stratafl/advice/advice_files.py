@@ -9,8 +9,8 @@ import tomli_w
 
 from stratafl.advice import advice_text
 from stratafl.advice.advice import Advice
-from stratafl.advice.look import Effect, Facts
-from stratafl.advice.measured import most_similar
+from stratafl.advice.look import Effect
+from stratafl.advice.measured import MeasuredFederation, most_similar
 from stratafl.advice.problem import Result
 from stratafl.config.experiment import to_tables
 from stratafl.config.migrations import with_format
@@ -62,7 +62,7 @@ def plain(advice: Advice, config: Path) -> dict[str, Any]:
                 cut.rule: {"shared": list(cut.layers[: cut.shared]), "personal": cut.personal} for cut in facts.cuts
             },
         },
-        "most_similar_measured": _measured(facts),
+        "most_similar_measured": [_measured(similar) for similar in most_similar(facts)],
         "budget": {"client_steps": tryout.steps, "allowed": tryout.allowed, "full_comparison": tryout.full},
         "comparable": [candidate.name for candidate in advice.comparable],
         "tried": [_result(result) for result in tryout.results],
@@ -83,11 +83,8 @@ def _difference(gain: Difference) -> dict[str, float | None]:
     return {"value": _number(gain.value), "error": _number(gain.error)}
 
 
-def _measured(facts: Facts) -> dict[str, Any] | None:
-    """The measured federation that is most like these clients, and its methods, the chosen one first."""
-    similar = most_similar(facts)
-    if similar is None:
-        return None
+def _measured(similar: MeasuredFederation) -> dict[str, Any]:
+    """A measured federation that is like these clients, and its methods, the chosen one first."""
     methods = [
         {
             "method": method.method,

@@ -4,6 +4,7 @@ The console and `advice.md` show the same sentences. The words stand first, with
 """
 
 import shlex
+from collections.abc import Sequence
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from statistics import median
@@ -54,10 +55,9 @@ ASK_AGAIN = "Try again with {option}."
 CONFLICTS = "After one round, client updates conflict most often in '{layer}' (share of conflicting pairs: {shares})."
 NO_CONFLICTS = "After one round, client updates conflict in no layer."
 CUTS = "Two rules of thumb for where to cut the model, by the first epoch: {where}."
-SIMILAR = (
-    "Of the federations that were measured on MNIST, the most like yours in labels, features and samples is '{kind}' "
-    "with {samples} training samples per client. Validation samples chose {method} there: {gains}."
-)
+SIMILAR = "Most like yours in labels, features and samples, of the federations measured on MNIST: {federations}."
+CANNOT_TELL = "These facts cannot tell the {count} apart, so the trial on your own data decides."
+MEASURED = "'{kind}' with {samples} training samples per client, where validation samples chose {method} ({gains})"
 MAY_GAIN = "With {method}, {count} of {clients} can expect a gain larger than its standard error."
 TOO_FEW_SAMPLES = "With {method}, no client has enough validation samples to be sure of a gain."
 BETTER_ALONE = "Better alone: {names}."
@@ -154,14 +154,18 @@ def sentences(advice: Advice) -> list[str]:
     return [*map(str, switched), *about, *([similar_text(similar)] if similar else []), cost_text(advice)]
 
 
-def similar_text(similar: MeasuredFederation) -> str:
-    """What was best on the measured federation that is most like these clients."""
+def similar_text(similar: Sequence[MeasuredFederation]) -> str:
+    """What was best on the measured federations that are most like these clients."""
+    nearest = finding(SIMILAR, federations="; ".join(map(_measured_text, similar)))
+    return _joined([nearest, *([finding(CANNOT_TELL, count=len(similar))] if len(similar) > 1 else [])])
+
+
+def _measured_text(similar: MeasuredFederation) -> str:
     best = similar.methods[0]
     bases = {TRAINS_ALONE: ("training alone", best.over_local), "fedavg": ("fedavg", best.over_fedavg)}
     gains = [f"{_points(gain)} against {name}" for base, (name, gain) in bases.items() if base != best.method]
-    return str(
-        finding(SIMILAR, kind=similar.kind, samples=similar.samples, method=best.method, gains=" and ".join(gains))
-    )
+    values = {"kind": similar.kind, "samples": similar.samples, "method": best.method, "gains": " and ".join(gains)}
+    return str(finding(MEASURED, **values))
 
 
 def _points(gain: Difference) -> str:

@@ -32,7 +32,7 @@ def prepare_flower_app(config: Path, options: FlowerAppOptions) -> int:
         connection = {"server": "", "authority": ""}  # which SuperLink and SuperNodes have without us
         invitation = write_invitation(folder, file, connection, options.invitation)
     if changes:
-        print_note(f"extended: {'; '.join(changes)}; each site joins again with the new invitation", console)
+        print_note(f"changed: {'; '.join(changes)}; each site joins again with the new invitation", console)
     print_note(f"send '{invitation}' to every site, and put its file NAME.pub into '{folder / KEYS}'", console)
     print_note(f"the user who runs the SuperLink must be able to write '{folder.absolute()}'", console)
     result_console().print(f"flwr run {app} --stream", markup=False, soft_wrap=True)

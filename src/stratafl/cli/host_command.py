@@ -94,7 +94,7 @@ def host_federation(config: Path, options: HostOptions) -> int:
         sites = [stack.enter_context(site) for site in _local_sites(prepared, flower, invite)] if local else []
         console.print(f"federation '{file.deploy.name}' in '{folder}', sites reach it at {place}")
         if prepared.changes:
-            print_note(f"extended: {'; '.join(prepared.changes)}; each site joins again with the new invitation")
+            print_note(f"changed: {'; '.join(prepared.changes)}; each site joins again with the new invitation")
         if not local:
             print_note(
                 f"send '{invitation}' to every site, and put the file NAME.pub of each site into '{prepared.keys}'"
@@ -358,6 +358,7 @@ def _make_keys(prepared: SiteFolder, public_key: Path | None, console: Console) 
 def _prepared_for_flower(folder: SiteFolder, place: str, trust: bool, console: Console) -> int:
     """Say what to do with a site's folder whose federation is a Flower app."""
     config = node_configuration(folder.name, folder.path, place, trust)
+    folder.write_node({"data": place, "trust": trust})  # for `strata predict`, `export` and `status`
     console.print(f"site '{folder.name}' of federation '{folder.file.deploy.name}' is ready in '{folder.path}'")
     print_note(f"send '{folder.key.public}' to the host; keep the other files here", console)
     print_note("start this site's SuperNode with this configuration:", console)

@@ -10,7 +10,8 @@ be that client's value.
 """
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +30,10 @@ from stratafl.errors import RecordError, WireError
 
 log = logging.getLogger("stratafl")
 MIN_SITES = 3  # of a sum that is opened: of two, each would know the other's
+COMPLETE = 50  # sites up to which each shares masks with all others; of more, with some (deploy/secure/group.py)
+MARKED = 5  # of more, one in five may work for a lying host
 SUM_BITS = 62  # of the largest total
+PROBES = (1, 0, 2)  # values of an upload: a sum that is the same with all of them follows from the number of samples
 VALUE_BITS = 16  # values up to 65,536 …
 SAMPLE_BITS = 16  # … of a client with as many samples always fit; more of one if there is less of the other
 BYTES_PER_NUMBER = 8
@@ -42,6 +46,14 @@ def opening_threshold(cohort: int) -> int:
     sum of a round, so a second one is never opened, even if a third of the sites help a lying host.
     """
     return max(MIN_SITES, 2 * cohort // 3 + 1)
+
+
+def most_colluding(cohort: int) -> int:
+    """The largest number of clients with whose help a lying host cannot open two sums of a round.
+
+    It needs a threshold of clients for each, and all but those who help it take part in opening one.
+    """
+    return cohort // MARKED if cohort > COMPLETE else max(0, 2 * opening_threshold(cohort) - cohort - 1)
 
 
 def too_few(present: int, cohort: int) -> str:
@@ -131,10 +143,15 @@ def _without_values(server: State) -> State:
 
 def _least_upload(form: Form, samples: int = 1) -> Parcel:
     """An upload with the least weights that its form allows, and 1 wherever a value may have any sign."""
-    counts = {COUNT: samples}
+    least = {name: int(field.bound != "nonnegative") for name, field in form.fields.items()}
+    return _filled(form, least | {COUNT: samples})
+
+
+def _filled(form: Form, numbers: Mapping[str, int]) -> Parcel:
+    """An upload in which all values of a field are the same number."""
 
     def value(name: str, field: FieldForm) -> Value:
-        number = counts.get(name, 0 if field.bound == "nonnegative" else 1)
+        number = numbers[name]
         if isinstance(field.value, TensorForm):
             return _full(field.value, number, field.common)
         return {key: _full(block, number, field.common) for key, block in field.value.items()}
@@ -208,16 +225,49 @@ class SecureSums:
 
     def numbers(self, rnd: Round, upload: Parcel, client: int) -> Tensor:
         """The same without noise, which never leaves a client. A value that could overflow is a `WireError`."""
+        parts = list(map(self._fixed, self.entries, self._folded(rnd, upload, client)))
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+    def _folded(self, rnd: Round, upload: Parcel, client: int) -> list[Tensor]:
+        """What an upload comes to in each entry."""
         total = self.algorithm.fold(rnd, self.server, Total(), upload, torch.tensor([client]))
         sums = [flatten(state) for state in total.sums]
-        parts = [self._fixed(entry, sums[entry.merge][entry.name]) for entry in self.entries]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        return [sums[entry.merge][entry.name] for entry in self.entries]
+
+    def check_total(self, rnd: Round, form: Form, total: Tensor, samples: Tensor) -> None:
+        """A `WireError` if clients with these numbers of samples cannot come to this total, whatever they trained.
+
+        The numbers of a site are masked, so it could send any. In a sum of random ones about half are out of range.
+        """
+        if bool(((total > 1 << SUM_BITS) | (total < -(1 << SUM_BITS))).any()):
+            raise WireError("the sum is out of range, so a site sent something else than its numbers")
+        if self.algorithm.secure_unit(rnd) is not None or not self.entries:  # then weights, if any, have noise
+            return
+        expected = dict[int, Tensor]()
+        for count, clients in Counter(samples.tolist()).items():
+            for place, weight in self._weights(rnd, form, count).items():
+                expected[place] = expected.get(place, torch.zeros_like(weight)) + clients * weight
+        parts = self._parts(total)
+        if any(bool(((parts[place] - x).abs() > len(samples)).any()) for place, x in expected.items()):  # rounded
+            raise WireError("weights do not add up to the sites' numbers of samples, so a site sent other ones")
+
+    def _weights(self, rnd: Round, form: Form, samples: int) -> dict[int, Tensor]:
+        """What a client adds to the entries that follow from its number of samples alone, by place."""
+        uploads = (_filled(form, dict.fromkeys(form.fields, value) | {COUNT: samples}) for value in PROBES)
+        folded = zip(*(self._folded(rnd, upload, 0) for upload in uploads), strict=True)
+        return {
+            place: self._fixed(self.entries[place], x)
+            for place, (x, *others) in enumerate(folded)
+            if all(torch.equal(x, other) for other in others)
+        }
+
+    def _parts(self, total: Tensor) -> Sequence[Tensor]:
+        return total.split([entry.shape.numel() for entry in self.entries]) if self.entries else ()
 
     def opened(self, total: Tensor, device: torch.device) -> Total:
         """The sums in floating point, as `Algorithm.absorb` takes them."""
         sums: list[dict[str, Tensor]] = [{} for _ in range(1 + max((e.merge for e in self.entries), default=-1))]
-        parts = total.split([entry.shape.numel() for entry in self.entries]) if self.entries else ()
-        for entry, part in zip(self.entries, parts, strict=True):
+        for entry, part in zip(self.entries, self._parts(total), strict=True):
             sums[entry.merge][entry.name] = (part.double() * entry.unit).reshape(entry.shape).to(device)
         return Total(tuple(unflatten(rows) for rows in sums))
 
@@ -234,12 +284,16 @@ class SecureSums:
         return Bytes(per_client, layers * BYTES_PER_NUMBER, other, layers)
 
     def _fixed(self, entry: SumEntry, x: Tensor) -> Tensor:
-        """In fixed point, to the nearest: half a unit is the largest error."""
+        """In fixed point, to the nearest: half a unit is the largest error.
+
+        The server is told the refusal, so its text is the same whatever the value is.
+        """
         scaled = (x.to("cpu", torch.float64) / entry.unit).round_().reshape(-1)
         if not bool((scaled.abs() <= 2.0 ** limit_bits(self.cohort)).all()):
             largest = float(x.abs().max())
             most = 2.0 ** limit_bits(self.cohort) * entry.unit
-            raise WireError(f"its '{entry.name}' reaches {largest:.3g}, but a secure sum takes {most:.3g} of a client")
+            log.warning("'%s' reaches %.3g, but a secure sum takes %.3g of a client", entry.name, largest, most)
+            raise WireError("one of its values is too large for a secure sum; its own log says which")
         return scaled.to(torch.int64)
 
 

@@ -58,7 +58,7 @@ class NodeCourier(GridCourier):
             if size > self._most
         }
         replies = {site: reply for site, reply in done.replies.items() if site not in too_large}
-        return Delivered(replies, {**done.failures, **too_large}, self._site_nodes.claims())
+        return Delivered(replies, {**done.failures, **too_large}, self._site_nodes.claims(), done.silent)
 
 
 @app.main()

@@ -121,7 +121,7 @@ class SignedCourier:
                 replies[site] = self._signatures.reply(kind, site, requests[site], reply)
             except WireError as error:
                 unverified[site] = str(error)
-        return Delivered(replies, done.failures, unverified)
+        return Delivered(replies, done.failures, unverified, done.silent)
 
 
 def _started(path: Path) -> int:

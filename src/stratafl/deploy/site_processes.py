@@ -12,7 +12,6 @@ from contextlib import suppress
 from enum import Enum
 
 import httpx
-import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -86,7 +85,7 @@ class SiteProcesses:
         self.refusal = self.reason = self._said = ""  # of a request; for a pause; what was said last
         self._was_connected = False
         self.status = SiteStatus.STARTING
-        write_atomically(folder / "node.toml", tomli_w.dumps({"site": site.name, **settings}).encode())
+        self._config = site.write_node(settings)
         self._release()
 
     def __enter__(self) -> "SiteProcesses":
@@ -120,7 +119,7 @@ class SiteProcesses:
         self.status = SiteStatus.STARTING
         environment = flower_environment(self.folder / "flower") | {SITE_FOLDER: str(self.folder.absolute())}
         node: dict[str, object] = {"server": self._server, "authority": self._authority, "key": self._key}
-        node |= {"config": self.folder / "node.toml", "app": self._app}
+        node |= {"config": self._config, "app": self._app}
         command = python_module("stratafl.deploy.flower_node", **node)
         self._process = Process("site", command, self.folder / "logs" / "site.log", environment)
         return []

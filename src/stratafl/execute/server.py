@@ -3,7 +3,7 @@
 Its functions are pure, as those of the waist: the caller keeps the state. `site.py` is the other side.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b, sha256
 from types import MappingProxyType
@@ -131,10 +131,16 @@ class Server(Rounds):
             after, _ = self._folded(t, state, uploads, present, flags.scales)
         return Absorbed(after, tuple(present), flags.left_out, flags.outliers, flags.shortened)
 
-    def absorb_sum(self, t: int, state: State, numbers: Tensor) -> State:
-        """Its state after round t, from the sum of uploads that it does not see (`Site.contribution`)."""
+    def absorb_sum(self, t: int, state: State, numbers: Tensor, clients: Sequence[int]) -> State:
+        """Its state after round t, from the sum of these clients' uploads, which it does not see (`Site.contribution`).
+
+        A `WireError` if the sum cannot be that of numbers that the clients computed.
+        """
+        rnd = self.at(t)
         with precision("fp32"):
-            return self.absorbed(self.at(t), state, Total(({SUMS: numbers},)))
+            samples = self.samples[self.checked(torch.tensor(clients, dtype=torch.int64))]
+            self.secure_sums(rnd, state).check_total(rnd, self.upload_form(rnd, state), numbers, samples)
+            return self.absorbed(rnd, state, Total(({SUMS: numbers},)))
 
     def _folded(
         self,

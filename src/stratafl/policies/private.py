@@ -22,11 +22,11 @@ from stratafl.core.parcel import Field, Parcel
 from stratafl.core.records import record
 from stratafl.core.reduce import add_rows
 from stratafl.core.round import Round, Setup
-from stratafl.core.secure_sums import opening_threshold
+from stratafl.core.secure_sums import most_colluding, opening_threshold
 from stratafl.core.state import State, rows_of
 from stratafl.core.steps import MergeSums, Names, Send, field_names
 from stratafl.core.task import Task
-from stratafl.errors import RecordError
+from stratafl.errors import RecordError, counted
 from stratafl.policies.accountant import Accounted, discrete_epsilon_of, epsilon_of
 from stratafl.policies.clip import clipped, scale
 from stratafl.policies.keyed_noise import DEVIATION_BITS, client_key, discrete_gaussian, gaussian, noise_key
@@ -192,7 +192,7 @@ class SumOfPrivateUpdates(Accounted, MergeSums):
     In the local model a guarantee is for any two data sets of a client, which are 2·clip apart. In the distributed
     model a client adds N_Z(0, (noise·clip)²/h) in units of which this deviation is 2^24: then the noise of `h` clients
     is enough, which is the least number of a sum that is opened, without the `colluding` ones that tell the server
-    their own noise.
+    their own noise. One is never counted: a client that sees the model knows its own.
     """
 
     field: str = "theta"
@@ -214,14 +214,14 @@ class SumOfPrivateUpdates(Accounted, MergeSums):
     def promise(self) -> str:  # type: ignore[override]
         if self.model == "local":
             return "against everyone, the server included, whatever data the client has"
-        others = f", even with {self.colluding} clients that tell it their noise" if self.colluding else ""
-        return f"against everyone who sees the server's models, and against the server{others}"
+        others = f"even with the noise of {counted(self._known, 'client')}"
+        return f"against everyone who sees the server's models, and against the server, {others}"
 
     def check(self, setup: Setup) -> None:
-        if self.secure and self._helpers(setup) < 1:
+        if self.secure and self.colluding > (most := most_colluding(setup.cohort)):
             raise RecordError(
-                f"dp_colluding={self.colluding} leaves nobody to add noise: a sum is opened from "
-                f"{opening_threshold(setup.cohort)} clients on, so choose less than that"
+                f"dp_colluding={self.colluding} clients of {setup.cohort} could help the server to open two sums of a "
+                f"round, which have the same noise: choose {most} or less"
             )
         self.check_guarantee(setup)
 
@@ -245,8 +245,13 @@ class SumOfPrivateUpdates(Accounted, MergeSums):
         return discrete_epsilon_of(self.noise, rounds, self.delta, helpers=self._helpers(setup), columns=columns)
 
     def _helpers(self, setup: Setup) -> int:
-        """h: how many clients add noise to every sum that is opened, and do not tell the server."""
-        return opening_threshold(setup.cohort) - self.colluding
+        """h: how many clients add noise to every sum that is opened which its observers do not know."""
+        return opening_threshold(setup.cohort) - self._known
+
+    @property
+    def _known(self) -> int:
+        """How many clients' noise an observer may know: that of those who help the server, or of itself."""
+        return max(1, self.colluding)
 
     # Secure sums
 

@@ -5,7 +5,8 @@ random order, each with the k/2 before and after it. If up to a fifth of the sit
 drops out, it could cut the ring at two places and open the sums of both parts. So sites stop unless every k/2 sites in
 succession have more survivors than work for the host: then one of them is honest, and shares a mask with the next
 honest one. k is the smallest with which these fail with the probabilities below: a site's secrets stay hidden, the ring
-is whole (2^-40), and if another fifth drops out by chance, the sum can be opened (2^-20).
+is whole (2^-40), and if another fifth drops out by chance, the sum can be opened (2^-20). Fifths are of the round's
+sites: of those, the host may leave out honest ones before a session begins.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,11 @@ from functools import cache
 from hashlib import sha256
 from math import comb
 
+from stratafl.core.secure_sums import COMPLETE, MARKED, opening_threshold
 from stratafl.deploy.secure.masks import derived_key, shared_key
 from stratafl.deploy.secure.session import Announcement, Session, canonical, members_digest
 from stratafl.errors import WireError
 
-COMPLETE = 50  # sites up to which each has all others as peers
-MARKED = 5  # one in five works for the host, and one in five drops out
 _HIDDEN, _OPENED = 2.0**-40, 2.0**-20
 
 
@@ -32,16 +32,15 @@ class Peers:
     least: int = 0
 
 
-def peers_of(sites: int, least: int) -> Peers:
-    """For a session of this many sites, whose sum is opened from `least` on."""
-    chosen = None if sites <= COMPLETE else _ring(sites)
-    return Peers(sites - 1, least) if chosen is None else chosen
+def peers_of(sites: int, cohort: int) -> Peers:
+    """For a session of this many sites of a cohort."""
+    chosen = None if sites <= COMPLETE else _ring(sites, cohort // MARKED)
+    return Peers(sites - 1, opening_threshold(cohort)) if chosen is None else chosen
 
 
 @cache
-def _ring(sites: int) -> Peers | None:
-    """The smallest k that is safe; None if only all others are enough."""
-    marked = sites // MARKED
+def _ring(sites: int, marked: int) -> Peers | None:
+    """The smallest k that is safe if this many sites work for the host; None if only all others are enough."""
     for k in range(2, sites - 1, 2):
         of_peers, of_stretch = (
             [sites * p for p in _tails(*drawn, marked)] for drawn in ((sites - 1, k), (sites, k // 2))
@@ -49,8 +48,8 @@ def _ring(sites: int) -> Peers | None:
         least = next(n for n, failing in enumerate(of_stretch) if failing <= _HIDDEN)
         if least > k // 2 or of_stretch[k // 2 - least + 1] > _OPENED:
             continue
-        for threshold in range(k // 2 + 1, k + 1):  # of k + 1 holders, the site itself is one
-            if of_peers[threshold] <= _HIDDEN and of_peers[k - threshold + 2] <= _OPENED:
+        for threshold in range(k // 2 + 1, k + 1):  # of k peers' shares: a site that vanished gives none of its own
+            if of_peers[threshold] <= _HIDDEN and of_peers[k - threshold + 1] <= _OPENED:
                 return Peers(k, threshold, least)
     return None
 
@@ -83,7 +82,7 @@ class Group:
         self.members = {each.site: each for each in announcements}
         self.names = list(self.members)
         self.digest = members_digest(session, announcements)
-        self._peers = peers_of(len(self.names), session.least)
+        self._peers = peers_of(len(self.names), session.cohort)
 
     @property
     def threshold(self) -> int:

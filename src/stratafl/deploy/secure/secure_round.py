@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from stratafl.config.deployment import DeployTable
-from stratafl.core.secure_sums import opening_threshold
+from stratafl.core.secure_sums import COMPLETE, opening_threshold
+from stratafl.core.state import State
 from stratafl.deploy.attendance import POLL_SECONDS, Attendance
 from stratafl.deploy.courier import Content
-from stratafl.deploy.secure.group import COMPLETE
 from stratafl.deploy.secure.secure_host import Ask, ClosedSumError, MaskedSum, OpenedSum, masked_sum, open_sum
 from stratafl.deploy.secure.secure_site import STEPS, Step
 from stratafl.deploy.secure.session import Announcement, Session, Signers, basis_of, canonical
@@ -70,20 +70,28 @@ class SecureRounds:
     def absorb(self, exchange: ServerExchange, traffic: Traffic) -> SummedRound:
         """Open the sum of what has arrived, and absorb it; if it stays closed, the round changes nothing."""
         t, size = exchange.round, self._size(exchange.round, exchange)
-        if not size:  # of a method that uploads nothing
-            present, digests, total, reason = exchange.arrived, exchange.uploads, np.zeros(0, dtype=np.uint64), ""
-        else:
-            try:
+        try:
+            if size:
                 opened, digests = self._opened(exchange, size, traffic)
-                present, total, reason = opened.sites, opened.numbers, "it was not there when the sum was opened"
-            except ClosedSumError as error:
-                left_out = exchange.absorb_sum(exchange.state, {}, str(error))
-                (self.folder / MASKED).unlink(missing_ok=True)
-                return SummedRound((), left_out, str(error))
-        state = self.server.absorb_sum(t, exchange.state, torch.from_numpy(total.view(np.int64).copy()))
+            else:  # of a method that uploads nothing
+                opened, digests = OpenedSum(np.zeros(0, dtype=np.uint64), exchange.arrived), exchange.uploads
+            present, state = opened.sites, self._absorbed(t, exchange.state, opened)
+        except ClosedSumError as error:
+            left_out = exchange.absorb_sum(exchange.state, {}, str(error))
+            (self.folder / MASKED).unlink(missing_ok=True)
+            return SummedRound((), left_out, str(error))
+        reason = "it was not there when the sum was opened"
         left_out = exchange.absorb_sum(state, {site: digests[site] for site in present}, reason)
         (self.folder / MASKED).unlink(missing_ok=True)
         return SummedRound(present, left_out)
+
+    def _absorbed(self, t: int, state: State, opened: OpenedSum) -> State:
+        numbers = torch.from_numpy(opened.numbers.view(np.int64).copy())
+        clients = [self.server.roster.entry(site).client for site in opened.sites]
+        try:
+            return self.server.absorb_sum(t, state, numbers, clients)
+        except WireError as error:
+            raise ClosedSumError(str(error)) from error
 
     def _opened(self, exchange: ServerExchange, size: int, traffic: Traffic) -> tuple[OpenedSum, Mapping[str, str]]:
         """The sum of a round, and the digests of the uploads in it."""
