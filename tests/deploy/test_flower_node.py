@@ -1,5 +1,6 @@
 """A site's process without a server: what it answers, what it tries again, and how it ends."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from stratafl.deploy import flower_node
 from stratafl.deploy.flower_internals import APP_FAILED
 from stratafl.deploy.flower_node import PAUSES, Retries, SiteNode, load_app
-from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST
+from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST, log_to_stderr
+from stratafl.deploy.site_processes import SiteProcesses
 
 
 class Ended(BaseException):
@@ -123,6 +125,23 @@ def test_a_message_whose_run_is_over_or_that_is_lost_costs_nothing_else(
     site.work()
     site.work()
     assert len(node.sent) == 1
+
+
+@pytest.mark.parametrize("status", [403, 413])
+def test_the_owner_is_told_of_a_reply_that_was_not_taken(
+    status: int, message: Message, pauses: list[float], capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    """Its process logs it, and `strata join` reads that log."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log_to_stderr()
+    SiteNode(FakeNode(refused(status)), app(), {"site": "north"}).work()
+    logged = capsys.readouterr().err
+    site = SiteProcesses.__new__(SiteProcesses)
+    site.name, site.refusal = "north", ""
+    (line,) = site._refused(logged)
+    assert line.startswith("site 'north': ")
+    assert site.refusal
+    assert site._refused(logged) == []
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])

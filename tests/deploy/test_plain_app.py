@@ -31,7 +31,7 @@ from stratafl.deploy.serving import checked_log
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.deploy.signing_keys import HOST_KEY, KEYS
 from stratafl.deploy.site_model import member_in, predicted
-from stratafl.deploy.site_nodes import AGAIN_SECONDS, QUESTION_SECONDS, WAIT_SECONDS, SiteNodes
+from stratafl.deploy.site_nodes import AGAIN_SECONDS, MAX_AGAIN_SECONDS, QUESTION_SECONDS, WAIT_SECONDS, SiteNodes
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, WireError
 from tiers import slow_except
@@ -294,6 +294,40 @@ def test_a_node_that_does_not_say_who_it_is_is_asked_again_later(tmp_path: Path,
     nodes.look()
     assert nodes.known()["a"] == 100
     assert QUESTION_SECONDS > WAIT_SECONDS
+
+
+def test_a_node_that_is_no_site_is_asked_ever_more_rarely_and_not_at_all_while_no_site_is_missing(
+    tmp_path: Path,
+) -> None:
+    _, _, grid = prepared(tmp_path)
+    clock = Clock()
+    nodes, absent = site_nodes(tmp_path, grid, clock), grid.nodes.pop(100)
+    grid.nodes[9] = {}
+    for _ in range(4 * 60 + 1):
+        before = clock.now
+        nodes.look()
+        assert clock.now == before  # it delays no round
+        clock.pause(60.5)
+    assert 6 <= grid.asked("identify").count(9) <= 10  # after 1, 3, 7, … 63 minutes, then each hour
+    assert MAX_AGAIN_SECONDS == 3600
+    grid.nodes[100] = absent
+    for _ in range(5):
+        clock.pause(2 * MAX_AGAIN_SECONDS)
+        nodes.look()
+    assert grid.asked("identify").count(9) <= 11
+    assert set(nodes.known()) == set(SITES)
+
+
+def test_a_silent_node_that_is_asked_again_delays_no_round(tmp_path: Path) -> None:
+    _, _, grid = prepared(tmp_path)
+    clock = Clock()
+    nodes, grid.nodes[100] = site_nodes(tmp_path, grid, clock), {}
+    nodes.look()
+    grid.silent = {100}
+    clock.pause(AGAIN_SECONDS + 1)
+    before = clock.now
+    nodes.look()
+    assert (clock.now, grid.asked("identify").count(100)) == (before, 2)
 
 
 def test_a_node_that_is_another_site_now_is_asked_again(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from stratafl.deploy.processes import (
     CONNECTED,
     FOUND,
     LOST,
+    NOT_TAKEN,
     RETRY,
     SHUT_OUT,
     SITE_FOLDER,
@@ -39,7 +40,8 @@ PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last 
 HEALTHY = 120.0  # seconds of connection after which the first pause is used again
 LOOK = 0.5  # seconds between two looks into the logs
 _NODE = re.compile(rf"{CONNECTED} (\d{{1,20}})")
-_REFUSAL = re.compile(r"^[\d:, -]+ WARNING refused: (.+)$", re.MULTILINE)  # as client_app and the exchange log it
+# As client_app and the exchange log what they refuse, and flower_node what the host refuses.
+_REFUSAL = re.compile(rf"^[\d:, -]+ WARNING (refused|{NOT_TAKEN}): (.+)$", re.MULTILINE)
 # What the log of the process says before it ends, and what that means; the first that is found is said.
 _REASONS = {
     BAD_CERTIFICATE: "the server's certificate is not signed by the authority that this site was given",
@@ -139,12 +141,17 @@ class SiteProcesses:
         return [*self._refused(log), *self._told(self._status_now(log))]
 
     def _refused(self, log: str) -> list[str]:
-        """What the host hears too, if it can: that this site does not do what it was asked."""
+        """That this site does not do what it was asked, or that the host did not take what it did."""
         refusals = _REFUSAL.findall(log)
-        if not refusals or refusals[-1] == self.refusal:
+        if not refusals:
             return []
-        self.refusal = refusals[-1]
-        return [f"site '{self.name}' refuses a request: {shown(self.refusal, 400)}"]
+        what, why = refusals[-1]
+        refusal = f"{what}: {why}" if what == NOT_TAKEN else why
+        if refusal == self.refusal:
+            return []
+        self.refusal = refusal
+        does = f"site '{self.name}'{':' if what == NOT_TAKEN else ' refuses a request:'}"
+        return [f"{does} {shown(refusal, 400)}"]
 
     def _status_now(self, log: str) -> SiteStatus:
         """From the log of the process, which waits for its server."""
