@@ -6,6 +6,7 @@
 
 Each client has six samples; 100 clients train in each of 20 rounds; everything from the start of the process to its end
 counts, with data, evaluation, checkpoints and the ranking. pfl evaluates once, at the end, and writes no file.
+Processes have one thread. CPU seconds depend less than seconds on what else the machine does.
 """
 
 import argparse
@@ -15,12 +16,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+import recording
+from recording import Result, Table, row
+
 SAMPLES, COHORT, ROUNDS, HIDDEN, INPUTS, CLASSES = 6, 100, 20, 32, 8, 10
-HEAD = ("clients", "who", "seconds", "CPU s", "MB", "accuracy")
+
+
+class Measured(NamedTuple):
+    """What a process took, and the accuracy of its models."""
+
+    seconds: float
+    cpu: float
+    mb: float
+    accuracy: float
+
+    def rows(self, clients: int, who: str) -> list[Table]:
+        units = {"CPU time": (self.cpu, "s"), "memory": (self.mb, "MB"), "accuracy": (100 * self.accuracy, "%")}
+        return [row(f"{what} with {clients:,} clients, {who}", *value) for what, value in units.items()]
 
 
 def write_samples(path: Path, clients: int) -> None:
@@ -42,12 +60,13 @@ def measured(command: list[str]) -> tuple[float, float, float, str]:
         seconds = time.time() - begin
         printed.seek(0)
         complaints.seek(0)
-        if os.waitstatus_to_exitcode(status):
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{complaints.read()[-2000:]}")
         return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, printed.read()
 
 
-def our_run(method: str, data: Path, clients: int, folder: Path, evaluated: int | None) -> tuple[float, ...]:
+def our_run(method: str, data: Path, clients: int, folder: Path, evaluated: int | None) -> Measured:
     """What a run of `strata` takes, and its accuracy."""
     settings = {
         "data.clients": clients,
@@ -64,37 +83,46 @@ def our_run(method: str, data: Path, clients: int, folder: Path, evaluated: int 
     options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     seconds, cpu, mb, _ = measured([sys.executable, "-m", "stratafl", *map(str, words), *options])
     last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
-    return seconds, cpu, mb, float(last["test.deployed.accuracy"])
+    return Measured(seconds, cpu, mb, float(last["test.deployed.accuracy"]))
 
 
-def pfl_run(python: str, data: Path, clients: int) -> tuple[float, ...]:
+def pfl_run(python: str, data: Path, clients: int) -> Measured:
     side = Path(__file__).with_name("pfl_side.py")
     sizes = map(str, (clients, COHORT, ROUNDS, HIDDEN))
     seconds, cpu, mb, printed = measured([python, str(side), str(data), *sizes])
-    return seconds, cpu, mb, float(json.loads(printed.splitlines()[-1])["accuracy"])
+    return Measured(seconds, cpu, mb, float(json.loads(printed.splitlines()[-1])["accuracy"]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default="1000,10000,100000,1000000")
-    parser.add_argument("--methods", default="fedavg")
-    parser.add_argument("--evaluated", type=int, help="number of clients to evaluate; 0: all")
-    parser.add_argument("--pfl", help="the Python of an environment with pfl")
-    options = parser.parse_args()
-    print(" | ".join(HEAD), flush=True)
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    result, rows = Result("many_clients", options, "cpu", "many-clients"), list[Table]()
     for clients in map(int, options.clients.split(",")):
         with tempfile.TemporaryDirectory() as place:
             data = Path(place, "samples.npz")
             write_samples(data, clients)
-            rows = {
+            runs = {
                 method: our_run(method, data, clients, Path(place, method), options.evaluated)
                 for method in options.methods.split(",")
             }
             if options.pfl:
-                rows["pfl fedavg"] = pfl_run(options.pfl, data, clients)
-        for who, (seconds, cpu, mb, accuracy) in rows.items():
-            print(f"{clients:,} | {who} | {seconds:.1f} | {cpu:.1f} | {mb:,.0f} | {accuracy:.1%}", flush=True)
+                runs["pfl"] = pfl_run(options.pfl, data, clients)
+        for who, measurement in runs.items():
+            result.details[f"{clients} {who}"] = measurement._asdict()
+            result.show(measurement.rows(clients, who))
+            rows += measurement.rows(clients, who)
+        result.table["rows"] = rows
+        result.save()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = recording.parser(__doc__, device="cpu")
+    parser.add_argument("--clients", default="1000,10000,100000,1000000")
+    parser.add_argument("--methods", default="fedavg")
+    parser.add_argument("--evaluated", type=int, help="number of clients to evaluate; 0: all")
+    parser.add_argument("--pfl", help="the Python of an environment with pfl")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,8 +24,9 @@ from recording import Result, bar, row, where_of
 from stratafl.bench.workload import BENCH_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
-AIMS = {"mlp": 7.0, "cnn": 1.3, "resnet18": 1.1}
+AIMS = {"mlp": 1.3, "cnn": 1.3, "lenet": 1.3, "resnet18": 1.1}
 OTHERS = BESIDE = 1.0  # every other model; and every model beside one other process
+WITH_20_CLIENTS = ("mlp", "mlp784", "cnn", "resnet18")
 LARGEST_FIRST = ("resnet34cifar", "resnet18cifar", "resnet20", "mobilenet", "resnet34", "resnet9", "alexnet")
 
 
@@ -41,7 +42,7 @@ class Job(NamedTuple):
 
 
 def command(job: Job, given: argparse.Namespace) -> list[str]:
-    clients = given.clients or (20 if job.model in (*AIMS, "mlp784") else 10)
+    clients = given.clients or (20 if job.model in WITH_20_CLIENTS else 10)
     sizes = ["--clients", clients, "--repeats", given.repeats, "--busy", job.busy]
     sizes += ["--steps", given.steps] if given.steps else []
     words = ["--models", job.model, "--methods", "fedavg", "--device", "cpu", "--engine", given.engine, *sizes]
@@ -148,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--models", default="all", help="names, separated by commas, or all")
     made.add_argument("--cores", nargs="*", help="one group of cores for each process at a time, such as 0,1 2,3")
     made.add_argument("--busy", nargs="*", type=int, default=[0, 1], help="numbers of other processes at work")
-    made.add_argument("--clients", type=int, help="by default 20, or 10 for models without a figure of their own")
+    made.add_argument("--clients", type=int, help="by default 20 for some models, 10 for others")
     made.add_argument("--steps", type=int, help="per client and round")
     made.add_argument("--repeats", type=int, default=3, help="timed rounds")
     made.add_argument("--engine", default="auto", help="auto, stacked or loop")

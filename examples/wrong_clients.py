@@ -9,10 +9,11 @@ for the backdoor the share of their test samples of other classes that the trigg
 knows the method and sees what the others send. Defences are a limit to the length of updates, updates that are
 shortened, and robust merges. `--choose` takes validation samples, a quarter of each client's, in place of test samples.
 
-The second file has no wrong client. Each line is a federation, a method and a part of uploads: the largest of all
-rounds' longest parts, as a multiple of the median of its round. A limit below it leaves an honest client out. The third
-has none either: how often an honest update was shortened to a multiple of the median, and the accuracy then; with 0
-none is. `--federation TITLE SETTING ...` adds a federation to both, and `--synthetic FILE` writes the data of one.
+The second file has no wrong client. Each line is a federation, a method and a part of uploads: the largest of all its
+lengths, as multiples of the median of their round, and how many there are. A limit below the largest leaves an honest
+client out. The third has none either: how often an honest update was shortened to a multiple of the median, how often
+one was left out, and the accuracy then; with 0 none is shortened. `--federation TITLE SETTING ...` adds a federation to
+both, and `--synthetic FILE` writes the data of one.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from stratafl.testing.watch import Watched
 
 METHODS = ("fedavg", "fedper", "flayer", "pfedla")
 ATTACKS = ("none", "sign x 10", "sign x 1", "random", "labels", "little is enough", "backdoor")
-CLIPS = (2.0, 3.0, 5.0, 10.0)
+CLIPS, CLIP, LIMIT = (2.0, 3.0, 5.0, 10.0), 5.0, 20.0  # multiples of the median; the defaults
 DEFENCES = ("none", "limit 5", "limit 20", *(f"shorten {clip:g}" for clip in CLIPS), "median", "trimmed", "clipped")
 CLIENTS, ROUNDS, FIRST_ROUNDS, TRAIN, LIMITLESS = 10, 15, 3, LocalTraining(lr=0.2, batch=40), 1e300
 SHIFT, BOOST, STAMP = 1.5, 10.0, (slice(0, 2), slice(0, 2))  # deviations, times the update, pixels of the trigger
@@ -184,14 +185,18 @@ FEDERATIONS = {
 }
 
 
-def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, int]]:
-    """For each part of uploads the largest ratio to the median of its round, and in which round that was."""
-    lengths = list[dict[int, Mapping[str, float]]]()
+def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, int, float, int, int, int]]:
+    """For each part of uploads its lengths, as multiples of the median of their round.
+
+    The largest, in which round that was, the largest of the first rounds, how many are above `CLIP` and above `LIMIT`,
+    and how many there are.
+    """
+    rounds = list[list[Mapping[str, float]]]()
     flagged = round_run.flagged
 
-    def seen(inspections: Any, cohort: Any, limit: Any) -> Any:
+    def seen(inspections: Any, cohort: Any, *limits: Any) -> Any:
         inspections = list(inspections)
-        lengths.append({c: part for ids, found in inspections for c, part in zip(ids, found.parts, strict=True)})
+        rounds.append([parts for _, inspection in inspections for parts in inspection.parts])
         return flagged(inspections, cohort, None)
 
     usual = ["train.lr=0.1", "data.clients=20", f"run.rounds={ROUNDS}", f"run.seed={seed}"]
@@ -199,29 +204,42 @@ def ratios(name: str, settings: list[str], seed: int) -> dict[str, tuple[float, 
     sim = simulation_of(with_settings(Experiment(), typed))
     with patch.object(round_run, "flagged", seen):
         sim.run(Matrix())
-    largest = dict[str, tuple[float, int]]()
-    for t, parts in enumerate(lengths):
-        for part in {part for each in parts.values() for part in each}:
-            moved = [each[part] for each in parts.values() if each.get(part, 0) > 0]
+    lengths = dict[str, list[tuple[float, int]]]()
+    for t, of_round in enumerate(rounds):
+        for part in dict.fromkeys(part for parts in of_round for part in parts):
+            moved = [parts[part] for parts in of_round if parts.get(part, 0) > 0]
             if len(moved) >= 3:
-                largest[part] = max(largest.get(part, (0.0, 0)), (max(moved) / median(moved), t + 1))
-    return largest
+                lengths.setdefault(part, []).extend((x / median(moved), t + 1) for x in moved)
+    return {
+        part: (
+            *max(of_part),
+            max((ratio for ratio, t in of_part if t <= FIRST_ROUNDS), default=0.0),
+            sum(ratio > CLIP for ratio, _ in of_part),
+            sum(ratio > LIMIT for ratio, _ in of_part),
+            len(of_part),
+        )
+        for part, of_part in lengths.items()
+    }
 
 
-def clean(name: str, settings: list[str], seed: int, clip: float) -> tuple[int, list[float]]:
-    """How often an update was shortened; accuracies on validation samples after 3 rounds, and on both at the end."""
+def clean(name: str, settings: list[str], seed: int, clip: float) -> tuple[int, int, list[float]]:
+    """How often an update was shortened, and left out; accuracies.
+
+    They are on validation samples after 3 rounds, and on validation and test samples at the end.
+    """
     usual = ["train.lr=0.1", "data.clients=20", f"run.rounds={ROUNDS}", f"run.seed={seed}"]
     sim = simulation_of(with_settings(Experiment(), [f"algorithm.name={name}", *usual, *settings]))
-    sim, count, scores = replace(sim, norm_clip=clip or None), 0, list[float]()
+    sim, shortened, left_out, scores = replace(sim, norm_clip=clip or None), 0, 0, list[float]()
     clients, progress = torch.arange(sim.setup.clients), sim.start()
     while progress.t < sim.rounds:
         progress, report = sim.round(progress, Matrix())
-        count += len(report.shortened)
+        shortened += len(report.shortened)
+        left_out += len(report.left_out)
         if progress.t in (FIRST_ROUNDS, sim.rounds):
             rnd, models = sim.at(progress.t - 1), deployed(sim, progress, clients)
             splits = ("validation", "test") if progress.t == sim.rounds else ("validation",)
             scores += [accuracy(sim, rnd, models, clients, split) for split in splits]
-    return count, scores
+    return shortened, left_out, scores
 
 
 def write_clean(path: Path, methods: list[str], seeds: int) -> None:
@@ -229,7 +247,7 @@ def write_clean(path: Path, methods: list[str], seeds: int) -> None:
 
     A multiple that shortens nobody has the bits of a run without, and so have all larger ones.
     """
-    done = lines_of(path, "federation,method,seed,clip,shortened,validation in round 3,validation,test")
+    done = lines_of(path, "federation,method,seed,clip,shortened,left_out,validation in round 3,validation,test")
     with path.open("a", newline="") as file:
         for seed, (title, settings), name in product(range(seeds), FEDERATIONS.items(), methods):
             plain = list[str]()
@@ -237,8 +255,8 @@ def write_clean(path: Path, methods: list[str], seeds: int) -> None:
                 before = [line for line in done if line[:4] == [title, name, str(seed), f"{clip:g}"]]
                 count, *shown = before[0][4:] if before else ("0", *plain)
                 if not shown:
-                    number, scores = clean(name, settings, seed, clip)
-                    count, shown = str(number), [f"{x:.1f}" for x in scores]
+                    shortened, left_out, scores = clean(name, settings, seed, clip)
+                    count, shown = str(shortened), [str(left_out), *(f"{x:.1f}" for x in scores)]
                 plain = shown if count == "0" else plain
                 if not before:
                     csv.writer(file).writerow((title, name, seed, f"{clip:g}", count, *shown))
@@ -271,13 +289,18 @@ def lines_of(path: Path, head: str) -> list[list[str]]:
 
 def write_ratios(path: Path, methods: list[str], seeds: int) -> None:
     """One line for each federation, method, seed and part of uploads."""
-    done = {tuple(line[:3]) for line in lines_of(path, "federation,method,seed,part,ratio,round")}
+    head = f"federation,method,seed,part,ratio,round,in rounds 1-{FIRST_ROUNDS},above {CLIP:g},above {LIMIT:g},lengths"
+    done = {tuple(line[:3]) for line in lines_of(path, head)}
     with path.open("a", newline="") as file:
         for seed, (title, settings), name in product(range(seeds), FEDERATIONS.items(), methods):
             if (title, name, str(seed)) in done:
                 continue
-            largest = sorted(ratios(name, settings, seed).items())
-            csv.writer(file).writerows((title, name, seed, part, f"{r:.2f}", t) for part, (r, t) in largest)
+            try:
+                of_parts = sorted(ratios(name, settings, seed).items())
+            except RecordError:  # this method refuses this federation
+                continue
+            for part, (ratio, t, first, *counts) in of_parts:
+                csv.writer(file).writerow((title, name, seed, part, f"{ratio:.2f}", t, f"{first:.2f}", *counts))
             file.flush()
 
 

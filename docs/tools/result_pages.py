@@ -2,7 +2,7 @@
 
     docs/results/short/*.md, headline/*.md     results as `strata reproduce` wrote them
     docs/results/tables.toml                   which numbers and claims of theirs each table and picture shows
-    docs/results/*.md                          what stands between <!-- made: NAME --> and <!-- end --> is made here
+    docs/results/*.md, notebook/*.md           what stands between <!-- made: NAME --> and <!-- end --> is made here
     docs/pictures/results/*.svg                the pictures
 
 A test fails if a page or a picture is not what this would write, or if a page has a number that no result file has.
@@ -11,97 +11,28 @@ A test fails if a page or a picture is not what this would write, or if a page h
 import csv
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from importlib.resources import files
+from math import log
 from pathlib import Path
 from typing import Any
 
+from judged_claims import coverage_table, means_table, totals
 from pictures import caption, picture
+from result_files import RESULTS, Judged, cells, markdown_table, result
 
 from stratafl.advice.measured import MeasuredFederation, is_sure, measured_federations
-from stratafl.recipes.recorded import every_recipe, recorded_results
+from stratafl.recipes.recorded import recorded_results
 
 DOCS = Path(__file__).parents[1]
-RESULTS, PICTURES = DOCS / "results", DOCS / "pictures/results"
+PICTURES, NOTEBOOK = DOCS / "pictures/results", DOCS / "notebook"
+DASHED = ' stroke-dasharray="4 2" fill-opacity="0"'  # with hollow marks
+STROKES = (("shared", ""), ("own", ""), ("alone", ""), ("shared", DASHED), ("own", DASHED))
 BLOCK = re.compile(r"(<!-- made: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 ACCURACY = "test accuracy, %"
 PAPERS = {"flayer": "FLAYER", "fedper": "FedPer", "pfedla": "pFedLA", "fedalp": "FedALP", "fedlag": "FedLAG"}
 HOLDS, FAILS, OPEN, NOT_RUN = "✓ holds", "✗ does not", "? cannot be told", "– not run"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A verdict of a result file."""
-
-    claim: str
-    where: str
-    words: str
-    why: str
-
-    @property
-    def holds(self) -> bool | None:
-        return {"✓": True, "✗": False}.get(self.words[0])
-
-    @property
-    def one_seed(self) -> bool:
-        return "one seed" in self.words + self.why
-
-    @property
-    def noise(self) -> bool:
-        return "within noise" in self.words
-
-    @property
-    def short(self) -> str:
-        """The symbol, the difference and its interval: ✗ −2.9 ± 0.5."""
-        parts = [part for part in self.why.split("; ") if self.noise or "within noise" not in part]
-        found = re.search(r": ([+-][\d.]+)(?: \(± ([\d.]+))?", parts[0] if parts else "")
-        if self.holds is None or found is None:
-            return self.words[0]
-        interval = f" ± {found[2]}" if found[2] else ""
-        noted = " (one seed)" if self.one_seed else ", within noise" if self.noise else ""
-        return f"{self.words[0]} {found[1].replace('-', '−')}{interval}{noted}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """A result file: its numbers by measure, row and head of column, and its verdicts."""
-
-    recipe: str
-    scale: str
-    settings: Mapping[str, str]
-    numbers: Mapping[str, Mapping[tuple[str, str], str]]
-    judged: Sequence[Judged]
-
-
-@cache
-def result(name: str) -> Result:
-    """The result file of this name, such as short/flayer-table2.md."""
-    text = (RESULTS / name).read_text(encoding="utf-8")
-    title = re.match(r"## (\S+), scale (\w+)", text)
-    assert title, name
-    settings = dict(re.findall(r"`([\w.]+)=([^`]*)`", text.partition("\nSettings: ")[2].partition("\n")[0]))
-    numbers = {}
-    for measure, table in re.findall(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", text, re.MULTILINE):
-        heads, _, *rows = _cells(table)
-        numbers[measure] = {
-            (row, head): value for row, *values in rows for head, value in zip(heads[1:], values, strict=True)
-        }
-    verdicts = re.search(r"^\| claim \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    rows = _cells(verdicts[1]) if verdicts else []
-    judged = [Judged(row[0], row[1], row[5].strip("*"), row[6]) for row in rows]
-    return Result(title[1], title[2], settings, numbers, judged)
-
-
-def _cells(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """A table whose last columns, so many, are numbers."""
-    rule = "|---" * (len(head) - numbers) + "|---:" * numbers + "|"
-    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
 # Claims of abstracts and conclusions
@@ -160,7 +91,7 @@ def headlines(spec: Mapping[str, Any], paper: str | None = None) -> str:
             why = " ".join([claim["why"], *([f"({', '.join(links)})"] if links else [])])
             row = [claim["claim"], status(claim), claim.get("tuned", NOT_RUN), why]
             rows.append(row if paper else [link, *row])
-    return _table([*([] if paper else ["paper"]), "claim", "as printed", "tuned", "what was measured"], rows)
+    return markdown_table([*([] if paper else ["paper"]), "claim", "as printed", "tuned", "what was measured"], rows)
 
 
 # Tables of numbers and of verdicts
@@ -179,7 +110,7 @@ def numbers_table(table: Mapping[str, Any]) -> str:
             continue
         shown = [f"**{v}**" if _value(v) == top else v for v, top in zip(values, best, strict=True)]
         rows.append([table.get("labels", {}).get(name, name), *shown])
-    return _table(table["head"], rows, len(columns))
+    return markdown_table(table["head"], rows, len(columns))
 
 
 def _column(spec: Sequence[str], measure: str) -> dict[tuple[str, str], str]:
@@ -206,7 +137,7 @@ def pairs_table(table: Mapping[str, Any]) -> str:
             cells.append(" → ".join(filter(None, (printed, here))) or "–")
         assert any(cell != "–" for cell in cells), f"no file has the row '{row}'"
         rows.append([name, *cells])
-    return _table([table["head"], *(head for head, *_ in table["columns"])], rows, len(table["columns"]))
+    return markdown_table([table["head"], *(head for head, *_ in table["columns"])], rows, len(table["columns"]))
 
 
 def verdicts_table(table: Mapping[str, Any]) -> str:
@@ -219,7 +150,7 @@ def verdicts_table(table: Mapping[str, Any]) -> str:
             cells.append(", ".join(each.short for each in judged) or "–")
         assert any(cell != "–" for cell in cells), f"no file has the claim '{claims}'"
         rows.append([says, *cells])
-    return _table(table["head"], rows)
+    return markdown_table(table["head"], rows)
 
 
 def recipes_table() -> str:
@@ -227,24 +158,18 @@ def recipes_table() -> str:
     rows = []
     for each in recorded_results():
         name = each.page.removeprefix("docs/results/")
-        numbers = (result(name).settings["run.rounds"], each.seeds, each.hold, each.fail, each.noise, each.unjudged)
+        numbers = (
+            result(name).settings["run.rounds"],
+            each.seeds,
+            each.hold,
+            each.fail,
+            each.noise,
+            each.untold,
+            each.unjudged,
+        )
         rows.append([f"[`{each.recipe}`]({name})", "; ".join(each.rows), *map(str, numbers)])
-    head = ("rounds", "seeds, at most", "hold", "do not", "within noise", "not judged")
-    return _table(["recipe", "columns", *head], rows, len(head))
-
-
-def left_table() -> str:
-    """What is left of each recipe, in estimated minutes of an H200."""
-    recorded = recorded_results()
-    rows, sums = [], [0.0, 0.0]
-    for recipe in every_recipe():
-        left = [recipe.left(scale, recorded) for scale in ("short", "headline")]
-        begun = any(each.recipe == recipe.name for each in recorded)
-        sums = [total + each for total, each in zip(sums, left, strict=True)]
-        minutes = [f"{each:.0f}" if each >= 0.5 else "–" for each in left]
-        rows.append([f"`{recipe.name}`", recipe.title, "in part" if begun else "no", *minutes])
-    rows.append(["all", "", "", *(f"{total:,.0f}" for total in sums)])
-    return _table(["recipe", "what it is", "run", "short", "headline"], rows, 2)
+    head = ("rounds", "seeds, at most", "hold", "do not", "within noise", "cannot be told", "not judged")
+    return markdown_table(["recipe", "columns", *head], rows, len(head))
 
 
 def measured_table(samples: str) -> str:
@@ -256,7 +181,47 @@ def measured_table(samples: str) -> str:
         shown = [f"{100 * _accuracy(cell, name):.1f}" for cell in cells]
         bold = [f"**{v}**" if cell.methods[0].method == name else v for v, cell in zip(shown, cells, strict=True)]
         rows.append([f"`{name}`", *bold])
-    return _table(["method", *(cell.kind for cell in cells)], rows, len(cells))
+    return markdown_table(["method", *(cell.kind for cell in cells)], rows, len(cells))
+
+
+def leads_table() -> str:
+    """Of each measured federation the chosen method and what it gains over training alone and over FedAvg."""
+    cells = measured_federations()
+    kinds, sizes = (list(dict.fromkeys(getattr(cell, axis) for cell in cells)) for axis in ("kind", "samples"))
+    by_place = {(cell.kind, cell.samples): _lead(cell) for cell in cells}
+    rows = [[kind, *(by_place[kind, size] for size in sizes)] for kind in kinds]
+    return markdown_table(["clients", *(f"{size} samples" for size in sizes)], rows)
+
+
+def _lead(cell: MeasuredFederation) -> str:
+    best = cell.methods[0]
+    gains = {"local": best.over_local, "fedavg": best.over_fedavg}
+    words = {
+        name: f"{100 * gain.value:+.1f} ± {100 * gain.error:.1f}{'' if is_sure(gain) else '?'}"
+        for name, gain in gains.items()
+    }
+    return f"`{best.method}` {', '.join((words | {best.method: '–'})[name] for name in gains)}".replace("-", "−")
+
+
+def rates_table() -> str:
+    """How many methods chose each learning rate, for each measured federation; and where few rates were tried."""
+    chosen: dict[tuple[str, str], Counter[str]] = {}
+    with files("stratafl.advice").joinpath("measured.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            chosen.setdefault((row["kind"], row["samples"]), Counter())[row["rate"]] += 1
+    tried: dict[tuple[str, str], set[str]] = {}
+    with (RESULTS / "which-method/runs.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            tried.setdefault((row["kind"], row["samples"]), set()).add(row["rate"])
+    kinds, sizes = (list(dict.fromkeys(cell[axis] for cell in chosen)) for axis in (0, 1))
+    few = min(map(len, tried.values()))
+    rows = [[kind, *(_rates(chosen[kind, size], len(tried[kind, size]) > few) for size in sizes)] for kind in kinds]
+    return markdown_table(["clients", *(f"{size} samples" for size in sizes)], rows)
+
+
+def _rates(chosen: Counter[str], lower_tried: bool) -> str:
+    shown = ", ".join(f"{rate}: {chosen[rate]}" for rate in sorted(chosen, key=float))
+    return shown if lower_tried else f"{shown} (none lower tried)"
 
 
 def _accuracy(cell: MeasuredFederation, name: str) -> float:
@@ -310,29 +275,51 @@ def bars(shown: Mapping[str, Any]) -> str:
 
 def lines(shown: Mapping[str, Any]) -> str:
     """A line for each series, over rounds or over a setting."""
-    series = _csv_series(shown) if "csv" in shown else _table_series(shown)
+    series = _series(shown)
     left, top, width, height = 60, 62, 640, 230
-    low, high = min(x for points in series.values() for x, _ in points), max(x for p in series.values() for x, _ in p)
+    scale = log if shown.get("logarithmic") else float
+    low, high = (scale(end(x for points in series.values() for x, _ in points)) for end in (min, max))
+    lowest, highest = shown.get("lowest", 0), shown["highest"]
     parts = [caption(left, 24, shown["title"])]
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return left + width * (x - low) / (high - low), top + height * (1 - y / shown["highest"])
+        return left + width * (scale(x) - low) / (high - low), top + height * (1 - (y - lowest) / (highest - lowest))
 
-    for score in range(0, shown["highest"] + 1, shown["step"]):
-        _, y = at(low, score)
+    for score in range(lowest, highest + 1, shown["step"]):
+        y = top + height * (highest - score) / (highest - lowest)
         parts += [f'<line class="axis" x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}"/>']
-        parts += [caption(left - 8, y + 5, str(score), "quiet", "end")]
+        parts += [caption(left - 8, y + 5, str(score).replace("-", "−"), "quiet", "end")]
     for x in dict.fromkeys(x for points in series.values() for x, _ in points):
-        parts += [caption(at(x, 0)[0], top + height + 20, f"{x:g}", "quiet", "middle")]
+        parts += [caption(at(x, lowest)[0], top + height + 20, f"{x:g}", "quiet", "middle")]
     begin = left
-    for kind, (name, points) in zip(("shared", "own", "alone"), series.items(), strict=False):
+    for (kind, dashes), (name, points) in zip(STROKES, series.items(), strict=False):
         places = [at(*point) for point in points]
-        parts.append(f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>')
-        parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in places]
-        parts += [f'<circle class="{kind}" cx="{begin + 6}" cy="44" r="5"/>', caption(begin + 18, 49, name, kind)]
+        drawn_points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline class="{kind}"{dashes} points="{drawn_points}"/>')
+        parts += [f'<circle class="{kind}"{dashes} cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in places]
+        parts += [f'<circle class="{kind}"{dashes} cx="{begin + 6}" cy="44" r="5"/>']
+        parts += [caption(begin + 18, 49, name, kind)]
         begin += 40 + 8 * len(name)
     parts.append(caption(left + width / 2, top + height + 42, shown["below"], "quiet", "middle"))
     return picture(730, top + height + 54, shown["title"], parts)
+
+
+def _series(shown: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    if "steps" in shown:
+        return _step_series(shown["steps"])
+    return _csv_series(shown) if "csv" in shown else _table_series(shown)
+
+
+def _step_series(method: str) -> dict[str, list[tuple[float, float]]]:
+    """By federation, a method's lead over training alone at each step, from the table in notebook/defaults.md."""
+    text = (NOTEBOOK / "defaults.md").read_text(encoding="utf-8")
+    (_, _, *heads, _), _, *rows = cells(text[text.index("| | step | cifar100-1 ") :].split("\n\n")[0])
+    alone, first = (next(place for place, row in enumerate(rows) if row[0] == name) for name in ("`local`", method))
+    after = next(place for place, row in enumerate(rows) if place > first and row[0])
+    return {
+        head: [(number(row[1]), number(row[column]) - number(rows[alone][column])) for row in rows[first:after]]
+        for column, head in enumerate(heads, 2)
+    }
 
 
 def _csv_series(shown: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
@@ -365,12 +352,21 @@ def made(text: str, spec: Mapping[str, Any]) -> str:
             "pairs": lambda: pairs_table(spec["pairs"][name]),
             "verdicts": lambda: verdicts_table(spec["verdicts"][name]),
             "recipes": recipes_table,
-            "left": left_table,
+            "coverage": coverage_table,
+            "means": means_table,
+            "totals": totals,
             "measured": lambda: measured_table(name),
+            "leads": leads_table,
+            "rates": rates_table,
         }
         return f"{match[1]}\n{parts[kind]()}\n{match[3]}"
 
     return BLOCK.sub(block, text)
+
+
+def number(text: str) -> float:
+    """A number that may be bold."""
+    return float(text.strip("*"))
 
 
 def drawn(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -384,10 +380,16 @@ def specification() -> dict[str, Any]:
     return tomllib.loads((RESULTS / "tables.toml").read_text(encoding="utf-8"))
 
 
+def pages() -> list[Path]:
+    """The pages with blocks that are made here."""
+    every = (*RESULTS.glob("*.md"), *NOTEBOOK.glob("*.md"))
+    return sorted(page for page in every if BLOCK.search(page.read_text(encoding="utf-8")))
+
+
 def main() -> None:
     """Write all pages and pictures."""
     spec = specification()
-    for page in sorted(RESULTS.glob("*.md")):
+    for page in pages():
         page.write_text(made(page.read_text(encoding="utf-8"), spec), encoding="utf-8")
     PICTURES.mkdir(exist_ok=True)
     for name, content in drawn(spec).items():

@@ -1,7 +1,8 @@
 """The results in docs/results, as data in the package: `python docs/tools/results.py` writes recipes/results.toml.
 
 Every page there that `strata reproduce` wrote becomes an entry for `strata reproduce --list`, but for those of recipes
-that are no part of the package. A page may leave verdicts out of its counts, with the reason in its text:
+that are no part of the package. Claims that a recipe got after the run are not judged. A page may leave verdicts out of
+its counts, with the reason in its text:
 
     <!-- not counted: seconds, time, relative -->      all that are about these measures
 
@@ -15,7 +16,9 @@ from pathlib import Path
 import tomli_w
 
 from stratafl.recipes.claims import MEASURES
+from stratafl.recipes.recipe import recipes as read_recipes
 from stratafl.recipes.recorded import FILE, ListedRecipe, RecipeResult, counted_signs, every_recipe
+from stratafl.recipes.verdicts import verdicts
 
 ROOT = Path(__file__).parents[2]
 TARGET = ROOT / "src/stratafl/recipes" / FILE
@@ -44,7 +47,8 @@ def _result(page: Path, recipes: dict[str, ListedRecipe]) -> RecipeResult | None
     seeds = int(asked[1]) if asked else recipes[title["recipe"]].table["scales"][title["scale"]].get("seeds", 1)
     result = RecipeResult(title["recipe"], title["scale"], DATE.findall(line)[-1], seeds, "--tuned" in command)
     where = {"page": page.relative_to(ROOT).as_posix(), "command": command, "rows": _rows(text)}
-    return counted_signs(RecipeResult(**{**vars(result), **where}), _signs(text))
+    signs = [*_signs(text), *_later(text, result.recipe, list(where["rows"]))]
+    return counted_signs(RecipeResult(**{**vars(result), **where}), signs)
 
 
 def _rows(text: str) -> dict[str, int]:
@@ -53,6 +57,14 @@ def _rows(text: str) -> dict[str, int]:
     (_, *heads), *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in (table[0], *table[2:]))
     ours = [(at, head.removesuffix(": here")) for at, head in enumerate(heads, 1) if head.endswith(": here")]
     return {column: sum(row[at][:1].isdigit() for row in rows) for at, column in ours}
+
+
+def _later(text: str, recipe: str, columns: list[str]) -> Iterator[tuple[None, bool, bool]]:
+    """The same for claims of the recipe that the page does not have, in each column that was run."""
+    (asked,) = read_recipes(recipe)
+    for claim in asked.claims:
+        if f"| {claim.says} |" not in text:
+            yield from ((None, False, False) for _ in verdicts(claim, {}, {}, columns))
 
 
 def _signs(text: str) -> Iterator[tuple[bool | None, bool, bool]]:

@@ -37,6 +37,24 @@ def test_runs_are_attacked_side_by_side(runs, strata, place):
     assert "leaks.csv" in checked_line(again)
 
 
+@pytest.mark.slow
+@pytest.mark.budget(5, "three runs, and every attack on their uploads")
+def test_runs_whose_noise_others_add_are_no_seeds_of_one_method(strata, place):
+    """Who adds the noise is part of the name, unless it is the server as by default."""
+    added = {"a": "central", "b": "local", "c": "distributed"}
+    for out, dp in added.items():
+        noisy = ("--set", f"private.dp={dp}", "--set", f"server.secure={str(dp == 'distributed').lower()}")
+        assert strata("run", "--algorithm", "fedavg+private", *SMALL, *noisy, "--out", out).code == 0
+    assert strata("leak", *added, "--rounds", 1, "--clients", 2, "--csv", "leaks.csv", "--svg", "leaks.svg").code == 0
+    lines = csv.DictReader(io.StringIO((place / "leaks.csv").read_text()))
+    columns = ["fedavg+private", "fedavg+private, dp=local", "fedavg+private, dp=distributed, secure"]
+    assert list(dict.fromkeys((line["run"], line["method"]) for line in lines)) == list(
+        zip(added, columns, strict=True)
+    )
+    picture = (place / "leaks.svg").read_text()
+    assert [picture.count(f">{column}</text>") for column in columns] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("options", [("--rounds", 0), ("--clients", 1)])
 def test_what_cannot_be_is_refused_before_anything_is_read(strata, options):
     result = strata("leak", "nowhere", *options)

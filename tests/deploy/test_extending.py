@@ -1,21 +1,23 @@
 """A federation that has begun goes on with more rounds and further sites, once its sites have agreed again."""
 
 import json
+import tomllib
 
 import pytest
+import tomli_w
 from test_hosting import Clock
 
 from hosted import SITES, Local, deployed, largest, simulated, with_tables, write_samples
 from stratafl.config.deployment import blueprint_of, server_of
 from stratafl.deploy.agreement import Agreement
-from stratafl.deploy.extending import extensions, read_rejoining
+from stratafl.deploy.extending import extensions, is_same_federation, read_rejoining
 from stratafl.deploy.folders import prepare_host, prepare_site
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.hosting import AGREED, Hosting
 from stratafl.deploy.member import SiteMember
 from stratafl.deploy.serving import Serving, checked_log
 from stratafl.deploy.status import read_status
-from stratafl.errors import RunError
+from stratafl.errors import DeployError, RunError
 
 pytestmark = pytest.mark.budget(4, "a federation of four sites in this process, and once more")
 PLACE = HostAddress("127.0.0.1", 9443)
@@ -156,11 +158,45 @@ def test_extensions_are_said_in_words():
     more = with_tables(run={"rounds": 30}, deploy={"sites": [*THREE["sites"], "d", "e"], "predict": ["f"]})
     rounds, new, trains = extensions(begun, more)
     assert ("30" in rounds, new.endswith(": e, f"), trains.endswith(": d")) == (True, True, True)
-    for other in (begun, with_tables(deploy=THREE), with_tables(deploy={"sites": ["d", *THREE["sites"]]})):
-        assert extensions(begun, other) == extensions(more, other) == []
-    assert (
-        extensions(begun, with_tables(deploy={**THREE, "predict": ["d"]}, run={"rounds": 9}, train={"lr": 1.0})) == []
-    )
+    fewer, gone, predicts = extensions(more, begun)
+    assert ("30" in fewer, gone.endswith(": e, f"), predicts.endswith(": d")) == (True, True, True)
+    assert extensions(begun, begun) == []
+    assert len(extensions(begun, with_tables(deploy={"sites": ["b", "a", "c"], "predict": ["d"]}))) == 1
+    assert is_same_federation(begun, more)
+    assert not is_same_federation(begun, with_tables(deploy={**THREE, "predict": ["d"]}, train={"lr": 1.0}))
+
+
+@pytest.mark.slow
+def test_what_no_site_has_agreed_to_can_be_taken_back(tmp_path, courier):
+    """Such as a mistyped name: else the host would wait for that site for ever."""
+    sites, mistyped = courier.sites, {"sites": [*"abc", "esat"]}
+    courier.sites = {site: sites[site] for site in THREE["sites"]}
+    hosted(tmp_path, file_of(1, deploy=THREE), courier)
+    with pytest.raises(DeployError, match="'esat'"):
+        hosted(tmp_path, file_of(300, deploy=mistyped), courier)
+    prepared = hosted(tmp_path, file_of(2, deploy=THREE), courier)  # all have joined with its name
+    assert len(prepared.changes) == 2
+    courier.sites = sites
+    hosted(tmp_path, file_of(3), courier)
+    absorbed = [set(line["absorbed"]) for line in checked_log(tmp_path / "host") if line["event"] == "absorb"]
+    assert absorbed == [set("abc"), set("abc"), set("abcd")]
+    for wrong in (file_of(2), file_of(9, deploy=THREE), file_of(9, deploy={"sites": ["b", "a", "c", "d"]})):
+        with pytest.raises(DeployError):
+            prepare_host(tmp_path / "host", wrong, PLACE)
+
+
+def test_an_invitation_that_gives_a_sites_number_to_another_is_refused(tmp_path, courier):
+    courier.sites = {"a": courier.sites["a"]}
+    hosted(tmp_path, file_of(1, deploy={"sites": ["a"]}), courier)
+    invitation = prepare_host(tmp_path / "other", file_of(1, deploy={"sites": ["b", "a"]}), PLACE).invite(PLACE)
+    written = (tmp_path / "host" / "invitation.toml").read_text().splitlines()
+    tables = tomllib.loads(invitation.read_text())
+    tables["invitation"] = tomllib.loads("\n".join(written))["invitation"]
+    invitation.write_text(tomli_w.dumps(tables))
+    before = (tmp_path / "a" / "federation.toml").read_bytes()
+    with pytest.raises(DeployError, match="'a'"):
+        prepare_site(tmp_path / "a", invitation, "a")
+    assert (tmp_path / "a" / "federation.toml").read_bytes() == before
 
 
 def test_a_new_site_whose_samples_do_not_fit_is_refused_and_the_others_keep_their_agreement(tmp_path, courier):

@@ -11,6 +11,7 @@ from stratafl.api import Fitted
 from stratafl.cli import main as strata
 from stratafl.config.assemble import simulation_of
 from stratafl.config.experiment import with_values
+from stratafl.deploy.courier import Delivered
 from stratafl.deploy.federation_report import FederationReport, report_sentences
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.member import CONSENT, SiteMember
@@ -109,6 +110,28 @@ def test_a_site_that_was_away_reports_when_the_host_is_started_again(tmp_path):
     report = hosted(tmp_path, courier)
     assert report.heard == set(SITES)
     assert SiteMember(tmp_path / "b", "b", str(tmp_path / "b.csv")).report({"federation": "test"})["scores"]
+
+
+@pytest.mark.slow
+def test_a_site_may_train_alone_for_as_long_as_all_rounds_may_take(tmp_path):
+    """Two rounds of 900 s: it is silent for 1700 s, and is asked again because a message may be lost."""
+    courier, clock, asked = prepared(tmp_path), Clock(), list[float]()
+    carry = courier.carry
+
+    def carried(kind, messages, seconds):
+        if kind != "report" or "b" not in messages or any("report" in table for table, _ in messages.values()):
+            return carry(kind, messages, seconds)
+        asked.append(clock.now)
+        if clock.now + seconds - asked[0] >= 1700:
+            return carry(kind, messages, seconds)
+        done = carry(kind, {site: content for site, content in messages.items() if site != "b"}, seconds)
+        clock.pause(seconds)
+        return Delivered(done.replies, {"b": "no answer"}, silent=frozenset("b"))
+
+    courier.carry = carried
+    Hosting(tmp_path / "host", courier, clock=clock, pause=clock.pause).run()
+    assert FederationReport.load(tmp_path / "host", FILE).heard == set(SITES)
+    assert len(asked) > 3
 
 
 @pytest.mark.parametrize(

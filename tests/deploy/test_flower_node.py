@@ -1,5 +1,6 @@
 """A site's process without a server: what it answers, what it tries again, and how it ends."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import flower_node
 from stratafl.deploy.flower_internals import APP_FAILED
-from stratafl.deploy.flower_node import PAUSES, Retries, SiteNode, load_app
-from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST
+from stratafl.deploy.flower_node import BEAT, PAUSES, Retries, SiteNode, load_app
+from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST, RETRY, log_to_stderr
+from stratafl.deploy.site_processes import SiteProcesses
 
 
 class Ended(BaseException):
@@ -125,6 +127,23 @@ def test_a_message_whose_run_is_over_or_that_is_lost_costs_nothing_else(
     assert len(node.sent) == 1
 
 
+@pytest.mark.parametrize("status", [403, 413])
+def test_the_owner_is_told_of_a_reply_that_was_not_taken(
+    status: int, message: Message, pauses: list[float], capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    """Its process logs it, and `strata join` reads that log."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log_to_stderr()
+    SiteNode(FakeNode(refused(status)), app(), {"site": "north"}).work()
+    logged = capsys.readouterr().err
+    site = SiteProcesses.__new__(SiteProcesses)
+    site.name, site.refusal = "north", ""
+    (line,) = site._refused(logged)
+    assert line.startswith("site 'north': ")
+    assert site.refusal
+    assert site._refused(logged) == []
+
+
 @pytest.mark.parametrize("status", [400, 401, 500])
 def test_another_refusal_ends_the_process(status: int, pauses: list[float]) -> None:
     with pytest.raises(httpx.HTTPStatusError):
@@ -181,3 +200,18 @@ def test_only_a_clientapp_is_loaded() -> None:
     assert isinstance(load_app("flower_echo:client"), ClientApp)
     with pytest.raises(TypeError, match="flower_echo:server"):
         load_app("flower_echo:server")
+
+
+def test_a_heartbeat_that_was_lost_is_soon_repeated(pauses: list[float]) -> None:
+    """Two that are lost in a row are all that Flower forgives."""
+    answers = [True, httpx.ConnectError("down"), refused(503), True, False]
+
+    def beat() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(Ended):
+        flower_node._beat(SimpleNamespace(beat=beat))
+    assert pauses == [BEAT, BEAT, RETRY, RETRY, BEAT]

@@ -454,15 +454,15 @@ def test_a_site_that_left_while_it_waited_takes_no_message_with_it(place: Place,
 def test_a_reply_that_is_larger_than_the_round_allows_is_refused_before_it_is_received(
     place: Place, tmp_path: Path
 ) -> None:
-    """In one piece or in several; the next message begins anew, and nothing else counts."""
+    """In one piece or in several; the next message allows another one, a request for a message does not."""
     signals = Signals(tmp_path)
     push, part = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 
     async def work() -> None:
         async with place.open(GateLimits(held=0.0), signals=signals):
             assert await told(place, place.request(part, bytes(3000))) == 200  # before a limit is known
-            assert await told(place, place.request()) == 200
             signals.limit_replies(2000)
+            signals.tell("north", "posted")
             reader, writer = await place.connect()
             head = place.request(part, bytes(50_000))[:-50_000]
             writer.write(head)  # nothing of the body is sent
@@ -471,6 +471,8 @@ def test_a_reply_that_is_larger_than_the_round_allows_is_refused_before_it_is_re
             for target, status in ((push, 200), (part, 200), (part, 413), ("/v1/fleet/pull-object", 200), (part, 413)):
                 assert await told(place, place.request(target, bytes(900))) == status
             assert await told(place, place.request()) == 200
+            assert await told(place, place.request(part, bytes(900))) == 413
+            signals.tell("north", "posted")
             assert await told(place, place.request(part, bytes(2000))) == 200
             signals.limit_replies(10**6)
             assert await told(place, place.request(part, bytes(3000))) == 200
@@ -487,5 +489,24 @@ def test_what_did_not_reach_the_superlink_does_not_count_as_a_reply(place: Place
         async with place.open(QUICK, superlink=False, signals=signals):
             for _ in range(4):  # 3,600 bytes, of which none has arrived
                 assert await told(place, place.request("/v1/fleet/push-object", bytes(900))) == 503
+
+    attend(work)
+
+
+def test_a_reply_that_is_broken_off_allows_no_more_than_one_to_the_next_message(place: Place, tmp_path: Path) -> None:
+    signals = Signals(tmp_path)
+    signals.limit_replies(2000)
+    part = "/v1/fleet/push-object"
+
+    async def work() -> None:
+        async with place.open(signals=signals):
+            _, writer = await place.connect()
+            writer.write(place.request(part, bytes(1900))[:-1000])
+            await until(lambda: place.gate._replied.get("north", (0, 0))[1] == 1900)
+            signals.tell("north", "posted")
+            assert await told(place, place.request(part, bytes(1500))) == 200
+            writer.transport.abort()
+            await until(lambda: place.gate.refusals.total > 0)
+            assert await told(place, place.request(part, bytes(600))) == 413
 
     attend(work)

@@ -61,7 +61,7 @@ def test_every_round_has_a_line_as_a_run_has(federation):
     lines = read_lines(federation / "host" / ROUNDS, summed=True)
     assert [line["round"] for line in lines] == [1, 2, 3]
     for line in lines:
-        assert (line["cohort"], line["uploads"], line["left_out"]) == (4, 4, 0)
+        assert (line["cohort"], line["uploads"], line["left_out"], line["shortened"]) == (4, 4, 0, 0)
         assert line["bytes.up"] > 1000
         assert line["bytes.down"] > 1000
         assert 0 <= line["test.received.worst10"] <= line["test.received.client_accuracy"] <= 1
@@ -130,6 +130,7 @@ def test_the_status_of_a_host_and_of_a_site_says_where_they_stand(federation, tm
     shown = capsys.readouterr().out
     assert "round 3 of 3" in shown
     assert "not running" not in shown
+    (federation / "b" / "ca.pem").touch()
     (federation / "b" / "node.toml").write_text(f'site = "b"\ndata = "{federation / "b.csv"}"\n')
     assert strata(["status", str(federation / "b"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

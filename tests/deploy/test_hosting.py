@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,6 +116,19 @@ def test_the_gate_is_told_what_a_reply_takes_before_sites_are_asked(tmp_path):
     assert most[1] == 0  # introductions are tables
     assert len(most) == 4
     assert 0.3 < max(size / limit for limit, size in told) < 1.5  # with names of blocks and a header
+
+
+def test_a_large_message_over_a_slow_line_has_more_time(tmp_path):
+    """50 MB there and back at 200 kB/s take 500 s; a try without them has a third of 900."""
+    seconds = []
+    courier = SimpleNamespace(carry=lambda kind, messages, left: seconds.append(left) or Delivered({}, {}))
+    deploy = with_tables().deploy
+    sites = attendance.Attendance(deploy, courier, SimpleNamespace())
+    sites.sent("round", {"a": ({}, b"")}, 900.0)
+    sites.reply_bytes = 50_000_000
+    sites.sent("round", {"a": ({}, bytes(50_000_000))}, 900.0)
+    sites.sent("round", {"a": ({}, bytes(50_000_000))}, 400.0)
+    assert seconds == [300.0, 800.0, 400.0]
 
 
 @pytest.mark.budget(2.5, "a federation of four sites that restart for every message")
@@ -403,6 +417,18 @@ def test_a_site_whose_uploads_are_always_left_out_is_set_aside_and_said(tmp_path
     log = checked_log(tmp_path / "host")
     assert ["b" in line["left_out"] for line in log if line["event"] == "absorb"] == [True, True, False, False, False]
     assert [kind for kind, site in courier.carried if site == "b"].count("round") == 2 + 1  # and its last model
+
+
+@pytest.mark.slow
+def test_a_site_whose_update_is_shortened_is_counted_and_named(tmp_path):
+    _, courier, _ = prepared(tmp_path, run={"rounds": 2, "participation": 1.0}, server={"norm_clip": 1.0001})
+    hosted(tmp_path, courier).run()
+    lines = [json.loads(line) for line in (tmp_path / "host" / "rounds.jsonl").read_text().splitlines()]
+    said = read_status(tmp_path / "host")["said"]
+    for line in lines:  # two of four updates are above the median
+        assert (line["uploads"], line["left_out"], line["shortened"]) == (4, 0, 2)
+        about = [text for text in said if text.startswith(f"round {line['round']}: ")]
+        assert len({site for site in SITES for text in about if f"'{site}'" in text}) == len(about) == 2
 
 
 @pytest.mark.slow

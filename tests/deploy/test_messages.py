@@ -10,7 +10,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from stratafl.deploy.courier import SignedMessage
-from stratafl.deploy.messages import MAX_RECORD_BYTES, MAX_TABLE_BYTES, content_of, most_message_bytes, read_content
+from stratafl.deploy.messages import (
+    MAX_RECORD_BYTES,
+    MAX_ROUND_TABLE_BYTES,
+    MAX_TABLE_BYTES,
+    content_of,
+    most_message_bytes,
+    read_content,
+)
 from stratafl.errors import WireError
 
 
@@ -46,6 +53,8 @@ def test_anything_else_is_no_message(records: dict[str, object]) -> None:
 @pytest.mark.parametrize("size", [0, 904, 20_000_000])
 def test_a_message_takes_no_more_than_is_said(size: int) -> None:
     """With everything that flwr puts around it, and the largest table; flwr sends equal pieces once."""
-    content = content_of(SignedMessage(os.urandom(MAX_TABLE_BYTES), os.urandom(size), 7, bytes(64)))
+    table = MAX_ROUND_TABLE_BYTES if size else MAX_TABLE_BYTES
+    content = content_of(SignedMessage(os.urandom(table), os.urandom(size), 7, bytes(64)))
     parts = get_all_nested_objects(content).values()
     assert sum(len(part.deflate()) for part in parts) < most_message_bytes(size)
+    assert most_message_bytes(904) < 600_000 < most_message_bytes(0)

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from test_hosting import Clock
 
 from hosted import SITES, deployed, largest, simulated, with_tables, write_file, write_folders
+from plain_federation import PlainFederation
+from stratafl.cli import main
 from stratafl.config.deployment import read_federation
 from stratafl.deploy.consent import CONSENT, check_consent, keep_consent
 from stratafl.deploy.courier import SignedMessage
@@ -27,7 +30,8 @@ from stratafl.deploy.plain_server import NodeCourier, app_folder
 from stratafl.deploy.serving import checked_log
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.deploy.signing_keys import HOST_KEY, KEYS
-from stratafl.deploy.site_nodes import AGAIN_SECONDS, QUESTION_SECONDS, WAIT_SECONDS, SiteNodes
+from stratafl.deploy.site_model import member_in, predicted
+from stratafl.deploy.site_nodes import AGAIN_SECONDS, MAX_AGAIN_SECONDS, QUESTION_SECONDS, WAIT_SECONDS, SiteNodes
 from stratafl.deploy.status import read_status
 from stratafl.errors import DeployError, WireError
 from tiers import slow_except
@@ -95,6 +99,30 @@ def prepared(folder: Path, **tables):
 
 def config(folder: Path, site: str) -> dict[str, str]:
     return {"site": site, "folder": str(folder / site), "data": str(folder / f"{site}.csv")}
+
+
+@pytest.mark.slow
+def test_the_commands_work_in_the_folder_of_a_site_that_a_supernode_serves(tmp_path: Path, capsys) -> None:
+    federation = PlainFederation(tmp_path, run={"rounds": 1}, deploy={"sites": list(SITES), "report": True})
+    grid = MemoryGrid({100 + number: config(tmp_path, name) for number, name in enumerate(SITES)})
+    assert status(tmp_path / "a", capsys)["round"] == "0 of 1"
+    host(tmp_path, grid).run()
+    assert main(["predict", str(tmp_path / "a"), "--data", str(tmp_path / "b.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert printed == predicted(member_in(federation.sites["a"]), tmp_path / "b.csv").csv()
+    assert main(["export", str(tmp_path / "b"), "-o", str(tmp_path / "b.safetensors")]) == 0
+    told = status(tmp_path / "a", capsys)
+    assert (told["site"], told["round"]) == ("a", "1 of 1")
+    assert "join" not in told["state"]
+    assert set(status(tmp_path / "host", capsys)["report"]["scores"]) == set(told["report"]["scores"]) == set(SITES)
+    assert main(["status", str(tmp_path / "host")]) == 0
+    assert "personalised" in capsys.readouterr().out  # a column of the report
+
+
+def status(folder: Path, capsys) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["status", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def site_nodes(folder: Path, grid: MemoryGrid, clock: Clock | None = None) -> SiteNodes:
@@ -266,6 +294,40 @@ def test_a_node_that_does_not_say_who_it_is_is_asked_again_later(tmp_path: Path,
     nodes.look()
     assert nodes.known()["a"] == 100
     assert QUESTION_SECONDS > WAIT_SECONDS
+
+
+def test_a_node_that_is_no_site_is_asked_ever_more_rarely_and_not_at_all_while_no_site_is_missing(
+    tmp_path: Path,
+) -> None:
+    _, _, grid = prepared(tmp_path)
+    clock = Clock()
+    nodes, absent = site_nodes(tmp_path, grid, clock), grid.nodes.pop(100)
+    grid.nodes[9] = {}
+    for _ in range(4 * 60 + 1):
+        before = clock.now
+        nodes.look()
+        assert clock.now == before  # it delays no round
+        clock.pause(60.5)
+    assert 6 <= grid.asked("identify").count(9) <= 10  # after 1, 3, 7, … 63 minutes, then each hour
+    assert MAX_AGAIN_SECONDS == 3600
+    grid.nodes[100] = absent
+    for _ in range(5):
+        clock.pause(2 * MAX_AGAIN_SECONDS)
+        nodes.look()
+    assert grid.asked("identify").count(9) <= 11
+    assert set(nodes.known()) == set(SITES)
+
+
+def test_a_silent_node_that_is_asked_again_delays_no_round(tmp_path: Path) -> None:
+    _, _, grid = prepared(tmp_path)
+    clock = Clock()
+    nodes, grid.nodes[100] = site_nodes(tmp_path, grid, clock), {}
+    nodes.look()
+    grid.silent = {100}
+    clock.pause(AGAIN_SECONDS + 1)
+    before = clock.now
+    nodes.look()
+    assert (clock.now, grid.asked("identify").count(100)) == (before, 2)
 
 
 def test_a_node_that_is_another_site_now_is_asked_again(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import torch
 from simulations import finished
 from stratafl.algorithms import fedper
 from stratafl.core.machine import ram
-from stratafl.core.state import flatten
+from stratafl.core.state import flatten, pick
 from stratafl.data import IID, digits_federation
 from stratafl.errors import DamagedError, MemoryLimitError, RunError, UnknownNameError
+from stratafl.evaluation.evaluate import score_stages
 from stratafl.execute import Matrix, disk, simulation
 from stratafl.execute import memory as memory_module
 from stratafl.execute.client_states import InMemory
@@ -74,6 +75,25 @@ def test_memories_come_back_bit_by_bit(clients):
     after = clients.updated([7, 3], rows(0.1, 2.5))
     assert held(after) == {3: bits(one(2.5)), 7: bits(one(0.1))}
     assert (len(after), sorted(after), 3 in after, 4 in after) == (2, [3, 7], True, False)
+    assert after.has(torch.tensor([7, 4, 3])).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("store", ["device", "disk"])
+def test_states_of_clients_never_met_are_not_stored(store):
+    """Although all clients are evaluated, for which those without a state enrol."""
+    sim, progress = finished("fedper", sizes=(9, 9, 8, 8, 7, 7), batchnorm=False, participation=0.34, store=store)
+    met = sorted({client for t in range(2) for client in sim.cohort(sim.at(t)).tolist()})
+    everyone = torch.arange(6)
+    before = sim.client_states(progress.clients, everyone)
+    score_stages(sim, progress, everyone, ("test",))
+    assert sorted(progress.clients) == met != everyone.tolist()
+    for client in met:
+        assert bits(pick(before, client)) == bits(progress.clients[client])
+    new = [client for client in everyone.tolist() if client not in met]
+    enrolled = sim.algorithm.enrol(sim.setup, torch.tensor(new))
+    assert bits(pick(before, torch.tensor(new))) == bits(enrolled)
+    stored = {int(name.split("/")[1]) for name in progress.clients.tensors() if name.startswith("client/")}
+    assert stored == (set(met) if store == "device" else set())  # on disk a checkpoint has an index of slots
 
 
 def test_a_version_stays_what_it_is_while_others_succeed_it(clients):

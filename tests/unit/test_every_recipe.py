@@ -1,7 +1,8 @@
 """Every recipe runs: all rows, in all columns of scale smoke, with one seed and two rounds on digits.
 
-Recipes share runs as they do for a user. All together take about 110 CPU seconds: every other one runs nightly. That
-each can be read, says what its paper does and is put together is shown faster, by test_recipes.py.
+Recipes share runs as they do for a user. All together take about 50 CPU seconds, nearly all of them in steps of
+gradient descent, so batches are large. That each recipe can be read, says what its paper does and is put together is
+shown faster, by test_recipes.py.
 """
 
 import pytest
@@ -13,8 +14,7 @@ from stratafl.recipes.reproduction import Reproduction
 from stratafl.recipes.result import write_result
 
 WARMUPS = [f"{method}.warmup=1" for method in ("fedlag", "lag", "fedalp", "fedavg30local")]  # FedDBE's is a round, too
-LONG = ("fedlag/table7", "flayer/table5_applied")  # many rows, in ways that others have too
-TINY = parse_settings(["run.rounds=2", "evaluate.every=2", "train.epochs=1", "train.batch=20", *WARMUPS])
+TINY = parse_settings(["run.rounds=2", "evaluate.every=2", "train.epochs=1", "train.batch=100", *WARMUPS])
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.nightly if name in LONG or place % 2 else ())
-        for place, name in enumerate(recipe_names())
-    ],
-)
+@pytest.mark.parametrize("name", recipe_names())
 def test_every_row_of_a_recipe_runs(name, shared):
     (recipe,) = recipes(name)
     made = Reproduction(shared, recipe, "smoke", TINY, seeds=1)

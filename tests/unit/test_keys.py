@@ -133,6 +133,12 @@ def test_a_sample_is_sorted_and_without_replacement(clients, count):
         assert set(drawn) <= set(range(clients))
 
 
+def test_a_sample_does_not_depend_on_how_many_keys_are_computed_at_once(monkeypatch):
+    whole = keys.sample(7, 3, 20, 5)
+    monkeypatch.setattr(keys, "IDS_IN_CACHE", 6)
+    assert torch.equal(keys.sample(7, 3, 20, 5), whole)
+
+
 def test_samples_change_from_round_to_round_and_reach_everybody_equally():
     drawn = [tuple(keys.sample(0, t, 20, 5).tolist()) for t in range(800)]
     assert len(set(drawn)) > 700

@@ -1,6 +1,9 @@
 """Attacks on uploads: each formula by hand, each works on an upload that was built to be weak and fails on noise."""
 
+import csv
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from stratafl.data import digits_federation
 from stratafl.data.partitions import Dirichlet
 from stratafl.errors import RunError
 from stratafl.execute import simulation
+from stratafl.leak import leakage as measured
 from stratafl.leak.attacks import (
     area,
     correlation,
@@ -23,7 +27,17 @@ from stratafl.leak.attacks import (
     sample_gradients,
     similarity,
 )
-from stratafl.leak.leakage import INVERSION, LARGEST_CLASS, MEMBERSHIP, PRESENCE, SHARES, WHOLE_MODEL, Leak, leakage
+from stratafl.leak.leakage import (
+    ATTACKS,
+    INVERSION,
+    LARGEST_CLASS,
+    MEMBERSHIP,
+    PRESENCE,
+    SHARES,
+    WHOLE_MODEL,
+    Leak,
+    leakage,
+)
 from stratafl.leak.leakage_picture import leakage_picture, strength
 from stratafl.leak.replay import replayed
 from stratafl.methods import LocalTraining
@@ -132,6 +146,14 @@ def test_inputs_of_some_samples_are_found_by_descent():
     assert similarity(matched_inputs(module, model, update, start, y).flatten(1), x.flatten(1)) > 0.95
 
 
+def test_descent_on_noise_gives_no_input():
+    module, model, x, y, update = one_step(2)
+    draws = torch.Generator().manual_seed(0)
+    start = 0.1 * torch.randn(x.shape, generator=draws)
+    noise = {name: torch.randn(value.shape, generator=draws) for name, value in update.items()}
+    assert similarity(matched_inputs(module, model, noise, start, y).flatten(1), x.flatten(1)) < 0.4
+
+
 def test_noise_gives_no_input():
     torch.manual_seed(0)
     x = torch.randn(5, 64)
@@ -178,8 +200,8 @@ def test_noise_of_clients_is_in_what_it_sees():
     (own,) = replayed(made(private("local", 2.0, 1.0)), 1)
     (summed,) = replayed(made(private("distributed", 2.0, 1.0), secure=True), 1)
     assert float(own.update["fc1.weight"].std()) == pytest.approx(2.0, rel=0.1)
-    # Each of 4 clients adds 2/√3 to the sum, whose quarter is seen; 3 of them are enough to open it.
-    assert float(summed.update["fc1.weight"].std()) == pytest.approx(2 / 3**0.5 * 4**0.5 / 4, rel=0.1)
+    # Each of 4 clients adds 2/√2 to the sum, whose quarter is seen: 3 open it, and one of them knows its own noise.
+    assert float(summed.update["fc1.weight"].std()) == pytest.approx(2 / 2**0.5 * 4**0.5 / 4, rel=0.1)
     assert torch.equal(summed.update["fc1.weight"][0], summed.update["fc1.weight"][1])
 
 
@@ -219,8 +241,40 @@ def test_a_site_that_takes_one_step_gives_its_classes_away_in_every_layer(leaks)
         assert leaks[layer, PRESENCE].value > 0.8
         assert leaks[layer, LARGEST_CLASS].value > leaks[layer, LARGEST_CLASS].guess
     assert leaks["fc1", INVERSION].value > leaks["fc1", INVERSION].guess
-    assert 0 <= leaks[WHOLE_MODEL, MEMBERSHIP].value <= 1
     assert ("fc", INVERSION) not in leaks
+
+
+def test_members_are_found_where_a_site_learns_a_few_samples_by_heart(monkeypatch):
+    """Noise with labels by chance: only who trained on it can know it."""
+    monkeypatch.setattr(measured, "MAX_MATCHED_SAMPLES", 0)  # no descent, which takes longest
+    draws = torch.Generator().manual_seed(0)
+    data = digits_federation(clients=4, partition=Dirichlet(alpha=100, minimum=20), test=0.97, seed=1)
+    x, y = torch.randn(data.x.shape, generator=draws), torch.randint(0, 10, data.y.shape, generator=draws)
+    sim = simulation(fedavg(train=replace(TRAIN, epochs=10)), replace(data, x=x, y=y), network, rounds=1)
+    assert max(data.class_counts("train").sum(1)) < 14
+    membership = {leak.layer: leak.value for leak in leakage(sim, 1, 4) if leak.attack == MEMBERSHIP}
+    assert membership["fc1"] > 0.95
+    assert membership["fc"] > 0.75
+    assert membership[WHOLE_MODEL] > 0.9
+
+
+def test_every_attack_fails_on_noise(monkeypatch):
+    def noise(sim, rounds):
+        draws = torch.Generator().manual_seed(0)
+        for seen in replayed(sim, rounds):
+            update = {name: 0.1 * torch.randn(x.shape, generator=draws) for name, x in seen.update.items()}
+            yield replace(seen, update=update)
+
+    monkeypatch.setattr(measured, "replayed", noise)
+    monkeypatch.setattr(measured, "MAX_SAMPLES", 20)
+    leaks = leakage(made(clients=12), 1, 12)
+    assert {leak.attack for leak in leaks} == set(ATTACKS)
+    for leak in leaks:
+        if leak.attack == INVERSION:
+            assert leak.value < leak.guess
+        else:
+            more = {SHARES: 0.3, LARGEST_CLASS: 0.3}.get(leak.attack, 0.15)
+            assert abs(leak.value - leak.guess) < more, leak
 
 
 def test_secure_sums_leave_little_more_than_a_guess(secure_leaks):
@@ -243,3 +297,37 @@ def test_a_colour_says_how_far_an_attack_is_from_guessing():
     assert strength(Leak("fc", PRESENCE, 1, 0.75, 0.5)) == 0.5
     assert strength(Leak("fc", PRESENCE, 1, 0.4, 0.5)) == 0
     assert strength(Leak("fc", LARGEST_CLASS, 1, 1.0, 1.0)) == 0
+
+
+# The page
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_and_its_picture_show_what_the_file_has():
+    """Means over three seeds, of the best layer where no layer is named."""
+    seeds = defaultdict(list)
+    with (DOCS / "results/leak/leaks.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            layer = line["layer"].replace("fc.linear", "fc")  # FedPrior's output layer
+            seeds[line["method"], line["attack"], int(line["rounds"]), layer].append(float(line["value"]))
+    assert {len(values) for values in seeds.values()} == {3}
+    means = {key: sum(values) / 3 for key, values in seeds.items()}
+    methods = {method for method, *_ in means}
+
+    def best(method, attack, rounds):
+        return max(value for key, value in means.items() if key[:3] == (method, attack, rounds))
+
+    columns = [(SHARES, "fc1"), (SHARES, "fc"), (SHARES, "fc, bias alone"), (MEMBERSHIP, "fc1")]
+    columns += [(MEMBERSHIP, WHOLE_MODEL), (INVERSION, "fc1"), (INVERSION, WHOLE_MODEL)]
+    shown = {}
+    for line in (DOCS / "guide/leak.md").read_text().splitlines():
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if name.strip("`") in methods:
+            shown[name.strip("`")] = cells
+    for method in methods:
+        row = [means.get((method, attack, 4, layer)) for attack, layer in columns]
+        row[3:3] = [best(method, SHARES, 1), best(method, LARGEST_CLASS, 4)]
+        assert shown[method] == ["–" if value is None else f"{value:.2f}" for value in row], method
+    picture = (DOCS / "pictures/leaks.svg").read_text()
+    assert {method for method in methods if f">{method}</text>" in picture} == methods

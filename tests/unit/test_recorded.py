@@ -33,9 +33,11 @@ def test_a_page_gives_its_verdicts_its_rows_and_its_seeds():
     pages = {each.page: each for each in recorded.recorded_results()}
     page = pages["docs/results/headline/flayer-table3.md"]  # where verdicts about seconds do not count
     assert (page.recipe, page.scale, page.seeds, page.rows) == ("flayer/table3", "headline", 3, {"CIFAR-100, CNN": 8})
-    assert (page.hold, page.fail, page.untold, page.unjudged) == (2, 2, 0, 12)
+    assert (page.hold, page.fail, page.untold, page.unjudged) == (2, 2, 0, 12 + 8)  # eight claims came later
+    lag = pages["docs/results/short/fedlag-table1.md"]  # the best of one rival of ten; 37 claims, of which it has five
+    assert (lag.hold, lag.fail, lag.untold, lag.unjudged) == (2, 2, 1, 32)
     small = pages["docs/results/short/fedlag-table8.md"]
-    assert (small.hold, small.fail, small.unjudged, small.rows) == (3, 5, 1, {"MNIST": 6})
+    assert (small.hold, small.fail, small.unjudged, small.rows) == (3, 5, 1 + 2, {"MNIST": 6})
 
 
 def test_minutes_left_are_those_of_rows_columns_and_seeds_without_a_result():
@@ -48,6 +50,15 @@ def test_minutes_left_are_those_of_rows_columns_and_seeds_without_a_result():
     assert recipe.left("short", [one, replace(one, rows={"left": 2, "right": 1, "other": 9})]) == 0
     for other in (replace(one, scale="headline"), replace(one, tuned=True), replace(one, recipe="a/c")):
         assert recipe.left("short", [other]) == 12
+
+
+def test_columns_whose_data_cannot_be_obtained_cost_nothing():
+    settings = [{"data.name": "emnist-digits"}, {"data.name": "mnist"}, {}]
+    columns = [{"name": name, "settings": each} for name, each in zip("abc", settings, strict=True)]
+    recipe = ListedRecipe("a/b", {**TWO_COLUMNS, "columns": columns, "rows": [{"name": "A"}]})
+    assert (recipe.columns, recipe.obtainable, recipe.rows("short")) == (["a", "b", "c"], ["b", "c"], {"b": 1, "c": 1})
+    assert ListedRecipe("a/b", {**recipe.table, "settings": {"data.name": "flickr-aes"}}).obtainable == ["b"]
+    assert ListedRecipe("a/b", {**recipe.table, "columns": columns[:1]}).left("short", []) == 0
 
 
 def test_verdicts_of_your_own_runs_are_counted(tmp_path):

@@ -1,5 +1,6 @@
 """Robust merges against plain numpy, their special cases, and from a method to a robust one."""
 
+import csv
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from plain_robust import drawn
 from methods import every_method
 from simulations import built
 from stratafl.algorithms import ALGORITHMS, algorithm, fedavg, fedbn, fedper, flayer, local, pfedla
-from stratafl.config.assemble import algorithm_of
+from stratafl.config.assemble import algorithm_of, simulation_of
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.core.parcel import ColumnMask, Field, LayerMask, Parcel
 from stratafl.core.phased import Phase, Phased
 from stratafl.errors import RecordError, UnknownNameError
 from stratafl.execute import Matrix, Messages
+from stratafl.leak.replay import replayed
 from stratafl.policies import ClippedMean, Krum, Mean, Median, TrimmedMean
 from stratafl.policies.robust import robust
 from stratafl.policies.robust_merge import RobustMerge
@@ -156,6 +158,56 @@ def test_the_attack_of_the_example_has_the_values_of_byzfl(monkeypatch):
     attack = importlib.import_module("examples.wrong_clients").little_is_enough
     expected = [-9.056315069534651, -13.466128804368116, -10.740585637324822, -10.432425449808479, -4.141037136604698]
     assert attack(eight_uploads()).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The example with one small federation, in which a limit leaves somebody out."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    script = importlib.import_module("examples.wrong_clients")
+    settings = ["data.clients=4", "data.alpha=0.3", "model.hidden=[4]", "server.norm_limit=1.05"]
+    monkeypatch.setattr(script, "FEDERATIONS", {"small": settings})
+    monkeypatch.setattr(script, "ROUNDS", 3)
+    return script
+
+
+def read_rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_the_example_measures_how_long_updates_are(example, tmp_path):
+    path = tmp_path / "lengths.csv"
+    example.write_ratios(path, ["fedavg"], 1)
+    (row,) = read_rows(path)
+    typed = ["algorithm.name=fedavg", "train.lr=0.1", "run.rounds=3", *example.FEDERATIONS["small"]]
+    sim = simulation_of(with_settings(Experiment(), [*typed, "server.norm_limit=0", "server.norm_clip=0"]))
+    ratios = []
+    for seen in replayed(sim, 3):
+        norms = sum(x.double().flatten(1).square().sum(1) for x in seen.update.values()).sqrt()
+        ratios.append((norms / norms.quantile(0.5)).tolist())
+    largest = max(max(of_round) for of_round in ratios)
+    assert float(row["ratio"]) == float(row["in rounds 1-3"]) == pytest.approx(largest, abs=0.006)
+    assert largest > max(ratios[int(row["round"]) - 1]) - 1e-9
+    assert (row["part"], row["lengths"], row["above 5"]) == ("update", "12", "0")
+    example.write_ratios(path, ["fedavg"], 1)
+    assert read_rows(path) == [row]  # nothing is measured twice
+
+
+@pytest.mark.slow
+def test_the_example_counts_clean_clients_that_are_shortened_or_left_out(example, tmp_path, monkeypatch):
+    example.write_clean(tmp_path / "clean.csv", ["fedavg"], 1)
+    rows = read_rows(tmp_path / "clean.csv")
+    assert [row["clip"] for row in rows] == ["2", "3", "5", "10", "0"]
+    assert min(int(row["left_out"]) for row in rows) > 0
+    assert {row["shortened"] for row in rows} == {"0"}  # above 1.05 medians they are left out before
+    example.FEDERATIONS["small"][-1] = "server.norm_limit=0"
+    monkeypatch.setattr(example, "CLIPS", (1.1,))
+    example.write_clean(tmp_path / "open.csv", ["fedavg"], 1)
+    shorter, plain = read_rows(tmp_path / "open.csv")
+    assert int(shorter["shortened"]) > 0
+    assert (shorter["left_out"], plain["left_out"], plain["shortened"]) == ("0", "0", "0")
 
 
 # Special cases

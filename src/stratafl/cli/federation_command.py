@@ -11,12 +11,13 @@ from typing import Any
 from rich.table import Table
 
 from stratafl.cli.console import fitting_columns, note_console, result_console, titled_table
-from stratafl.config.deployment import FederationFile, read_federation
+from stratafl.config.deployment import FederationFile
+from stratafl.deploy.certificates import CA
 from stratafl.deploy.federation_page import federation_page, report_of
 from stratafl.deploy.federation_report import HEAD, FederationReport, cells, report_sentences
-from stratafl.deploy.member import STATE, SiteMember
+from stratafl.deploy.member import NODE, STATE, SiteMember
 from stratafl.deploy.serving import FILE, checked_log
-from stratafl.deploy.site_model import NODE, member_in
+from stratafl.deploy.site_model import member_in
 from stratafl.deploy.site_scores import report_metric
 from stratafl.deploy.status import LASTING, read_counts, read_status
 from stratafl.errors import BusyError, DeployError, counted, unknown
@@ -29,6 +30,7 @@ from stratafl.report.page import check_report_file, write_page
 
 AUDIT_COLUMNS = ("line", "time", "event", "site", "round", "attempt", "bytes", "upload", "reason")
 SPARE_COLUMNS = ("as received", "test samples", HEAD[-1])  # of the report, left out of a narrow console
+NOT_JOINED = "not running: join again to take part"
 SITE_COLUMNS = ("site", "state", "round", "seconds", "MB up", "score", "last seen")
 
 
@@ -38,12 +40,13 @@ def print_status(folder: Path, as_json: bool, trust: bool) -> None:
         facts = site_status(member_in(folder, trust=trust))
         lines = [f"{key}: {value}" for key, value in facts.items()]
     elif (folder / FILE).exists():
-        file = read_federation(folder / FILE, plain=True)
         facts = shown_facts(folder, is_running(folder))
-        lines = host_lines(facts)
+        lines = host_lines(facts, carried=is_carried(folder))
     else:
         raise DeployError(f"'{folder}' is neither a host's nor a site's folder: name federations/NAME or sites/NAME")
+    file, report = report_of(folder)
     if as_json:
+        facts |= {"report": report.to_table()} if report.scores else {}
         json.dump(facts, sys.stdout, indent=1)
         sys.stdout.write("\n")
         return
@@ -52,9 +55,13 @@ def print_status(folder: Path, as_json: bool, trust: bool) -> None:
         console.print(sites_table(file, facts, read_counts(folder / "flower")))
     for line in lines:
         console.print(line, markup=False)
-    file, report = report_of(folder)
     if report.scores:
         console.print(report_table(file, report, console.width))
+
+
+def is_carried(folder: Path) -> bool:
+    """Whether Flower carries the messages of this host or site (`strata flower-app`): it has no certificates then."""
+    return not (folder / CA).exists()
 
 
 def is_running(folder: Path) -> bool:
@@ -77,18 +84,19 @@ def shown_facts(folder: Path, running: bool) -> dict[str, Any]:
     return facts
 
 
-def host_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Who does not take part and why, what was said last, and whether the host runs."""
+def host_lines(facts: Mapping[str, Any], *, carried: bool = False) -> list[str]:
+    """Who does not take part and why, what was said last, and whether the host runs, or a run that Flower carries."""
     lines = [
         f"'{name}': {site['state']}, {site['reason']}"
         for name, site in facts.get("sites", {}).items()
         if site.get("reason")
     ]
     lines += [str(facts["reason"])] if facts.get("reason") else []
+    what, again = ("no run is in progress", "flwr run") if carried else ("the host is not running", "host again")
     if facts["running"]:
-        return [*lines, "the host is running"]
-    rest = "all rounds are done" if facts.get("state") == "finished" else "host again to continue"
-    return [*lines, f"the host is not running: {rest}"]
+        return [*lines, "a run is in progress" if carried else "the host is running"]
+    rest = "all rounds are done" if facts.get("state") == "finished" else f"{again} to continue"
+    return [*lines, f"{what}: {rest}"]
 
 
 def site_status(member: SiteMember) -> dict[str, Any]:
@@ -97,7 +105,8 @@ def site_status(member: SiteMember) -> dict[str, Any]:
     running = is_running(member.folder)
     state = read_status(member.folder) if running else None
     facts: dict[str, Any] = {"site": member.name, "federation": member.file.deploy.name}
-    facts["state"] = state["state"] if state else "not running: join again to take part"
+    idle = "the host's status says whether its SuperNode is connected" if is_carried(member.folder) else NOT_JOINED
+    facts["state"] = state["state"] if state else idle
     for key in ("reason", "refused"):
         if state and state.get(key):
             facts[key] = state[key]

@@ -8,7 +8,7 @@ from stratafl.config.deployment import read_federation
 from stratafl.deploy.flower_app import write_plain_app
 from stratafl.deploy.folders import prepare_folder, write_invitation
 from stratafl.deploy.serving import forget_site
-from stratafl.deploy.signing_keys import KEYS
+from stratafl.deploy.signing_keys import keys_folder, stray_keys
 from stratafl.errors import DeployError
 from stratafl.files import private_folder
 from stratafl.runs.loggers import check_loggers
@@ -32,8 +32,10 @@ def prepare_flower_app(config: Path, options: FlowerAppOptions) -> int:
         connection = {"server": "", "authority": ""}  # which SuperLink and SuperNodes have without us
         invitation = write_invitation(folder, file, connection, options.invitation)
     if changes:
-        print_note(f"extended: {'; '.join(changes)}; each site joins again with the new invitation", console)
-    print_note(f"send '{invitation}' to every site, and put its file NAME.pub into '{folder / KEYS}'", console)
+        print_note(f"changed: {'; '.join(changes)}; each site joins again with the new invitation", console)
+    print_note(f"send '{invitation}' to every site, and put its file NAME.pub into '{keys_folder(folder)}'", console)
+    for name in stray_keys(folder, file.deploy.all_sites):
+        print_note(f"'{name}.pub' there belongs to no site: check its name, and deploy.sites", console)
     print_note(f"the user who runs the SuperLink must be able to write '{folder.absolute()}'", console)
     result_console().print(f"flwr run {app} --stream", markup=False, soft_wrap=True)
     return 0

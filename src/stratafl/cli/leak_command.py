@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from stratafl.cli.console import note_console, result_console, show_warnings, titled_table
+from stratafl.config.experiment import Experiment
 from stratafl.errors import RecordError, counted
 from stratafl.files import check_new, write_atomically
 from stratafl.leak.leakage import ATTACKS, Leak, leakage
@@ -34,7 +35,7 @@ def print_leaks(
             experiment = config_of(folder)
             sim = simulation_of_run(folder, environment_of(folder), experiment, trust, "cpu")
             leaks = leakage(sim, rounds, clients)
-            method = experiment.algorithm.name + (", secure" if experiment.server.secure else "")
+            method = _method(experiment)
             by_method[method].append(leaks)
             lines += [[str(folder), method, str(experiment.run.seed), *_csv_cells(leak)] for leak in leaks]
     means = {method: _means(of_method) for method, of_method in by_method.items()}
@@ -49,6 +50,13 @@ def print_leaks(
         write_atomically(table, _csv(lines).encode())
     if picture is not None:
         write_atomically(picture, leakage_picture(means).encode())
+
+
+def _method(experiment: Experiment) -> str:
+    """The method, with who adds noise and whether the host sees sums alone: they decide what it learns."""
+    dp = experiment.algorithm.options.get("dp", "central")
+    noise, sums = ("" if dp == "central" else f", dp={dp}"), (", secure" if experiment.server.secure else "")
+    return experiment.algorithm.name + noise + sums
 
 
 def _means(seeds: Sequence[Sequence[Leak]]) -> list[Leak]:

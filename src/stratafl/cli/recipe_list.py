@@ -15,10 +15,10 @@ COUNTS = ("hold", "do\nnot", "within\nnoise", "cannot\nbe told", "not\njudged")
 HEAD = (*NAMES, "columns\n× seeds", *COUNTS, "left:\nshort", "left:\nheadline")
 SPARE = ("cannot\nbe told", "columns\n× seeds", "last run", "within\nnoise")  # what a narrow console leaves out
 FOOT = (
-    "Verdicts: those of docs/results, or of your runs in {out}; a claim counts once in every column. Scale smoke is no "
-    "evidence and has no line. Within noise: how many of the claims that hold or do not are within noise. Left: "
-    "estimated minutes on an H200 of rows, columns and seeds without a result; runs that recipes share are counted in "
-    "each. In all {short:.0f} minutes are left at scale short, {headline:.0f} at headline."
+    "Verdicts: those of docs/results, or of your runs in {out}; a claim counts once in every column. Scale smoke is "
+    "no evidence and has no line. Within noise: how many of the claims that hold or do not are within noise. Left: "
+    "estimated minutes on an H200 of a scale's rows, columns and seeds without a result, where data can be obtained; "
+    "shared runs are counted in each. In all {short:.0f} minutes are left at short, {headline:.0f} at headline."
 )
 
 
@@ -52,7 +52,7 @@ def _lines(recipe: ListedRecipe, recorded: list[RecipeResult], out: Path) -> Ite
         yield recipe.name, "not run", *[""] * 6, str(recipe.claims), *left
     for number, result in enumerate(several):
         name, minutes = (recipe.name, left) if number == 0 else ("", ["", ""])
-        columns = f"{sum(bool(rows) for rows in result.rows.values())}/{len(recipe.table['columns'])}"
+        columns = f"{sum(bool(rows) for rows in result.rows.values())}/{len(recipe.columns)}"
         about = f"{columns} × {result.seeds}" if result.rows else "yours"
         counts = (result.hold, result.fail, result.noise, result.untold, result.unjudged)
         scale = f"{result.scale}, tuned" if result.tuned else result.scale

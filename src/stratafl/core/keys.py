@@ -17,6 +17,7 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
+IDS_IN_CACHE = 2**15  # ids whose keys are computed at once, so that they stay in the processor's caches
 
 
 class Seeds(NamedTuple):
@@ -91,7 +92,8 @@ def shuffles(key: Tensor, counts: Tensor, width: int) -> Tensor:
 
 def sample(seed: int, t: int, clients: int, count: int) -> Tensor:
     """`count` of `clients` ids, drawn without replacement for round t, in increasing order."""
-    drawn = keys(seed, t, torch.arange(clients), "cohort")
+    blocks = torch.arange(clients).split(IDS_IN_CACHE)
+    drawn = torch.cat([keys(seed, t, ids, "cohort") for ids in blocks])
     chosen = (drawn <= drawn.kthvalue(count).values).nonzero()[:, 0]  # a fifth of the time of sorting
     if len(chosen) > count:  # two keys are the same
         chosen = torch.argsort(drawn, stable=True)[:count].sort().values

@@ -101,6 +101,18 @@ def join_states(states: Sequence[Mapping[str, Value]]) -> State:
     return {name: combine(stack, [s[name] for s in states]) for name in states[0]}
 
 
+def interleaved(states: Sequence[Mapping[str, Value]], places: Sequence[Tensor]) -> State:
+    """Rows of several states, each at its places; every row has memory of its own."""
+
+    def rows(blocks: Sequence[Tensor]) -> Tensor:
+        whole = blocks[0].new_empty(sum(map(len, places)), *blocks[0].shape[1:])
+        for place, block in zip(places, blocks, strict=True):
+            whole[place] = block
+        return whole
+
+    return {name: combine(rows, [s[name] for s in states]) for name in states[0]}
+
+
 def stacked(states: Sequence[Mapping[str, Value]]) -> State:
     """States of single clients as rows."""
     return {name: combine(lambda each: torch.stack(tuple(each)), [s[name] for s in states]) for name in states[0]}

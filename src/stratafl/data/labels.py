@@ -39,12 +39,23 @@ def targets(cells: Column, wanted: str, where: str) -> Targets:
                 wrong = f"not all finite: {array[~np.isfinite(array)][0]}"
             raise DataError(f"data.targets = 'classes', but the labels of '{where}' are {wrong}")
         return array, None
-    if wanted == "auto" and (array % 1 != 0).any():
+    if wanted == "auto" and array.dtype.kind == "f" and (array % 1 != 0).any():
         return array, None
-    values, y = np.unique(array, return_inverse=True)
+    values, y = distinct_labels(array)
     if wanted == "auto":
         _check_classes(values, len(array), where)
-    return y.astype(np.int64), tuple(map(name_of, values.tolist()))
+    return y, tuple(map(name_of, values.tolist()))
+
+
+def distinct_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The labels that occur, in order, and the number of each sample's: as `np.unique`, but sorted only if need be."""
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) and labels.dtype.kind in "iu" else (0, 2**63)
+    if high - low > len(labels) or high >= 2**63:
+        values, numbers = np.unique(labels, return_inverse=True)
+        return values, numbers.astype(np.int64)
+    places = labels.astype(np.int64) - low
+    occurs = np.bincount(places) > 0
+    return (np.flatnonzero(occurs) + low).astype(labels.dtype), (np.cumsum(occurs) - 1)[places]
 
 
 def without_names(parts: Sequence[Part], where: str) -> tuple[list[Part], tuple[str, ...]]:

@@ -20,6 +20,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _POOL, _WORDS = 4, 8  # 32-bit numbers in the pool of a SeedSequence, and of what it gives a PCG64
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
 _MIX_LEFT, _MIX_RIGHT = 0xCA01F9DD, np.uint32(0x4973F715)
+CLIENTS_IN_CACHE = 2**14  # clients that are split at once: arrays of all of them would leave the processor's caches
 _MULTIPLIER = np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645)  # of PCG64: upper and lower half
 
 
@@ -110,12 +111,24 @@ def _sum(high: Words, low: Words, more_high: Words, more_low: Words) -> tuple[Wo
 
 def split_many(
     flat: Numbers, sizes: Numbers, stratum: Numbers, held_out: Numbers, seed: int, first: int
-) -> tuple[Numbers, Numbers]:
+) -> tuple[Numbers, NDArray[np.int8]]:
     """The samples of all clients in random order, client by client, and the part of each, 0 to 2, as `Splitter` has it.
 
     The clients hold `sizes` of the samples in `flat`, which are in strata from 0. Of each, `held_out` [N, 2] samples
     are for testing, and for testing or validation.
     """
+    begins, blocks = np.append(0, np.cumsum(sizes)), []
+    for begin in range(0, len(sizes), CLIENTS_IN_CACHE):
+        block = slice(begin, min(begin + CLIENTS_IN_CACHE, len(sizes)))
+        indices = flat[begins[block.start] : begins[block.stop]]
+        blocks.append(_split_block(indices, sizes[block], stratum, held_out[block], seed, first + begin))
+    mixed, parts = zip(*blocks, strict=True)
+    return np.concatenate(mixed), np.concatenate(parts)
+
+
+def _split_block(
+    flat: Numbers, sizes: Numbers, stratum: Numbers, held_out: Numbers, seed: int, first: int
+) -> tuple[Numbers, NDArray[np.int8]]:
     clients = np.arange(len(sizes))
     generators, mixed = Generators(seed, first + clients), flat.copy()
     starts = np.cumsum(sizes) - sizes
@@ -133,7 +146,7 @@ def split_many(
     cell[by_cell] = np.repeat(np.arange(len(counts)), counts)
     rank[by_cell] = np.arange(len(flat)) - np.repeat(begins, counts)
     tests, both = tested[cell], taken[cell]
-    return mixed, np.where(rank < tests, 0, np.where(rank < both, 1, 2))
+    return mixed, 2 - (rank < tests).astype(np.int8) - (rank < both)
 
 
 @short_repr

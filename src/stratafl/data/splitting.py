@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratafl.core.reprs import holder
+from stratafl.data.labels import distinct_labels
 from stratafl.data.many_splits import split_many
 from stratafl.data.partitions.base import Assignment, Indices, Pieces
 from stratafl.errors import DataError, counted, unknown
@@ -125,7 +126,7 @@ class Splitter:
                 np.where(to_the_end <= tests, TEST, np.where(to_the_end <= both, VALIDATION, TRAIN)),
             )
         else:
-            stratum = _numbered(labels) if stratified else np.zeros(len(labels), np.int64)
+            stratum = distinct_labels(labels)[1] if stratified else np.zeros(len(labels), np.int64)
             mixed, parts = split_many(pieces.flat, pieces.sizes, stratum, held_out, self.plan.seed, self.first)
         owners = pieces.owners()
         numbers = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -320,15 +321,6 @@ def _rising(flat: Indices, owners: Indices, *, strictly: bool) -> bool:
     """Whether the indices of each client rise."""
     steps = np.diff(flat)
     return not bool(((steps <= 0 if strictly else steps < 0) & (np.diff(owners) == 0)).any())
-
-
-def _numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """The number of each label among those that occur, without sorting if they are whole numbers close together."""
-    low, high = int(labels.min()), int(labels.max())
-    if labels.dtype.kind not in "iu" or high - low > len(labels):
-        return np.unique(labels, return_inverse=True)[1]
-    places = labels.astype(np.int64) - low
-    return (np.cumsum(np.bincount(places) > 0) - 1)[places]
 
 
 def _where(flat: Indices, owners: Indices, chosen: NDArray[np.bool_], clients: int) -> Pieces:

@@ -11,6 +11,7 @@ from stratafl.errors import shown
 MAX_TRIES = 3  # of a site in one round, after which it has missed it
 RETRY_ROUNDS = 10  # rounds after which a site that was set aside is asked once more
 POLL_SECONDS = 0.5  # seconds between two looks at who is connected
+SLOW_BYTES_PER_SECOND = 200_000  # of a connection; a try is longer by what a message and its reply take at this speed
 RETRY_SECONDS = 2.0  # seconds before a site that failed is asked again
 
 
@@ -33,6 +34,7 @@ class Attendance:
         self._next = dict.fromkeys(self.sites, 0.0)  # when each may be asked again
         self._gone = set[str]()  # sites that were not connected when last looked at
         self._lost = set[str]()  # sites that say that their state is lost
+        self.reply_bytes = 0  # that a reply takes at most
         self.on_unverified: Callable[[str, str], object] = lambda site, reason: None  # writes it down
 
     def begin(self) -> None:
@@ -75,19 +77,24 @@ class Attendance:
             if self._missed[site] == self._deploy.failures:
                 self._status.aside(site, f"{self._deploy.failures} rounds in a row without an accepted upload")
 
-    def sent(self, kind: Kind, messages: Mapping[str, Content], left: float) -> Mapping[str, Content]:
+    def sent(
+        self, kind: Kind, messages: Mapping[str, Content], left: float, *, patient: bool = False
+    ) -> Mapping[str, Content]:
         """The replies to the message for each site, without refusals and failures, which are noted.
 
         A message can be lost unnoticed with the process that carries it, so a silent site is asked again before the
-        deadline. A site that is still training answers both messages and trains once.
+        deadline. A site that is still training answers both messages and trains once. If the host is `patient`, silence
+        is no failure.
         """
         if not messages:
             return {}
         federation = {"federation": self._deploy.name}
         named = {site: ({**federation, **table}, body) for site, (table, body) in messages.items()}
-        done = self._courier.carry(kind, named, max(min(left, self._deploy.deadline / MAX_TRIES), 1.0))
+        size = max(len(body) for _, body in messages.values()) + self.reply_bytes
+        attempt = self._deploy.deadline / MAX_TRIES + size / SLOW_BYTES_PER_SECOND
+        done = self._courier.carry(kind, named, max(min(left, attempt), 1.0))
         for site, reason in done.failures.items():
-            self.fail(site, reason)
+            self.fail(site, reason, tries=0 if patient and site in done.silent else 1)
         for site, reason in done.unverified.items():
             self.on_unverified(site, reason)
             self.fail(site, reason, tries=0)  # somebody else may have sent it

@@ -29,6 +29,7 @@ from stratafl.files import check_folder, explained, read_plain, sync_folder
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 RENEWED = timedelta(days=30)  # before the server's certificate ends
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # the gate reaches the SuperLink there
+CA = "ca.pem"  # the authority in the folder of a host and of its sites
 MAX_KEY_BYTES = 100_000  # of a key or certificate file
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
@@ -68,7 +69,7 @@ def create_authority(folder: Path) -> Pair:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(key, hashes.SHA384())
     )
-    return _write_certificate(Pair(folder / "ca.key", folder / "ca.pem"), key, certificate)
+    return _write_certificate(Pair(folder / "ca.key", folder / CA), key, certificate)
 
 
 def create_server_certificate(folder: Path, hosts: Sequence[str], authority: Pair) -> Pair:

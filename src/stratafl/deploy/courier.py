@@ -31,6 +31,7 @@ class SignedMessage:
 class Delivered(Generic[T]):
     """What became of messages: the reply of each site, or why there is none.
 
+    `silent`: of the failures, sites that are connected and may still be working on an answer.
     `unverified`: there was a reply, but nothing shows that it is the site's. It counts as none, and not against the
     site.
     """
@@ -38,6 +39,7 @@ class Delivered(Generic[T]):
     replies: Mapping[str, T]
     failures: Mapping[str, str]
     unverified: Mapping[str, str] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
 
 
 class Courier(Protocol[T]):

@@ -3,12 +3,13 @@
 Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and the commands. A federation of `strata host` needs more:
 the SuperLink must ask for a token and refuse messages in another's name, and the code that a server sends must not be
 run. Other modules call the functions here and know nothing of flwr. Imports are inside of functions, since a site needs
-nothing of a SuperLink. tests/deploy/test_flower_internals.py lists all names, and fails if one of them disappears.
+nothing of a SuperLink; the comment behind each says why it is needed.
+tests/deploy/test_flower_internals.py lists all names, and fails if one of them disappears.
 """
 
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from hmac import compare_digest
 from importlib import import_module
@@ -27,6 +28,9 @@ FLEET_PUSH = ("flwr.superlink.servicer.fleet.fleet_handlers", "push_messages")  
 TASK_PATIENCE = ("flwr.supercore.corestate.sql_corestate", "HEARTBEAT_PATIENCE")  # else an outage of 60 s ends a run
 DATABASE = ("flwr.supercore.sql_mixin", "SQLITE_PRAGMAS")  # else a database that is busy for 5 s fails a request
 REPLACED = (CONTROL_ACCOUNTS, FLEET_PUSH, TASK_PATIENCE, DATABASE)
+# Attributes that are reached or assigned: of a grid `_runtime_client` and `node`, by which its messages are sent whole,
+# and `_retry_invoker.max_time`, else it retries for ever; `_message_id` of a message's metadata, as flwr sets it in
+# sending; `run_id`, `node_id` and `task_id` of a `TaskIdentity`, as flwr sets them in processes that it starts.
 
 
 def current(name: tuple[str, str]) -> Any:
@@ -45,8 +49,8 @@ def replace(name: tuple[str, str], by: Any) -> None:
 
 def token_authn(token: str) -> Any:
     """An account plugin with one account, for clients that know the token: flwr's own are commercial."""
-    from flwr.common.constant import ACCESS_TOKEN_KEY
-    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+    from flwr.common.constant import ACCESS_TOKEN_KEY  # under which a client states its token
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin  # what an account plugin has to be
 
     secret = token.encode()
 
@@ -66,7 +70,7 @@ def refuse_messages_for_others() -> None:
     site that answers in another's place would cost it the round.
     """
     from fastapi import HTTPException
-    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.common.constant import SUPERLINK_NODE_ID  # to whom a site may send
 
     push = current(FLEET_PUSH)
 
@@ -98,8 +102,8 @@ def run_superlink(token: str) -> None:
 
 def control_client(address: str, root_certificates: bytes, token: str) -> Any:
     """A client of the control API: the command `flwr` sends no token."""
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.control import ControlHttpClient  # which the command `flwr` uses
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor  # requests must state a version
 
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Bearer(token)]
     return ControlHttpClient.from_server_address(address, False, root_certificates, interceptors)
@@ -118,16 +122,16 @@ class _Bearer:
 
 def ask_control(client: Any, name: str, /, **fields: Any) -> Any:
     """The answer to a request of the control API, such as `ListRuns`."""
-    from flwr.proto import control_pb2
+    from flwr.proto import control_pb2  # its requests
 
     return getattr(client, name)(getattr(control_pb2, f"{name}Request")(**fields))
 
 
 def bundle_of(app: Path) -> Any:
     """The bundle that `flwr run` would make of this folder."""
-    from flwr.cli.build import build_fab_from_disk
-    from flwr.common.serde import fab_to_proto
-    from flwr.supercore.fab import Fab
+    from flwr.cli.build import build_fab_from_disk  # no public name makes a bundle
+    from flwr.common.serde import fab_to_proto  # as StartRun takes it
+    from flwr.supercore.fab import Fab  # what `fab_to_proto` takes
 
     content = build_fab_from_disk(app)
     return fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
@@ -135,7 +139,7 @@ def bundle_of(app: Path) -> Any:
 
 def reason_in(answer: str) -> str:
     """What Flower says in the body of an answer that refuses; empty if it says nothing."""
-    from flwr.supercore.error import FlowerError
+    from flwr.supercore.error import FlowerError  # in which Flower says why it refuses
 
     details = FlowerError.from_json(answer)
     return f"[code: {details.code}] {details.message} {details.public_details or ''}".strip() if details else ""
@@ -150,12 +154,12 @@ def runtime_client(address: str, root_certificates: bytes, *, secret: bytes | No
     With retries, an outage is waited out, and a 401 interrupts this process (flwr): the task is over.
     """
     from flwr.supercore.interceptors import (
-        RuntimeTokenHttpInterceptor,
-        RuntimeVersionHttpInterceptor,
-        SuperExecAuthHttpInterceptor,
+        RuntimeTokenHttpInterceptor,  # shows that a request belongs to a task
+        RuntimeVersionHttpInterceptor,  # requests must state a version
+        SuperExecAuthHttpInterceptor,  # shows that this process may ask for tasks
     )
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.retry import make_simple_http_retry_invoker  # waits out an outage
+    from flwr.supercore.runtime import RuntimeHttpClient  # what an own flower-superexec needs
 
     protected = ("/flwr.proto.Runtime/AcquireTask",)
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="stratafl")]
@@ -169,22 +173,22 @@ def runtime_client(address: str, root_certificates: bytes, *, secret: bytes | No
 
 def acquire_task(client: Any) -> str:
     """The token of a run that waits for its ServerApp, or nothing."""
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest  # asks for a task
+    from flwr.supercore.constant import TaskType  # of which kind
 
     acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     return str(acquired.token) if acquired.HasField("task") else ""
 
 
 def send_task_heartbeat(client: Any) -> None:
-    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest  # else the run counts as gone
 
     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
 
 def push_task_end(client: Any, completed: bool, reason: str) -> None:
-    from flwr.common.constant import SubStatus
-    from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+    from flwr.common.constant import SubStatus  # how a run has ended
+    from flwr.proto.runtime_pb2 import PushTaskOutputRequest  # says so
 
     status = SubStatus.COMPLETED if completed else SubStatus.FAILED
     client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=reason))
@@ -203,9 +207,9 @@ _PIECES: dict[str, Any] = {
 
 def fleet_client(server: str, root_certificates: bytes, key: Any, retries: Any = None) -> Any:
     """A client that signs as a site: flower-supernode would run what the server sends, and asks every 3 s."""
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor  # requests must state a version
+    from flwr.supernode.fleet_http_client import FleetHttpClient  # what an own flower-supernode needs
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # signs requests with the site's key
 
     interceptors: list[Any] = [
         RuntimeVersionHttpInterceptor("SuperNode"),
@@ -221,9 +225,9 @@ class FleetNode:
     """A site that is connected to a SuperLink: what a SuperNode does on the wire, without running code."""
 
     def __init__(self, server: str, root_certificates: bytes, key: Any, retries: Any) -> None:
-        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest
-        from flwr.proto.node_pb2 import Node
+        from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL  # the one that the SuperLink expects
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest  # connects the site
+        from flwr.proto.node_pb2 import Node  # who asks, in every request
 
         self._client = fleet_client(server, root_certificates, key, retries)
         self._beats = fleet_client(server, root_certificates, key)
@@ -235,15 +239,15 @@ class FleetNode:
 
     def beat(self) -> bool:
         """Say that this site is there; whether it is still registered."""
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest  # else the site counts as gone
 
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
         return bool(self._beats.SendNodeHeartbeat(request).success)
 
     def message(self) -> Any:
         """The next message, whole and confirmed, or None."""
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.proto.fleet_pb2 import PullMessagesRequest  # asks for a message
+        from flwr.supercore.task_identity import TaskIdentity  # a message cannot be made outside a task
 
         pulled = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not pulled.messages_list:
@@ -255,7 +259,7 @@ class FleetNode:
         return message
 
     def send(self, reply: Any) -> None:
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.proto.fleet_pb2 import PushMessagesRequest  # announces the reply
 
         entry, tree, objects = _parts(reply)
         request = PushMessagesRequest(
@@ -266,7 +270,7 @@ class FleetNode:
 
 def sign_off(server: str, root_certificates: bytes, key: Any, node_id: int) -> None:
     """Say for a process that has ended that it is gone, which none of Flower's commands can."""
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest  # signs a site off
 
     with fleet_client(server, root_certificates, key) as client:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
@@ -274,7 +278,7 @@ def sign_off(server: str, root_certificates: bytes, key: Any, node_id: int) -> N
 
 def message_is_lost() -> tuple[type[Exception], ...]:
     """The exceptions with which flwr says that a part of a message will not come, or was not taken."""
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError  # what is lost, each way
 
     return ObjectPullError, ObjectPushError
 
@@ -290,12 +294,12 @@ def _parts(message: Any) -> tuple[Any, Any, dict[str, Any]]:
     flwr knows no message without either; who receives it reads the content of the announcement.
     """
     from flwr.app import Error
-    from flwr.app.message import make_message, remove_content_from_message
-    from flwr.common.serde import message_to_proto
+    from flwr.app.message import make_message, remove_content_from_message  # public ones set no metadata
+    from flwr.common.serde import message_to_proto  # as a request takes a message
     from flwr.supercore.inflatable.inflatable_object import (
-        get_all_nested_objects,
-        get_object_tree,
-        no_object_id_recompute,
+        get_all_nested_objects,  # the parts of a message, which follow it
+        get_object_tree,  # their names, which are announced
+        no_object_id_recompute,  # else all is hashed again and again
     )
 
     is_whole = message.has_content() and not message.content.array_records
@@ -307,13 +311,16 @@ def _parts(message: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _push_objects(client: Any, node: Any, message: Any, objects: dict[str, Any], announced: Any) -> None:
-    """What the SuperLink lacks of a message that was announced."""
-    from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
-    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-    from flwr.supercore.inflatable.inflatable_utils import push_objects
+    """What the SuperLink lacks of a message that was announced.
 
-    run, missing = message.metadata.run_id, set(announced.objects_to_push)
-    with no_object_id_recompute():
+    The one object of a message that travels whole is refused if the message was taken and confirmed before it came.
+    """
+    from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute  # else all is hashed again and again
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf  # sends one part
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects  # sends all parts
+
+    run, missing, is_whole = message.metadata.run_id, set(announced.objects_to_push), len(objects) == 1
+    with no_object_id_recompute(), suppress(*([ObjectPushError] if is_whole else ())):
         push = make_push_object_fn_protobuf(client.PushObject, node, run, announced.session_id)
         push_objects(objects, push, object_ids_to_push=missing)
 
@@ -321,12 +328,12 @@ def _push_objects(client: Any, node: Any, message: Any, objects: dict[str, Any],
 def _received(client: Any, node: Any, entry: Any, tree: Any, **limits: Any) -> Any:
     """The message of an announcement, whole and confirmed."""
     from flwr.app import Message
-    from flwr.common.serde import message_from_proto
+    from flwr.common.serde import message_from_proto  # as an announcement has it
     from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-        make_confirm_message_received_fn_protobuf,
-        make_pull_object_fn_protobuf,
+        make_confirm_message_received_fn_protobuf,  # else the sender's part is kept
+        make_pull_object_fn_protobuf,  # fetches one part
     )
-    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree  # fetches and joins them
 
     run = entry.metadata.run_id
     confirm = make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)
@@ -357,7 +364,7 @@ class HostGrid:
 
     def push_messages(self, messages: Sequence[Any]) -> list[str]:
         """Send messages; their ids, or "" for one that was not accepted."""
-        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest  # announces a message
 
         numbers, client = list[str](), self._grid._runtime_client
         for message in messages:
@@ -370,7 +377,7 @@ class HostGrid:
 
     def pull_messages(self, numbers: Sequence[str], seconds: float, pause: float) -> list[Any]:
         """The replies that are there to these messages, each of which may take so long until it is whole."""
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest  # asks for replies
 
         client, limits = self._grid._runtime_client, {"max_time": seconds, "backoff_cap": pause}
         pulled = client.PullMessages(PullAppMessagesRequest(message_ids=numbers))

@@ -2,6 +2,7 @@
 
 host                                          site
     federation.toml  experiment and [deploy]      federation.toml  as the host was given it
+                                                  node.toml        its name, and where its samples are
     invitation.toml  what sites are given         ca.pem           the authority that signed the host's certificate
     ca.key, ca.pem, server.key, server.pem        NAME.key         the private key of its connection
     signing.key      with which it signs          signing.key      with which it signs; neither leaves it
@@ -28,6 +29,7 @@ from stratafl.config.migrations import UNNUMBERED_FEDERATION, with_format
 from stratafl.deploy.admission import Quota
 from stratafl.deploy.agreement import Agreement
 from stratafl.deploy.certificates import (
+    CA,
     Pair,
     belong,
     check_site_name,
@@ -39,8 +41,9 @@ from stratafl.deploy.certificates import (
     read_key,
     write_once,
 )
-from stratafl.deploy.extending import check_extension, extensions, stored_changes, write_rejoining
+from stratafl.deploy.extending import check_extension, is_same_federation, stored_changes, write_rejoining
 from stratafl.deploy.host import HostAddress
+from stratafl.deploy.member import NODE
 from stratafl.deploy.serving import AGREED
 from stratafl.deploy.signing_keys import (
     HOST_KEY,
@@ -62,6 +65,7 @@ from stratafl.errors import DeployError, RecordError, shown
 from stratafl.files import explained, make_private, sync_folder, write_atomically
 
 FILE, INVITATION = "federation.toml", "invitation.toml"
+CHANGEABLE = ("run.rounds", "deploy.sites", "deploy.predict")  # settings that a federation that has begun may change
 ADMITTED = "flower/sites"  # the keys that the gate lets in
 
 
@@ -132,7 +136,7 @@ def prepare_host(
 ) -> HostFolder:
     """The folder of this federation, new or as it was left; its file may ask for more rounds or sites than before."""
     file, changes = prepare_folder(path, file, trust, keys)
-    authority = Pair(path / "ca.key", path / "ca.pem")
+    authority = Pair(path / "ca.key", path / CA)
     if not authority.public.exists():
         authority = _new_authority(path, authority)
     named = path / "server.txt"
@@ -220,6 +224,12 @@ class SiteFolder:
     key: Pair
     authority: Path
 
+    def write_node(self, settings: Mapping[str, str | int | float | bool]) -> Path:
+        """Note what its ClientApp is told: the site's name, and above all where its samples are (`data`)."""
+        path = self.path / NODE
+        write_atomically(path, tomli_w.dumps({"site": self.name, **settings}).encode())
+        return path
+
     def copy_public_key(self, path: Path | None) -> Path:
         """The file NAME.pub, or a copy of it if its place is chosen."""
         if path is None:
@@ -255,8 +265,8 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     if isinstance(invitation, Path):
         invitation = read_invitation(invitation, name)
     make_private(path)
-    file = _keep_file(path, invitation.file, of_site=True)
-    pem = path / "ca.pem"
+    file = _keep_file(path, invitation.file, of_site=name)
+    pem = path / CA
     if invitation.authority:
         _keep_once(pem, invitation.authority, "authority")
     _keep_once(path / HOST_KEY, invitation.key, "signing key")
@@ -321,8 +331,8 @@ def _invited_keys(lines: object, file: FederationFile, path: Path) -> dict[str, 
     return {site: public_text(key, site) for site, key in verifying_keys(lines, f"'{path}'").items()}
 
 
-def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> FederationFile:
-    """Write the federation's file and return it; one that is there may be extended or more patient.
+def _keep_file(folder: Path, file: FederationFile, *, of_site: str = "") -> FederationFile:
+    """Write the federation's file and return it; one that is there may differ in rounds, sites and patience.
 
     Until the first agreement anything but its name may change: no round depends on it, and sites consent again.
     """
@@ -337,8 +347,13 @@ def _keep_file(folder: Path, file: FederationFile, *, of_site: bool = False) -> 
         file = file.as_begun(begun)
     if stored is not None and of_site:
         stored = stored.invited()  # invitations once said where the host's samples are
-    if stored is not None and stored.common() != file.common() and not extensions(stored, file):
+    if stored is not None and not is_same_federation(stored, file):
         raise DeployError(f"'{folder}' holds another federation ({_differs(stored, file)}): choose another --out")
+    if stored is not None and of_site in stored.deploy.sites and (folder / AGREED).exists():
+        number = stored.deploy.number(of_site)
+        if file.deploy.sites[number : number + 1] != (of_site,):
+            wrong = f"'{of_site}' has agreed as site number {number + 1}, but the invitation gives it another number"
+            raise DeployError(f"{wrong}: ask the host for its newest {INVITATION}")
     if stored != file:
         # With the format in which it began: what files leave out goes on to mean the same.
         head = begun if file.as_begun(begun) == file else with_format({})
@@ -353,6 +368,6 @@ def _differs(stored: FederationFile, offered: FederationFile) -> str:
         {f"{t}.{k}": v for t, table in f.tables().items() for k, v in table.items()}
         for f in (stored.common(), offered.common())
     )
-    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+    name = next(name for name in {**old, **new} if name not in CHANGEABLE and old.get(name) != new.get(name))
     a, b = (shown(each[name]) if name in each else "the default" for each in (old, new))
     return f"{name} is {a} there and {b} here"

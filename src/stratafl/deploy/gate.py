@@ -146,7 +146,7 @@ class Gate:
     def __post_init__(self) -> None:
         self.refusals, self._open, self._tasks = _Refusals(), Counter[str](), set[asyncio.Task[None]]()
         self._work, self._at_work = asyncio.Semaphore(self.limits.at_work), Counter[str]()
-        self._replied = Counter[str]()  # bytes that a site has sent since its last request for a message
+        self._replied = dict[str, tuple[int, int]]()  # when its last message was posted, and bytes of a site's replies
         self._served = dict[str, int]()  # when there was a message for a site, as of its last request for one
 
     async def serve(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
@@ -245,22 +245,33 @@ class Gate:
 
     @contextmanager
     def _limited(self, name: str, length: int) -> Iterator[None]:
-        """Refuse a reply that is larger than an upload of this round can be, before it is received."""
-        most = self.signals.most_reply_bytes() if self.signals is not None and length else None
-        sent = self._replied[name] + length
+        """Refuse a reply that is larger than an upload of this round can be, before it is received.
+
+        Each message for a site allows one reply, in one request or in several.
+        """
+        if self.signals is None or not length:
+            yield
+            return
+        most, posted = self.signals.most_reply_bytes(), self.signals.last(name, "posted")
+        sent = self._sent_since(name, posted) + length
         if most is not None and sent > most:
             raise RefusedError(413, f"site '{name}': a reply of at least {sent:,} bytes; at most {most:,} are expected")
-        self._replied[name] = sent
+        self._replied[name] = posted, sent
         try:
             yield
         except BaseException:
-            self._replied[name] -= length  # it is sent again
+            if self._replied[name][0] == posted:  # it is sent again
+                self._replied[name] = posted, self._sent_since(name, posted) - length
             raise
+
+    def _sent_since(self, name: str, posted: int) -> int:
+        """Bytes of a site's replies to the message that was posted for it then."""
+        before, sent = self._replied.get(name, (posted, 0))
+        return sent if before == posted else 0
 
     async def _hold(self, site: Side, name: str, signals: Signals) -> None:
         """Let a site wait until there is a message for it: it would ask again and again."""
         signals.tell(name, "asked")
-        self._replied[name] = 0  # what it has sent is whole
         latest = time.monotonic() + self.limits.held
         while (posted := signals.last(name, "posted")) == self._served.get(name) and time.monotonic() < latest:
             await asyncio.sleep(_LOOK)

@@ -55,4 +55,5 @@ class GridCourier:
                     failures[site] = str(error)
             if site in failures and node not in done.silent:
                 self.failed(site)
-        return Delivered(replies, failures)
+        silent = frozenset(site for site, node in nodes.items() if node in done.silent)
+        return Delivered(replies, failures, silent=silent)

@@ -60,6 +60,7 @@ class Hosting:
         self._traffic = Traffic()  # of this round
         self._classes: int | None = None
         self._agreement: Agreement | None = None
+        self._shortened: Mapping[str, str] = {}  # the sites whose update the last round shortened, and how long it was
         self._secure: SecureRounds | None = None  # if the server sees sums of uploads alone
         self._limit_replies = limit_replies  # told what an upload takes at most, before sites are asked
 
@@ -71,7 +72,7 @@ class Hosting:
             blueprint, serving = served(self.file, agreed, self._trust, self._folder)
             if Agreement.load(self._folder / AGREED) != agreed:  # what cannot be served must not be agreed on for good
                 agreed.save(self._folder / AGREED)
-            server = serving.server
+            server, self._shortened = serving.server, serving.shortened
             offer = Offer(agreed, server.widest, blueprint.digests)
             with open_server(self._folder / SERVER, self.deploy.name, self._sites.sites, serving) as exchange:
                 self._sites.on_unverified = exchange.refuse
@@ -118,7 +119,7 @@ class Hosting:
         missing = [site for site in new if site not in introductions]
         if missing:
             why = f"these sites have not joined: {self._sites.why(missing)}"
-            raise DeployError(f"{why}; {self._sites.again(missing)}")
+            raise DeployError(f"{why}; {self._sites.again(missing)}, or first take them out of deploy.sites")
         numbers = {site: number for number, site in enumerate(self._sites.sites)}
         return agreement({site: introductions[site] for site in new}, numbers, len(self.deploy.sites), saved)
 
@@ -181,7 +182,8 @@ class Hosting:
         cohort = [self.deploy.sites[client] for client in server.cohort(server.at(t)).tolist()]
         self._traffic = Traffic()
         self._sites.begin()
-        self._limit_replies(server.most_upload_bytes(t, exchange.state))
+        self._sites.reply_bytes = server.most_upload_bytes(t, exchange.state)
+        self._limit_replies(self._sites.reply_bytes)
         self.status.round(t, cohort)
         begin = self._clock()
         if self._secure is not None and self._secure.is_masked(t):  # and perhaps opened before this host was restarted
@@ -264,8 +266,11 @@ class Hosting:
                 self.status.say(f"round {exchange.round} changes nothing: {summed.closed}")
         for site, reason in left_out.items() if present else ():
             self.status.left_out(site, exchange.round, reason)
+        for site, length in self._shortened.items():
+            self.status.shortened(site, exchange.round, length)
         self._sites.absorbed(cohort, present)
-        counts = {"cohort": len(cohort), "uploads": len(present), "left_out": len(left_out)}
+        counts = {"cohort": len(cohort), "uploads": len(present)}
+        counts |= {"left_out": len(left_out), "shortened": len(self._shortened)}
         spent = server.algorithm.spent(server.at(exchange.round))
         journal.absorbed(exchange.round, self._traffic, begin, closed, {**counts, **spent})
         without = [site for site in cohort if site not in present]
@@ -281,6 +286,8 @@ class Hosting:
         missing = [site for site in self._sites.sites if site not in exchange.committed]
         latest = self._clock() + self.deploy.deadline
         self._sites.begin()
+        if self.deploy.predict:
+            self._limit_replies(0)  # these introduce themselves
         while missing and (left := latest - self._clock()) > 0:
             asked = self._sites.there([site for site in missing if self._sites.may_try(site)])
             train = [site for site in asked if site in self.deploy.sites]
@@ -296,12 +303,15 @@ class Hosting:
         return missing
 
     def _report(self, exchange: ServerExchange) -> None:
-        """Collect the scores of sites that have their model, and give them to all; nobody is asked twice."""
+        """Collect the scores of sites that have their model, and give them to all; nobody is asked twice.
+
+        Training alone takes as long as all rounds did, so a site has the deadline of all rounds for it.
+        """
         if not (self.deploy.report and self.deploy.scores):
             return
         stored = FederationReport.load(self._folder, self.file)
         report = stored if stored is not None and stored.rounds == exchange.round else FederationReport(exchange.round)
-        asked_before, latest = report, self._clock() + self.deploy.deadline
+        asked_before, latest = report, self._clock() + self.deploy.deadline * max(1, exchange.round)
         self._sites.begin()
         self.status.say("every site compares its models and training alone")
         committed = [site for site in exchange.committed if site in self.deploy.sites]
@@ -310,11 +320,15 @@ class Hosting:
             if not missing:
                 break
             asked = self._sites.there(missing)
-            for site, (table, _) in self._sites.sent("report", dict.fromkeys(asked, ({}, b"")), left).items():
+            questions: dict[str, Content] = dict.fromkeys(asked, ({}, b""))
+            for site, (table, _) in self._sites.sent("report", questions, left, patient=True).items():
                 report = self._with_scores(report, site, table)
             if not asked:
                 self._pause(POLL_SECONDS)
         report.save(self._folder)
+        missing = [site for site in committed if site not in report.heard | self._shut_out()]
+        if missing:
+            self.status.say(f"no scores of {', '.join(missing)}: run the same command to ask for them again")
         if report != asked_before:
             for line in report_sentences(report, self.file):
                 self.status.say(line)

@@ -3,6 +3,7 @@
 `client_app.py` gives it Flower's messages. Everything that must survive is in the site's folder:
 
     federation.toml    the experiment and [deploy], as the site was given it
+    node.toml          its name, and where its samples are, as its owner said
     agreement.json     what was agreed on, as the host sent it
     state/             the personal state (execute/exchange/site_store.py)
     sites.pub          under secure sums, the keys of all sites that its owner agreed to
@@ -69,7 +70,7 @@ from stratafl.policies.accountant import most_rounds, rounds_allowed
 
 log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, STATE, SCORES = "federation.toml", "agreement.json", "state", "scores.json"
-CONSENT = "consent.json"
+CONSENT, NODE = "consent.json", "node.toml"
 MAX_CONSENT_BYTES = 1 << 22  # bytes of that file
 MAX_SCORES_BYTES = 1 << 16  # bytes of its scores
 NOISE, RELEASED = "noise.key", "noise.json"

@@ -23,6 +23,7 @@ TYPES: dict[Kind, str] = {
     "secure": "query.secure",
 }
 MAX_TABLE_BYTES = 1 << 22  # bytes
+MAX_ROUND_TABLE_BYTES = 1 << 19  # of a reply in a round: a score, or in a secure sum shares for 1,500 other sites
 MAX_RECORD_BYTES = 1 << 20  # bytes that travel in the record; Flower cuts only arrays into pieces
 _BYTES = "stratafl.bytes"
 
@@ -30,9 +31,10 @@ _BYTES = "stratafl.bytes"
 def most_message_bytes(upload: int) -> int:
     """What a message takes at most on the wire, with its table, the list of blocks that a site has, and headers.
 
-    Masked numbers take 8 bytes each, twice those of an upload (`secure/`).
+    Without an upload it is an introduction, whose table describes all columns of the site's samples. Masked numbers
+    take 8 bytes each, twice those of an upload (`secure/`).
     """
-    return 2 * upload + upload // 4 + MAX_TABLE_BYTES + (1 << 20)
+    return 2 * upload + upload // 4 + (MAX_ROUND_TABLE_BYTES if upload else MAX_TABLE_BYTES) + (1 << 16)
 
 
 def answer_all(app: Any, answered: Callable[[Kind, Message, Context], Message]) -> None:

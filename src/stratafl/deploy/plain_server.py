@@ -3,6 +3,7 @@
 The host's folder is named by the run: a second run goes on where an earlier one has ended.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from stratafl.deploy.messages import most_message_bytes
 from stratafl.deploy.processes import log_to_stderr
 from stratafl.deploy.serving import FILE
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
-from stratafl.deploy.signing_keys import SIGNING_KEY
+from stratafl.deploy.signing_keys import SIGNING_KEY, keys_folder, stray_keys
 from stratafl.deploy.site_nodes import SiteNodes
 from stratafl.errors import DeployError, shown
 from stratafl.files import private_folder
 
+log = logging.getLogger("stratafl.deploy")
 app = ServerApp()
 
 
@@ -58,7 +60,7 @@ class NodeCourier(GridCourier):
             if size > self._most
         }
         replies = {site: reply for site, reply in done.replies.items() if site not in too_large}
-        return Delivered(replies, {**done.failures, **too_large}, self._site_nodes.claims())
+        return Delivered(replies, {**done.failures, **too_large}, self._site_nodes.claims(), done.silent)
 
 
 @app.main()
@@ -67,6 +69,8 @@ def main(grid: Grid, context: Context) -> None:
     folder = app_folder(context.run_config)
     with private_folder(folder):
         signatures, file = HostSignatures(folder), read_federation(folder / FILE, plain=True)
+        for name in stray_keys(folder, file.deploy.all_sites):
+            log.warning("'%s.pub' in '%s' belongs to no site", name, keys_folder(folder))
         courier = NodeCourier(grid, SiteNodes(grid, signatures, file.deploy.all_sites))
         trust = bool(context.run_config.get("trust", False))
         signed = SignedCourier(courier, signatures)

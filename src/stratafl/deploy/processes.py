@@ -27,6 +27,7 @@ FLOWER_FOLDER, SITE_FOLDER = "STRATAFL_FLOWER_FOLDER", "STRATAFL_SITE_FOLDER"
 # What a site's process (flower_node.py) says in its log; site_processes.py looks for it.
 CONNECTED = "connected as node"
 LOST, FOUND = "the server cannot be reached", "the server answers again"
+NOT_TAKEN = "a reply was not taken"
 SHUT_OUT, BAD_KEY = "the server does not know this site's key", "the private key cannot be read"
 BAD_CERTIFICATE = "certificate verify failed"  # says OpenSSL
 _PAUSE = 0.05
@@ -74,9 +75,6 @@ class Process:
     def was_killed(self) -> bool:
         """Whether a signal ended it."""
         return _is_signal(self._guardian.poll() or 0)
-
-    def exit_code(self) -> int | None:
-        return self._guardian.poll()
 
     def said(self) -> str:
         """Its log since it was started, at most the last 64 KB."""

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.exchange import open_server, verify
 from stratafl.execute.exchange.server_store import AUDIT, STATE, known_mark
 from stratafl.execute.server import Server
+from stratafl.execute.uploads import OutlyingUpdate
 
 log = logging.getLogger("stratafl.deploy")
 FILE, AGREED, SERVER, NOISE = "federation.toml", "agreement.json", "server", "noise.key"  # in the host's folder
@@ -27,6 +28,7 @@ class Serving:
 
     server: Server
     sites: Sequence[str]  # in the order of their numbers
+    shortened: dict[str, str] = field(default_factory=dict)  # by the last round, and how long their updates were
 
     def start(self) -> State:
         return self.server.start()
@@ -38,16 +40,15 @@ class Serving:
     def absorb(self, round: int, state: State, uploads: Mapping[str, bytes]) -> tuple[State, Mapping[str, str]]:
         numbers = {self.sites.index(site): body for site, body in uploads.items()}
         done = self.server.absorb(round, state, numbers)
-        for update in done.shortened:
-            times = "many" if update.ratio is None else f"{update.ratio:g}"
-            site = self.sites[update.client]
-            log.warning(
-                "round %d: the update of '%s' is %s times as long as the median: shortened", round + 1, site, times
-            )
+        self.shortened.clear()
+        self.shortened.update({self.sites[update.client]: _length(update) for update in done.shortened})
         for outlier in done.outliers:
-            size = "unusually long" if outlier.ratio is None else f"{outlier.ratio:g} times as long as the median"
-            log.warning("round %d: the update of '%s' is %s", round + 1, self.sites[outlier.client], size)
+            log.warning("round %d: the update of '%s' is %s", round + 1, self.sites[outlier.client], _length(outlier))
         return done.server, {self.sites[outlier.client]: outlier.reason for outlier in done.left_out}
+
+
+def _length(update: OutlyingUpdate) -> str:
+    return "unusually long" if update.ratio is None else f"{update.ratio:g} times as long as the median"
 
 
 def served(

@@ -72,6 +72,8 @@ class HostSignatures:
         asked = self._statement("request", kind, _addressee(kind, site), request.number, request.table, request.body)
         statement = self._statement("reply", kind, site, reply.number, reply.table, reply.body, _digest(asked))
         path = self._keys / f"{site}.pub"
+        if not path.exists():
+            raise WireError(f"its key '{path}' was removed")
         try:
             site_verifying_key(path).verify(reply.signature, statement)
         except DeployError as error:
@@ -121,7 +123,7 @@ class SignedCourier:
                 replies[site] = self._signatures.reply(kind, site, requests[site], reply)
             except WireError as error:
                 unverified[site] = str(error)
-        return Delivered(replies, done.failures, unverified)
+        return Delivered(replies, done.failures, unverified, done.silent)
 
 
 def _started(path: Path) -> int:

@@ -4,7 +4,7 @@ What is signed with them is in `signatures.py`.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -80,6 +80,11 @@ def registered_keys(folder: Path, sites: Sequence[str]) -> dict[str, Ed25519Publ
     places = {site: folder / f"{site}.pub" for site in sites}
     keys = {site: site_verifying_key(path) for site, path in places.items() if path.exists()}
     return verifying_keys({site: public_text(key, site) for site, key in keys.items()}, f"'{folder}'")
+
+
+def stray_keys(folder: Path, sites: Collection[str]) -> list[str]:
+    """Names of files in a host's folder of keys that are no site's."""
+    return sorted(shown(path.stem) for path in keys_folder(folder).glob("*.pub") if path.stem not in sites)
 
 
 def key_digests(lines: Mapping[str, str]) -> list[str]:

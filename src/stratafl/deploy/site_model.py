@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from stratafl.config.deployment import new_samples_of
-from stratafl.deploy.member import AGREED, FILE, STATE, SiteMember
+from stratafl.deploy.member import AGREED, FILE, NODE, STATE, SiteMember
 from stratafl.deploy.stored_model import ALONE_MODEL, MODEL, read_model
 from stratafl.errors import DeployError
 from stratafl.execute.exchange import read_site, site_folder, state_form
@@ -18,7 +18,6 @@ from stratafl.export import ModelFacts, Predictor, export_model
 from stratafl.export.predicted import Predicted, predict_samples
 from stratafl.files import explained, read_plain
 
-NODE = "node.toml"  # the name of the site, and where its samples are, as `strata join` was told
 MAX_NODE_BYTES = 1 << 20  # bytes of that file
 
 

@@ -24,6 +24,7 @@ log = logging.getLogger("stratafl.deploy")
 WAIT_SECONDS = 60.0  # seconds for which new nodes are waited for; who is slower is known when its answer arrives
 QUESTION_SECONDS = 600.0  # seconds after which a question is given up: a site that trains answers afterwards
 AGAIN_SECONDS = 60.0  # seconds after which a node is asked again that failed, or whose site another one is
+MAX_AGAIN_SECONDS = 3600.0  # that pause doubles: a question may cost a stranger's machine a process
 _PAUSE = 0.2
 
 
@@ -46,21 +47,26 @@ class SiteNodes:
     ) -> None:
         self._grid, self._signatures, self._sites, self._clock, self._pause = grid, signatures, sites, clock, pause
         self._names, self._questions = dict[int, str](), dict[int, _Question]()  # by node
-        self._next, self._claims = dict[int, float](), dict[str, str]()
+        self._next, self._pauses, self._claims = dict[int, float](), dict[int, float](), dict[str, str]()
 
     def known(self) -> dict[str, int]:
         """The nodes of sites, as of the last look."""
         return {site: node for node, site in self._names.items()}
 
     def look(self) -> None:
-        """Ask nodes that are new, and hear what nodes have answered."""
+        """Ask nodes that are new, others again while a site is missing, and hear what nodes have answered.
+
+        Only new nodes are waited for.
+        """
         present = set(self._grid.get_node_ids())
         for node in {*self._names, *self._questions, *self._next} - present:
             self._forget(node)
+            self._pauses.pop(node, None)
         begin = self._clock()
-        strangers = present - self._names.keys() - self._questions.keys()
-        new = [node for node in sorted(strangers) if self._next.get(node, begin) <= begin]
-        for node in new:
+        strangers = sorted(present - self._names.keys() - self._questions.keys())
+        new = [node for node in strangers if node not in self._next]
+        later = [node for node in strangers if node in self._next and self._next[node] <= begin]
+        for node in (*new, *(later if self._misses_sites() else ())):
             self._ask(node)
         self._hear()
         while self._questions.keys() & new and self._misses_sites() and self._clock() - begin < WAIT_SECONDS:
@@ -100,7 +106,8 @@ class SiteNodes:
             if asked.waiting and asked.left() > 0:
                 continue
             self._forget(node)
-            self._next[node] = self._clock() + AGAIN_SECONDS
+            pause = self._pauses.get(node, AGAIN_SECONDS)
+            self._next[node], self._pauses[node] = self._clock() + pause, min(2 * pause, MAX_AGAIN_SECONDS)
             if node in asked.replies:
                 self._answered(node, question.request, asked.replies[node])
             elif node in asked.failures:
@@ -119,4 +126,5 @@ class SiteNodes:
         for old in self._nodes_of(site):  # a node that started again has a new number; the old one is there for a while
             del self._names[old]
         self._names[node] = site
+        self._pauses.pop(node, None)
         log.info("node %d is '%s'", node, site)

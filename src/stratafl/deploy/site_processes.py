@@ -12,7 +12,6 @@ from contextlib import suppress
 from enum import Enum
 
 import httpx
-import tomli_w
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
@@ -26,6 +25,7 @@ from stratafl.deploy.processes import (
     CONNECTED,
     FOUND,
     LOST,
+    NOT_TAKEN,
     RETRY,
     SHUT_OUT,
     SITE_FOLDER,
@@ -40,7 +40,8 @@ PAUSES = (1.0, 2.0, 5.0, 10.0, 20.0)  # seconds before the next start; the last 
 HEALTHY = 120.0  # seconds of connection after which the first pause is used again
 LOOK = 0.5  # seconds between two looks into the logs
 _NODE = re.compile(rf"{CONNECTED} (\d{{1,20}})")
-_REFUSAL = re.compile(r"^[\d:, -]+ WARNING refused: (.+)$", re.MULTILINE)  # as client_app and the exchange log it
+# As client_app and the exchange log what they refuse, and flower_node what the host refuses.
+_REFUSAL = re.compile(rf"^[\d:, -]+ WARNING (refused|{NOT_TAKEN}): (.+)$", re.MULTILINE)
 # What the log of the process says before it ends, and what that means; the first that is found is said.
 _REASONS = {
     BAD_CERTIFICATE: "the server's certificate is not signed by the authority that this site was given",
@@ -86,7 +87,7 @@ class SiteProcesses:
         self.refusal = self.reason = self._said = ""  # of a request; for a pause; what was said last
         self._was_connected = False
         self.status = SiteStatus.STARTING
-        write_atomically(folder / "node.toml", tomli_w.dumps({"site": site.name, **settings}).encode())
+        self._config = site.write_node(settings)
         self._release()
 
     def __enter__(self) -> "SiteProcesses":
@@ -117,10 +118,10 @@ class SiteProcesses:
         if time.monotonic() < self._next:
             return []
         self._connected_at = None
-        self.status = SiteStatus.STARTING
+        self.status = self._not_connected()
         environment = flower_environment(self.folder / "flower") | {SITE_FOLDER: str(self.folder.absolute())}
         node: dict[str, object] = {"server": self._server, "authority": self._authority, "key": self._key}
-        node |= {"config": self.folder / "node.toml", "app": self._app}
+        node |= {"config": self._config, "app": self._app}
         command = python_module("stratafl.deploy.flower_node", **node)
         self._process = Process("site", command, self.folder / "logs" / "site.log", environment)
         return []
@@ -140,23 +141,32 @@ class SiteProcesses:
         return [*self._refused(log), *self._told(self._status_now(log))]
 
     def _refused(self, log: str) -> list[str]:
-        """What the host hears too, if it can: that this site does not do what it was asked."""
+        """That this site does not do what it was asked, or that the host did not take what it did."""
         refusals = _REFUSAL.findall(log)
-        if not refusals or refusals[-1] == self.refusal:
+        if not refusals:
             return []
-        self.refusal = refusals[-1]
-        return [f"site '{self.name}' refuses a request: {shown(self.refusal, 400)}"]
+        what, why = refusals[-1]
+        refusal = f"{what}: {why}" if what == NOT_TAKEN else why
+        if refusal == self.refusal:
+            return []
+        self.refusal = refusal
+        does = f"site '{self.name}'{':' if what == NOT_TAKEN else ' refuses a request:'}"
+        return [f"{does} {shown(refusal, 400)}"]
 
     def _status_now(self, log: str) -> SiteStatus:
         """From the log of the process, which waits for its server."""
         if log.rfind(LOST) > log.rfind(FOUND):
             return SiteStatus.UNREACHABLE
-        return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
+        return self._not_connected() if self._connected_at is None else SiteStatus.CONNECTED
+
+    def _not_connected(self) -> SiteStatus:
+        """A site that starts again for the reason for which it paused still waits."""
+        return SiteStatus.PAUSED if self.reason else SiteStatus.STARTING
 
     def _told(self, status: SiteStatus) -> list[str]:
         """The line for a new status, if it changed."""
         before, self.status = self.status, status
-        if status is before or status is SiteStatus.STARTING:
+        if status is before or status in (SiteStatus.STARTING, SiteStatus.PAUSED):
             return []
         if status is SiteStatus.CONNECTED:
             again, self._was_connected, self._said = " again" * self._was_connected, True, ""

@@ -90,6 +90,9 @@ class Status:
         self.say(f"round {round}: the upload of '{site}' was left out: {reason}")
         self._site(site, reason=shown(reason, MAX_REASON_LETTERS))
 
+    def shortened(self, site: str, round: int, length: str) -> None:
+        self.say(f"round {round}: the update of '{site}' is {length}: shortened")
+
     def absorbed(self, round: int, seconds: float, uploads: int, without: Sequence[str] = ()) -> None:
         log.info("round %d: %d uploads absorbed in %.1f s", round, uploads, seconds)
         if without and without != self._without:
@@ -206,7 +209,7 @@ class RoundJournal:
         self._loggers.close()
 
     def absorbed(self, number: int, traffic: Traffic, begin: float, closed: float, counts: Mapping[str, float]) -> None:
-        """Write the line of a round that was absorbed: `cohort`, `uploads`, `left_out`, and privacy."""
+        """Write the line of a round that was absorbed: `cohort`, `uploads`, `left_out`, `shortened`, and privacy."""
         line: Line = {"round": number, **counts, "bytes.down": traffic.down, "bytes.up": traffic.up}
         line |= {"seconds.train": round_to(closed - begin), "seconds.server": round_to(self._clock() - closed)}
         line |= site_score_line(traffic.scores, self._classes)

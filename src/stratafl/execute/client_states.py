@@ -24,6 +24,10 @@ class ClientStates(Mapping[int, State]):
     def tensors(self) -> Rows:
         """What a checkpoint has to hold, as flat names and tensors."""
 
+    def has(self, ids: Tensor) -> Tensor:
+        """Whether each of these clients has a state."""
+        return torch.tensor([client in self for client in ids.tolist()], dtype=torch.bool)
+
     def settle(self) -> None:
         """Make sure that everything a checkpoint refers to is on the disk."""
         return

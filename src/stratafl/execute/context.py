@@ -14,8 +14,9 @@ from stratafl.core.algorithm import Algorithm
 from stratafl.core.footprint import Footprint
 from stratafl.core.reprs import holder
 from stratafl.core.round import Round, Setup
-from stratafl.core.state import State, join_states, moved, pick, separate, stacked
+from stratafl.core.state import State, interleaved, moved, pick, separate, stacked
 from stratafl.execute.blueprint import Blueprint
+from stratafl.execute.client_states import ClientStates, InMemory
 from stratafl.execute.memory import Needs, Store, client_bytes, evaluation_bytes, server_bytes
 from stratafl.execute.rounds import Rounds
 from stratafl.execute.simulated_time import SimulatedTime
@@ -107,15 +108,14 @@ class SimulationContext(Rounds):
 
     def client_states(self, clients: Mapping[int, State], ids: Tensor) -> State:
         """The states of these clients as rows; those without one enrol, all at once."""
-        stored = torch.tensor([client in clients for client in ids.tolist()] if clients else [False] * len(ids))
+        stored = clients.has(ids) if isinstance(clients, ClientStates) else InMemory(ids.device, dict(clients)).has(ids)
         met, new = stored.nonzero()[:, 0], (~stored).nonzero()[:, 0]
-        states = [stacked([clients[client] for client in ids[met].tolist()])] if len(met) else []
-        if len(new):
-            states.append(separate(self.algorithm.enrol(self.setup, ids[new])))
-        states = [moved(state, self.runtime.device) for state in states]
-        if len(states) == 1:
-            return states[0]
-        return pick(join_states(states), torch.cat([met, new]).argsort().to(self.runtime.device))
+        device = self.runtime.device
+        enrolled = moved(self.algorithm.enrol(self.setup, ids[new]), device) if len(new) else {}
+        if not len(met):
+            return separate(enrolled)
+        states = moved(stacked([clients[client] for client in ids[met].tolist()]), device)
+        return interleaved([states, enrolled], [met.to(device), new.to(device)]) if len(new) else states
 
 
 def client_state_format(algorithm: Algorithm, setup: Setup) -> StateFormat:

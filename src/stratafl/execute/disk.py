@@ -167,6 +167,9 @@ class OnDisk(ClientStates):
     def __contains__(self, client: object) -> bool:
         return isinstance(client, int) and 0 <= client < len(self._index.slots) and self._index.slots[client] != NO_SLOT
 
+    def has(self, ids: Tensor) -> Tensor:
+        return torch.isin(ids, torch.from_numpy(np.flatnonzero(self._index.slots != NO_SLOT)))
+
     def __iter__(self) -> Iterator[int]:
         yield from np.flatnonzero(self._index.slots != NO_SLOT).tolist()
 

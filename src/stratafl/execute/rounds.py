@@ -4,7 +4,6 @@ A server needs no data for any of it. `context.py` adds what a simulation needs,
 """
 
 import logging
-from collections import Counter
 from dataclasses import field
 from functools import cached_property
 
@@ -96,14 +95,15 @@ class Rounds:
 
     def checked(self, ids: Tensor) -> Tensor:
         """The ids, if each is a client and none comes twice."""
-        id_list = torch.as_tensor(ids).tolist()
-        wrong = [i for i in id_list if not 0 <= i < self.setup.clients]
+        ids = torch.as_tensor(ids, dtype=torch.int64)
+        wrong = ids[(ids < 0) | (ids >= self.setup.clients)].tolist()
         if wrong:
             raise DataError(f"there is no client {wrong[0]}: the {self.setup.clients} clients are numbered from 0")
-        twice = next(((i, count) for i, count in Counter(id_list).items() if count > 1), None)
-        if twice is not None:
-            raise DataError(f"client {twice[0]} is listed {twice[1]} times: each client takes part in a round once")
-        return torch.as_tensor(ids, dtype=torch.int64)
+        times = ids.bincount()
+        if len(ids) and int(times.max()) > 1:
+            client = int(times.argmax())
+            raise DataError(f"client {client} is listed {times[client]} times: each client takes part in a round once")
+        return ids
 
     def ordered(self, ids: Tensor) -> Tensor:
         """Larger clients first, so that a chunk holds clients of similar size; equal ones by id."""

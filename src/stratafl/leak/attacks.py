@@ -9,15 +9,18 @@ Inputs of a few samples are also found by descent: on those whose gradients poin
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.optim.adam import adam
 
 RIDGE = 1e-2  # of the mean squared length of the gradients of a class
 MAX_ROUNDING = 1e-9
-MATCHING_STEPS, MATCHING_RATE = 200, 0.1
+MATCHING_STEPS = 200
+ADAM: Mapping[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 CANDIDATES = 10  # inputs that are recovered from a client's update
 
 
@@ -94,13 +97,13 @@ def matched_inputs(
     names = [name for name, _ in module.named_parameters() if name in update]
     leaves = {name: model[name].detach().clone().requires_grad_() for name in names}
     target = torch.cat([update[name].flatten() for name in names])
-    optimiser = torch.optim.Adam([x], lr=MATCHING_RATE)
+    mean, square, taken = torch.zeros_like(x), torch.zeros_like(x), torch.zeros(())
     for _ in range(MATCHING_STEPS):
-        optimiser.zero_grad()
         loss = cross_entropy(functional_call(module, {**model, **leaves}, (x,)), labels)
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()), create_graph=True)])
-        (1 + torch.cosine_similarity(gradient, target, dim=0)).backward()
-        optimiser.step()
+        (slope,) = torch.autograd.grad(1 + torch.cosine_similarity(gradient, target, dim=0), x)
+        with torch.no_grad():  # the class Adam imports torch's compiler
+            adam([x], [slope], [mean], [square], [], [taken], amsgrad=False, maximize=False, **ADAM)
     return x.detach()
 
 

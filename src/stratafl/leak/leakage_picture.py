@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from stratafl.data.plot import escape
 from stratafl.leak.leakage import ATTACKS, Leak
 
-_CELL, _ROW, _LEFT, _TOP, _NAMES, _GAP, _LETTER = 58, 24, 150, 46, 92, 42, 7  # pixels
+_CELL, _ROW, _LEFT, _TOP, _GAP, _LETTER, _SLANTED = 58, 24, 150, 46, 42, 7, 5  # pixels
 _FONT = "font: 12px system-ui, sans-serif"
 _STYLE = f"""<style>
 .paper {{ fill: #ffffff }} .ink {{ fill: #1f2328; {_FONT} }} .title {{ fill: #1f2328; {_FONT}; font-weight: 600 }}
@@ -27,9 +27,10 @@ def leakage_picture(leaks: Mapping[str, Sequence[Leak]]) -> str:
         layers = dict.fromkeys(layer for of_method in best.values() for layer, name in of_method if name == attack)
         if layers:
             blocks[attack] = list(layers)
-    width = _LEFT + _CELL * len(best) + 20
+    slanted = _SLANTED * max(map(len, best)) + 12  # names of methods, in height and in width
+    width = _LEFT + _CELL * len(best) + slanted
     width = max(width, 12 + _LETTER * max(len(attack) + len(ATTACKS[attack]) + 2 for attack in blocks))
-    height = _TOP + _NAMES + sum(_GAP + _ROW * len(layers) for layers in blocks.values())
+    height = _TOP + slanted + sum(_GAP + _ROW * len(layers) for layers in blocks.values())
     title = "What a host learns from uploads, by layer"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -39,9 +40,9 @@ def leakage_picture(leaks: Mapping[str, Sequence[Leak]]) -> str:
         _text(12, 24, title + "; colour: from guessing to always right", "title"),
     ]
     for place, method in enumerate(best):
-        x, y = _LEFT + _CELL * (place + 0.5), _TOP + _NAMES - 8
+        x, y = _LEFT + _CELL * (place + 0.5), _TOP + slanted - 8
         parts.append(f'<text class="ink" transform="translate({x:g} {y}) rotate(-45)">{escape(method)}</text>')
-    y = _TOP + _NAMES
+    y = _TOP + slanted
     for attack, names in blocks.items():
         parts.append(_text(12, y + 18, f"{attack}: {ATTACKS[attack]}", "quiet"))
         y += _GAP - 14

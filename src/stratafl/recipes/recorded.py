@@ -17,6 +17,7 @@ from typing import Any
 FILE = "results.toml"
 SCALES = ("smoke", "short", "headline")
 COUNTED = ("hold", "fail", "untold", "unjudged")  # a verdict is one of these
+UNOBTAINABLE = ("flickr-aes", "emnist-byclass", "emnist-digits")  # data sets that no package registry has
 FOLDER_ENDINGS = ("short", "short-tuned", "headline", "headline-tuned")  # of your own runs that are evidence
 
 
@@ -99,9 +100,23 @@ class ListedRecipe:
         """The estimated minutes of a scale on an H200."""
         return float(self._scale(scale).get("minutes", 0))
 
+    @property
+    def columns(self) -> list[str]:
+        return [column["name"] for column in self.table["columns"]]
+
+    @property
+    def obtainable(self) -> list[str]:
+        """The columns whose data can be obtained."""
+        common = self.table.get("settings", {})
+        data = {c["name"]: {**common, **c.get("settings", {})}.get("data.name") for c in self.table["columns"]}
+        return [column for column, name in data.items() if name not in UNOBTAINABLE]
+
+    def columns_at(self, scale: str) -> list[str]:
+        return list(self._scale(scale).get("columns") or self.columns)
+
     def rows(self, scale: str) -> dict[str, int]:
-        """How many rows each column of a scale has."""
-        columns = self._scale(scale).get("columns") or [column["name"] for column in self.table["columns"]]
+        """How many rows each column of a scale has, of those whose data can be obtained."""
+        columns = [column for column in self.columns_at(scale) if column in self.obtainable]
         runnable = [row.get("columns") for row in self.table["rows"] if not row.get("missing")]
         return {column: sum(not only or column in only for only in runnable) for column in columns}
 
@@ -113,7 +128,7 @@ class ListedRecipe:
             if (result.recipe, result.scale, result.tuned) == (self.name, scale, False):
                 share = min(1.0, result.seeds / seeds)
                 done |= {c: max(done[c], share * min(n, rows[c])) for c, n in result.rows.items() if c in rows}
-        return self.minutes(scale) * (1 - sum(done.values()) / sum(rows.values()))
+        return self.minutes(scale) * (1 - sum(done.values()) / sum(rows.values())) if rows else 0.0
 
 
 @cache

@@ -164,5 +164,4 @@ def _sound(stored: dict[str, Any]) -> bool:
 
 
 def _names(stored: dict[str, Any], key: str, count: int) -> bool:
-    names = stored.get(key, [""] * count)
-    return is_list_of(str, names) and len(names) == count
+    return key not in stored or (is_list_of(str, stored[key]) and len(stored[key]) == count)

@@ -78,13 +78,14 @@ def _check_samples(predictions: Predictions, split: str, counts: dict[str, Any] 
     """Raise ValueError unless each client that is there has as many samples as the run recorded."""
     if counts is None or split not in counts["counts"]:
         return
-    expected = counts_array(counts["counts"][split]).sum(1).tolist()
-    clients, samples = (each.tolist() for each in predictions.client.unique(return_counts=True))
-    for client, count in zip(clients, samples, strict=True):
-        if not 0 <= client < len(expected):
-            raise ValueError(f"the run has no client {client}")
-        if expected[client] != count:
-            raise ValueError(f"client {client} has {expected[client]} {split} samples, not {count}")
+    expected = counts_array(counts["counts"][split]).sum(1)
+    clients, samples = (each.numpy() for each in predictions.client.unique(return_counts=True))
+    outside = clients[(clients < 0) | (clients >= len(expected))]
+    if len(outside):
+        raise ValueError(f"the run has no client {outside[0]}")
+    for place in (expected[clients] != samples).nonzero()[0][:1]:
+        client = clients[place]
+        raise ValueError(f"client {client} has {expected[client]} {split} samples, not {samples[place]}")
 
 
 def predicted_round(folder: Path) -> int | None:

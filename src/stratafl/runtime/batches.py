@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,13 @@ class BatchPlan:
     @cached_property
     def order(self) -> tuple[int, ...]:
         """Clients by falling number of steps, so that the active ones come first; equal ones keep their order."""
-        return tuple(sorted(range(len(self.steps)), key=lambda c: -self.steps[c]))
+        order: list[int] = np.argsort(-np.asarray(self.steps, np.int64), kind="stable").tolist()
+        return tuple(order)
+
+    @cached_property
+    def falling(self) -> tuple[int, ...]:
+        """The steps of the clients in this order."""
+        return tuple(sorted(self.steps, reverse=True))
 
     @property
     def longest(self) -> int:
@@ -65,14 +72,14 @@ def plan_batches(
     """
     if batch < smallest:
         return BatchPlan(tuple(counts), (0,) * len(counts), (0,) * len(counts), batch, tuple(counts))
-    tails = [n % batch for n in counts]
-    keeps_tail = [tail >= smallest and not drop_last for tail in tails]
-    per_epoch = [n // batch + (tail > 0 and keep) for n, tail, keep in zip(counts, tails, keeps_tail, strict=True)]
-    per_epoch = [ceil(round(share * m, 9)) for m in per_epoch]
-    epochs_of_client = [epochs] * len(counts) if isinstance(epochs, int) else epochs
-    taken = [(m * e if steps is None else steps) if m else 0 for m, e in zip(per_epoch, epochs_of_client, strict=True)]
-    dropped = tuple(0 if keep else tail for tail, keep in zip(tails, keeps_tail, strict=True))
-    return BatchPlan(tuple(counts), tuple(per_epoch), tuple(taken), batch, dropped)
+    whole, tails = np.divmod(np.asarray(counts, np.int64), batch)
+    keeps_tail = (tails >= smallest) & (not drop_last)
+    numbers, places = np.unique(whole + ((tails > 0) & keeps_tail), return_inverse=True)
+    per_epoch = np.array([ceil(round(share * m, 9)) for m in numbers.tolist()], np.int64)[places]
+    taken = np.where(per_epoch > 0, per_epoch * np.asarray(epochs) if steps is None else steps, 0)
+    columns = (per_epoch, taken, np.where(keeps_tail, 0, tails))
+    per_epoch_of, steps_of, dropped = (tuple(column.tolist()) for column in columns)
+    return BatchPlan(tuple(counts), per_epoch_of, steps_of, batch, dropped)
 
 
 def sample_positions(plan: BatchPlan, epoch_keys: Tensor, offsets: Tensor, *, shuffle: bool = True) -> Tensor:
@@ -113,3 +120,16 @@ class Batches:
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.samples, self.weight, self.noise
+
+
+@holder
+class PlannedBatches:
+    """Batches with their plan, which an evaluation keeps for later rounds."""
+
+    plan: BatchPlan
+    batches: Batches
+
+    @cached_property
+    def by_steps(self) -> Batches:
+        """The batches in the order of falling numbers of steps."""
+        return self.batches.pick(torch.tensor(self.plan.order))

@@ -192,16 +192,14 @@ def _digest(module: nn.Module) -> str:
 
 @cache
 def processor() -> str:
-    """The processor and what torch uses of it."""
-    named = ("model name", "CPU implementer", "CPU part", "CPU variant")
-    facts: dict[str, str] = {}
+    """What the processor can do and what torch uses of it: ways are measured on it, and C++ is compiled for it."""
+    named = ("model name", "CPU implementer", "CPU part", "CPU variant", "flags", "Features")
+    facts = platform.processor()
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in named:
-                facts.setdefault(name.strip(), value.strip())
-    words = [platform.machine(), *(facts.values() or [platform.processor()]), torch.backends.cpu.get_cpu_capability()]
-    return " ".join(word for word in words if word)
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        features = sorted({line for line in lines if line.partition(":")[0].strip() in named})
+        facts = hashlib.sha256("\n".join(features).encode()).hexdigest()
+    return f"{platform.machine()} {facts} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _read(entry: Path, key: Mapping[str, Any]) -> Measured | None:

@@ -1,8 +1,10 @@
 """The task of a cohort: what its clients can do with their data in one round; algorithms see only `core.task.Task`."""
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from operator import neg
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from stratafl.core.round import Round
 from stratafl.core.state import State, join_states, pick, rejoin, rows_of, stored_elements, tensor_of
 from stratafl.core.task import Gradients, Inputs, ScanStep, Scores, Stack
 from stratafl.errors import DataError, ModelError
-from stratafl.runtime.batches import Batches, BatchPlan, plan_batches, sample_positions
+from stratafl.runtime.batches import Batches, BatchPlan, PlannedBatches, plan_batches, sample_positions
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import this_run
 from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
@@ -40,7 +42,7 @@ class CohortTask:
             raise DataError("the cohort is empty: a round needs at least one client")
         self._runtime, self._rnd, self._splits = runtime, rnd, splits
         self.ids, self._host_ids = ids.to(runtime.device), ids.cpu()
-        self._clients = runtime.rows(ids.tolist())  # their places in the federation; their numbers make random keys
+        self._clients = runtime.rows(self._host_ids)  # their places in the federation; their numbers make random keys
         self.layout = runtime.layout
         self.classes = runtime.federation.classes
         self.watched = watched  # whether to note what costs time
@@ -54,17 +56,16 @@ class CohortTask:
         self.notes[name] = values
 
     def sizes(self, split: str = "train") -> Tensor:
-        return torch.tensor(self._counts(split), device=self._runtime.device)
+        return self._sizes(split).to(self._runtime.device)
 
     def class_counts(self, split: str = "train") -> Tensor:
         self._check(split)
         counts: Tensor = self._runtime.federation.class_counts(split)[self._clients].to(self._runtime.device)
         return counts
 
-    def _counts(self, split: str) -> list[int]:
+    def _sizes(self, split: str) -> Tensor:
         self._check(split)
-        counts: list[int] = self._runtime.federation.counts(split)[self._clients].tolist()
-        return counts
+        return self._runtime.federation.counts(split)[self._clients]
 
     def _check(self, split: str) -> None:
         if split not in self._splits:
@@ -136,16 +137,18 @@ class CohortTask:
         if batch < smallest:
             raise ModelError(f"a BatchNorm of this model cannot train on batches of {batch}: use at least 2 samples")
         options = {"epochs": epochs, "steps": steps, "share": share, "drop_last": drop_last, "smallest": smallest}
-        plan = plan_batches(self._counts("train"), batch=batch, **options)  # type: ignore[arg-type]
+        plan = plan_batches(self._sizes("train").tolist(), batch=batch, **options)  # type: ignore[arg-type]
         if any(plan.dropped):
             self.note(f"{purpose}/dropped", torch.tensor(plan.dropped, device=self._runtime.device))
         if not plan.longest:  # no client has a batch: drop_last, or single samples before a BatchNorm
             return carry
         fixed = dict(constants or {})
 
-        batches = [replace(self._batches(plan, f"{purpose}/{draw}", shuffle), trained=True) for draw in range(draws)]
-        scan, table = self._scan(name, step, carry, fixed, batches, plan), self._runtime.table
-        return self._executed(scan if table is None or table.name not in sparse else replace(scan, table=table), plan)
+        drawn = (self._batches(plan, f"{purpose}/{draw}", shuffle) for draw in range(draws))
+        planned = [PlannedBatches(plan, replace(batches, trained=True)) for batches in drawn]
+        scan, table = self._scan(name, step, carry, fixed, planned), self._runtime.table
+        scan = scan if table is None or table.name not in sparse else replace(scan, table=table)
+        return self._executed(scan, planned)
 
     def _scan(
         self,
@@ -153,24 +156,23 @@ class CohortTask:
         step: ScanStep,
         carry: State,
         constants: State,
-        batches: Sequence[Batches],
-        plan: BatchPlan,
+        planned: Sequence[PlannedBatches],
     ) -> Scan:
+        batches, steps = [each.batches for each in planned], planned[0].plan.steps
         source, engine, model = self._source(batches[0]), self._runtime.engine, self._runtime.likeness
         left = self._rnd.setup.rounds - self._rnd.t
-        return Scan(name, step, carry, constants, batches, plan.steps, source, engine, model, left, self._rnd.t)
+        return Scan(name, step, carry, constants, batches, steps, source, engine, model, left, self._rnd.t)
 
     def _source(self, batches: Batches) -> Source:
         return self._runtime.training_source if batches.trained else self._runtime.source
 
-    def _executed(self, scan: Scan, plan: BatchPlan) -> State:
+    def _executed(self, scan: Scan, planned: Sequence[PlannedBatches]) -> State:
         """All steps, by a captured step where steps are captured."""
         done = self._runtime.scan(scan)
         if done is not None:
             return done
-        sorted_batches = [each.pick(torch.tensor(plan.order)) for each in scan.batches]
         step = scan.step if scan.table is None else with_short_table(scan.step, scan.table)
-        return self._in_lanes(step, scan.carry, scan.constants, plan, sorted_batches)
+        return self._in_lanes(step, scan.carry, scan.constants, planned[0].plan, [each.by_steps for each in planned])
 
     def _in_lanes(
         self, step: ScanStep, carry: State, constants: State, plan: BatchPlan, batches: list[Batches]
@@ -178,17 +180,14 @@ class CohortTask:
         """All steps, with the clients in pieces; the batches are in the order of falling numbers of steps."""
         if not in_a_lane():
             self._runtime.engine.prepare()
-        pieces, is_sorted = self._pieces(carry), list(plan.order) == list(range(len(self)))
+        pieces, is_sorted = self._pieces(carry), plan.steps == plan.falling
         if len(pieces) == 1 and is_sorted:  # nothing to copy
-            return self._steps(step, carry, constants, list(plan.steps), batches)
+            return self._steps(step, carry, constants, plan.steps, batches)
 
         def run(piece: slice) -> State:
-            clients = plan.order[piece]
-            place = piece if is_sorted else torch.tensor(clients, device=self._runtime.device)
+            place = piece if is_sorted else torch.tensor(plan.order[piece], device=self._runtime.device)
             own_batches = [each.pick(piece) for each in batches]
-            return self._steps(
-                step, pick(carry, place), pick(constants, place), [plan.steps[c] for c in clients], own_batches
-            )
+            return self._steps(step, pick(carry, place), pick(constants, place), plan.falling[piece], own_batches)
 
         done = in_lanes(run, pieces, threads=1 if self._runtime.engine.alone else None)
         if is_sorted:
@@ -204,7 +203,9 @@ class CohortTask:
             return cut(len(self), 1)
         return cut(len(self)) if is_long(stored_elements(carry), engine.client_seconds) else whole
 
-    def _steps(self, step: ScanStep, carry: State, constants: State, steps: list[int], batches: list[Batches]) -> State:
+    def _steps(
+        self, step: ScanStep, carry: State, constants: State, steps: Sequence[int], batches: list[Batches]
+    ) -> State:
         """All steps of clients whose numbers of steps are falling."""
         done: list[State] = []
         width = len(steps)
@@ -221,7 +222,7 @@ class CohortTask:
         """For each step, how many clients take it, and their batches, which are read several steps at a time."""
         begin = 0
         while begin < steps[0]:
-            active = sum(count > begin for count in steps)
+            active = bisect_left(steps, -begin, key=neg)  # the clients with more steps
             numbers = self._runtime.source.x[:1].numel() * batches[0].samples.shape[2] * active
             end = min(steps[active - 1], begin + max(1, NUMBERS_PER_READ // max(numbers, 1)))
             windows = [self._window(each, slice(begin, end), active) for each in batches]
@@ -264,16 +265,20 @@ class CohortTask:
         For 15,000 samples of 20 clients and ResNet-18, an H200 takes 56 ms so, and 64 to 111, depending on its host,
         where operations are launched one by one; client by client with stock convolutions it takes 110.
         """
-        counts = self._counts(split)
-        if not any(counts):
+        sizes = self._sizes(split)
+        if not bool(sizes.any()):
             return total
-        most = self._runtime.largest(split)
-        plan = plan_batches(counts, batch=min(EVALUATION_BATCH, 1 << (most - 1).bit_length()))
-        key = (split, *self._clients)
-        batches = self._runtime.kept_batches(key, lambda: self._batches(plan, "scores", False, split))
+        batch = min(EVALUATION_BATCH, 1 << (self._runtime.largest(split) - 1).bit_length())
+
+        def planned() -> PlannedBatches:
+            plan = plan_batches(sizes.tolist(), batch=batch)
+            return PlannedBatches(plan, self._batches(plan, "scores", False, split))
+
+        key = split, batch, self._clients.numpy().tobytes()
+        scored = self._runtime.kept_batches(key, planned)
         step = _scoring_step(self._runtime.engine, self.classes)
-        scan = self._scan(("scores", self.classes), step, {"total": total}, {"row": rows}, [batches], plan)
-        return tensor_of(self._executed(scan, plan), "total")
+        scan = self._scan(("scores", self.classes), step, {"total": total}, {"row": rows}, [scored])
+        return tensor_of(self._executed(scan, [scored]), "total")
 
     def features(self, rows: Rows, split: str) -> tuple[Tensor, Tensor, Tensor]:
         parts = [
@@ -307,7 +312,7 @@ class CohortTask:
 
         Only clients that have samples left take part, so that small clients do not wait for large ones.
         """
-        counts, device = self._counts(split), self._runtime.device
+        counts, device = self._sizes(split).tolist(), self._runtime.device
         samples = self._samples(split)
         limit = torch.tensor(counts, device=device)[:, None]
         offsets = self._offsets(split)[:, None]

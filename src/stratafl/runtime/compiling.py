@@ -33,6 +33,7 @@ from stratafl.child_processes import python_command, safe_environment
 from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
 from stratafl.files import cache_folder, write_atomically
+from stratafl.runtime.choice import processor
 from stratafl.runtime.compiled_step import DONE, MAX_LOG_BYTES, MODULE, REQUEST, Run, load_step, read_done, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 
@@ -291,7 +292,7 @@ def environment(device: torch.device) -> Description:
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
         "triton": _triton(),
         "python": platform.python_version(),
-        "processor": [platform.machine(), _processor()],
+        "processor": processor(),
         "device": str(device),
         "gpu": _gpu(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -307,17 +308,6 @@ def _triton() -> str | None:
         with suppress(PackageNotFoundError):
             return version(name)
     return None
-
-
-def _processor() -> str:
-    """What the processor can do, because C++ is compiled for it."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        features = {
-            line for line in lines if line.partition(":")[0].strip() in ("flags", "Features", "model name", "CPU part")
-        }
-        return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()
-    return platform.processor()
 
 
 def _gpu(device: torch.device) -> list[Any] | None:

@@ -1,7 +1,7 @@
 """The runtime of a federation: its data, its engine and its captured steps, which do not change from round to round."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from stratafl.core.layout import Layout
 from stratafl.core.reprs import holder
 from stratafl.core.state import State
 from stratafl.data.federation import Federation
-from stratafl.runtime.batches import Batches
+from stratafl.runtime.batches import PlannedBatches
 from stratafl.runtime.captured import CapturedSteps
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import ScanRequest, this_run
@@ -44,7 +44,7 @@ class Runtime:
     numbers: tuple[int, ...] | None = None  # of the federation's clients, where a row is another client than its place
     widest: Mapping[str, int] = field(default_factory=dict)  # samples of the largest client, also of those elsewhere
     _joined: list[CapturedSteps] = field(default_factory=list)  # that it shares with other runs
-    _batches: dict[Hashable, Batches] = field(default_factory=dict)
+    _batches: dict[Hashable, PlannedBatches] = field(default_factory=dict)
     _switched: dict[str, int] = field(default_factory=dict)  # since which round which compiled step is used
 
     @cached_property
@@ -74,20 +74,19 @@ class Runtime:
         """Whether clients are scored by a scan, also alone: batches of another width would have other bits."""
         return self.captured is not None or self.joins
 
-    def rows(self, clients: Sequence[int]) -> list[int]:
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Where the federation has the samples of these clients."""
-        return list(clients) if self.numbers is None else [self.numbers.index(client) for client in clients]
+        return ids if self.numbers is None else torch.tensor([self.numbers.index(client) for client in ids.tolist()])
 
     def largest(self, split: str) -> int:
         """The samples of the largest client of all, to which batches are padded: bits depend on their width."""
         return max(self.widest.get(split, 0), int(self.federation.counts(split).max()))
 
-    def kept_batches(self, key: Hashable, make: Callable[[], Batches]) -> Batches:
+    def kept_batches(self, key: Hashable, make: Callable[[], PlannedBatches]) -> PlannedBatches:
         """Batches that are the same in every round, as those of an evaluation: making them takes as long as a step."""
-        if key not in self._batches:
-            if len(self._batches) >= KEPT_BATCHES:
-                self._batches.clear()
-            self._batches[key] = make()
+        self._batches[key] = self._batches.pop(key) if key in self._batches else make()  # those used last are the last
+        for unused in [*self._batches][:-KEPT_BATCHES]:
+            del self._batches[unused]
         return self._batches[key]
 
     def scan(self, scan: Scan) -> State | None:

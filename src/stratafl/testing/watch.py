@@ -1,6 +1,6 @@
 """Wrappers of an algorithm for the laws: they watch inputs, change uploads, hide undeclared fields and trace steps."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
@@ -235,7 +235,9 @@ class TracingTask(CohortTask):
     def _pieces(self, carry: State) -> list[slice]:
         return [slice(0, len(self))]  # in this thread, since tracing patches torch for all of them
 
-    def _steps(self, step: ScanStep, carry: State, constants: State, steps: list[int], batches: list[Batches]) -> State:
+    def _steps(
+        self, step: ScanStep, carry: State, constants: State, steps: Sequence[int], batches: list[Batches]
+    ) -> State:
         if steps[0] > 0:
             active, stacks = next(self._stacks(batches, steps))
             tensors = [(s.x, s.y, s.weight, s.keys) for s in stacks]

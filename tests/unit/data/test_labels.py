@@ -5,6 +5,7 @@ import pytest
 from data_files import image_file, pictures, table
 
 from stratafl.data import Reading, load_samples, read_shards, write_shards
+from stratafl.data.labels import distinct_labels
 from stratafl.errors import StrataError
 from wording import mentions
 
@@ -147,3 +148,20 @@ def test_labels_that_are_missing_or_nothing_known(tmp_path):
 
 def test_a_client_array_that_is_asked_for_must_be_there(tmp_path):
     assert mentions(refusal(stored(tmp_path, "npz", [0, 1]), client="who"), "'who'")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([3, 1, 3, 7, 1], np.uint8),
+        np.array([-128, 127] * 200, np.int8),
+        np.array([2**63 + 5, 2**63 + 5, 2**63 + 6], np.uint64),
+        np.array([10**9, -(10**9), 0]),
+        np.array([2.0, 0.5, 2.0]),
+    ],
+)
+def test_distinct_labels_are_those_of_numpy(labels):
+    values, numbers = distinct_labels(labels)
+    expected = np.unique(labels, return_inverse=True)
+    assert (values.dtype, values.tolist()) == (labels.dtype, expected[0].tolist())
+    assert (numbers.dtype, numbers.tolist()) == (np.int64, expected[1].tolist())

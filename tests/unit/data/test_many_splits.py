@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stratafl.data import splitting
+from stratafl.data import many_splits, splitting
 from stratafl.data.many_splits import Generators, seed_words
 from stratafl.data.partitions.base import IID, Assignment, Pieces, Pool, by_owner
 from stratafl.data.splitting import SplitPlan, Splitter
@@ -47,6 +47,7 @@ def test_many_clients_are_split_as_one_by_one(plan, classes, monkeypatch):
     sizes = np.append(rng.integers(5, 20, CLIENTS - 1), 90)
     whole, labels = assignment(sizes, rng), rng.integers(-1, classes, sizes.sum()) * rng.integers(0, 2, sizes.sum())
     splitter = Splitter(labels, plan, first=3)
+    monkeypatch.setattr(many_splits, "CLIENTS_IN_CACHE", 128)  # in blocks, the last of which is smaller
     many = splitter.split_assignment(whole)
     assert all(isinstance(split, Pieces) for split in many.values())
     monkeypatch.setattr(splitting, "MIN_CLIENTS_AT_ONCE", CLIENTS + 1)

@@ -394,7 +394,7 @@ CHANGES = {
     "torch": lambda m: m.setattr(torch, "__version__", "2.99"),
     "triton": lambda m: m.setattr(compiling, "version", lambda name: "9.9"),
     "GPU": lambda m: m.setattr(compiling, "_gpu", lambda device: ["NVIDIA H200", 9, 0]),
-    "processor": lambda m: m.setattr(compiling, "_processor", lambda: "another"),
+    "processor": lambda m: m.setattr(compiling, "processor", lambda: "another"),
     "precision": lambda m: m.setattr(torch, "get_float32_matmul_precision", lambda: "high"),
     "threads": lambda m: m.setattr(torch, "get_num_threads", lambda: 77),
     "deterministic": lambda m: m.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True),
