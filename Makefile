@@ -2,6 +2,7 @@
 # make test    install into .venv and run the fast tests: about four minutes on two idle cores
 # make test-slow  every method through every law, kills, chaos, fuzz tests, the browser, the pages: about 16 minutes
 # make test-all   everything, and the full products of methods, settings and executors: an hour or more
+# make flower142  the fast tests of federations with Flower 1.42, in an environment of its own; see docs/design/flower.md
 # make mutants  try small mutations of the source, each of which some test must notice
 # make messages write tests/messages.txt, all words of the source, whose diff shows changes of wording
 # make bench   a plain loop against the engine, on this machine
@@ -18,7 +19,7 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all mutants messages bench docs serve lint format package clean
+.PHONY: demo test test-slow test-all flower142 mutants messages bench docs serve lint format package clean
 
 demo: $(RUNNABLE)
 	$(BIN)/strata compare --jobs 2 $(ARGS)
@@ -36,6 +37,17 @@ test-slow: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(PYTEST) -n 3 $(ARGS)
+
+# pip cannot resolve 1.42 yet: it asks for a certifi that is not on PyPI.
+FLOWER142 := .venv-flower142
+
+flower142: $(FLOWER142)/.flower
+	$(PYTEST:$(VENV)/%=$(FLOWER142)/%) -n 2 -m "not slow and not nightly" $(or $(ARGS),tests/deploy tests/exchange)
+
+$(FLOWER142)/.flower: pyproject.toml constraints.txt
+	$(MAKE) VENV=$(FLOWER142) $(FLOWER142)/.installed
+	$(FLOWER142)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "flwr==1.42.*"
+	touch $@
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants try $(ARGS)
@@ -84,5 +96,5 @@ $(INSTALLED): $(RUNNABLE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(FLOWER142) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -92,7 +92,7 @@ def check_command(words: list[str], folder: Path) -> None:
     if program == "strata":
         check_strata(arguments)
     elif program == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         assert arguments[0] in targets, f"there is no target {arguments[0]}"
     elif program in ("python", "pytest") or words[:2] == ["sudo", "python"]:
         scripts = [word for word in arguments if word.endswith(".py")]

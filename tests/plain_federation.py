@@ -27,17 +27,18 @@ from stratafl.execute.exchange.server_store import AUDIT
 
 SITES = ("a", "b", "c")
 PATIENCE = 900.0  # seconds; only what hangs takes that long, and a busy machine takes as long as it takes
-STILL = 180.0  # seconds without a line in the audit log, after which an operator starts silent SuperNodes again
+STILL = 180.0  # seconds without a line in the audit log, after which an operator restarts what no longer answers
 BETWEEN = 20.0  # seconds between two kills, at most
 ANSWERED = ("uploaded", "has its model")  # states of a site from which nothing is awaited
 COMMANDS = Path(sys.executable).parent
-# Flower's processes, by what their command lines hold.
-PARTS = {
-    "superlink": "flower-superlink",
-    "superexec": "flower-superexec",
-    "serverapp": "flwr-serverapp",
-    "supernode": "flower-supernode",
-    "clientapp": "flwr-clientapp",
+# Kinds of Flower's processes: what their command lines hold, and whether they are the SuperLink's.
+KINDS = {
+    "superlink": ("flower-superlink", True),
+    "superlink's superexec": ("flower-superexec", True),
+    "serverapp": ("flwr-serverapp", True),
+    "supernode": ("flower-supernode", False),
+    "supernode's superexec": ("flower-superexec", False),
+    "clientapp": ("flwr-clientapp", False),
 }
 
 
@@ -52,7 +53,7 @@ class PlainFederation:
         self.host, self.app = folder / "host", folder / "app"
         self.sites = {site: folder / site for site in self.file.deploy.sites}
         self.processes = dict[str, subprocess.Popen[bytes]]()
-        self.restarted = list[str]()  # sites whose SuperNodes were silent
+        self.restarted = list[str]()  # sites whose SuperNodes were silent, and a SuperLink without a superexec
         write_samples(folder, self.file.deploy.sites)
         (folder / "given.toml").write_text(tomli_w.dumps(self.file.tables()))
         self.prepare()
@@ -70,7 +71,7 @@ class PlainFederation:
         (self.host / KEYS / f"{site}.pub").write_bytes((self.sites[site] / f"{site}.pub").read_bytes())
 
     def __enter__(self) -> "PlainFederation":
-        self.port = free_port()
+        self.port, self._ports = free_port(), {site: free_port() for site in self.sites}
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         self._environment = {
@@ -79,6 +80,7 @@ class PlainFederation:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": "1",
         }
+        del self._environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]  # a stock SuperLink runs `uv sync`
         trust = f'root-certificates = "{self._tls / "ca.pem"}"' if self._secured else "insecure = true"
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
@@ -103,18 +105,18 @@ class PlainFederation:
     def __exit__(self, *raised: object) -> None:
         for name in [*self.processes]:
             self.stop(name)
-        for pid in self._orphans():
+        for pid in self._running():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _orphans(self) -> list[int]:
-        """What outlived the SuperNode that had started it, and was killed."""
-        pids, home = list[int](), f"FLWR_HOME={self.folder / 'flwr'}\0".encode()
+    def _running(self) -> dict[int, str]:
+        """The command lines of all processes, also of those that outlived the one that had started them."""
+        lines, home = dict[int, str](), f"FLWR_HOME={self.folder / 'flwr'}\0".encode()
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if home in (process / "environ").read_bytes():
-                    pids.append(int(process.name))
-        return pids
+                    lines[int(process.name)] = (process / "cmdline").read_text()
+        return lines
 
     # Processes
 
@@ -139,7 +141,8 @@ class PlainFederation:
 
     def _supernode(self, site: str, folder: Path) -> list[object]:
         config = f'site="{site}" folder="{folder}" data="{self.folder / site}.csv"'
-        place = ["--superlink", f"127.0.0.1:{self.port}", "--port", free_port(), "--node-config", config]
+        port = free_port() if folder != self.sites[site] else self._ports[site]
+        place = ["--superlink", f"127.0.0.1:{self.port}", "--port", port, "--node-config", config]
         if not self._secured:
             return ["flower-supernode", *place, "--insecure"]
         trust = ["--root-certificates", self._tls / "ca.pem"]
@@ -174,18 +177,6 @@ class PlainFederation:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def kill(self, name: str, part: str) -> int:
-        """SIGKILL to a part of a SuperNode's or the SuperLink's processes, once it is there; its pid."""
-        pid = self.until(lambda: self.pid(name, part), f"{name}'s {part}")
-        os.kill(pid, signal.SIGKILL)
-        return int(pid)
-
-    def pid(self, name: str, part: str) -> int | None:
-        """The SuperNode or SuperLink itself, or what it has started."""
-        if PARTS[part] == PARTS.get(name, PARTS["supernode"]):
-            return self.processes[name].pid
-        return next((pid for pid, line in _below(self.processes[name].pid) if PARTS[part] in line), None)
-
     # Runs
 
     def run(self) -> subprocess.Popen[bytes]:
@@ -200,9 +191,9 @@ class PlainFederation:
         return int(self.processes.pop("run").wait())
 
     def finish_despite(self, kills: Sequence[str], moments: random.Random) -> list[tuple[str, int]]:
-        """Kill these parts at random moments, two for each absorbed round, and do what an operator does until it ends.
+        """Kill these kinds at random moments, two for each absorbed round, and do what an operator does until it ends.
 
-        What is gone is started again, and `flwr run` is given again. Returns each part with the rounds that had been
+        What is gone is started again, and `flwr run` is given again. Returns each kind with the rounds that had been
         absorbed when it was killed.
         """
         killed, lines, moved, begin = list[tuple[str, int]](), 0, time.monotonic(), time.monotonic()
@@ -214,14 +205,20 @@ class PlainFederation:
             if len(self.audit()) > lines:
                 lines, moved = len(self.audit()), now
             elif now - moved > STILL:
-                self._restart_silent()
+                silent = self._restart_silent()
+                print(f"{now - begin:7.1f} s  nothing for {STILL:.0f} s; started again: {', '.join(silent) or 'none'}")
+                self.restarted += silent
                 moved = now
             absorbed = len(self.absorbed())
             if len(killed) < min(len(kills), 2 * absorbed + 2) and now >= due:
-                if self._killed(kills[len(killed)], moments):
-                    killed.append((kills[len(killed)], absorbed))
+                kind = kills[len(killed)]
+                if owner := self._killed(kind, moments):
+                    killed.append((kind, absorbed))
+                    at = "" if owner == "superlink" else f" of '{owner}'"
+                    print(f"{now - begin:7.1f} s  kill {len(killed)}: {kind}{at}, {absorbed} rounds absorbed")
                 due = now + moments.uniform(0, BETWEEN)
             time.sleep(0.2)
+        print(f"{time.monotonic() - begin:7.1f} s  finished")
         return killed
 
     def is_finished(self) -> bool:
@@ -234,21 +231,33 @@ class PlainFederation:
         if "run" not in self.processes or self.processes["run"].poll() is not None:
             self.run()
 
-    def _restart_silent(self) -> None:
-        """The SuperNodes of sites that have been asked and do not answer."""
+    def _restart_silent(self) -> list[str]:
+        """The SuperNodes of sites that have been asked and do not answer, and a SuperLink that starts no ServerApp."""
         sites = (read_status(self.host) or {}).get("sites", {})
-        for site in [site for site in self.sites if sites.get(site, {}).get("state") not in ANSWERED]:
-            self.restarted.append(site)
-            self.stop(site)
-            self.start(site)
+        silent = [site for site in self.sites if sites.get(site, {}).get("state") not in ANSWERED]
+        silent += [] if self._owners("superlink's superexec") else ["superlink"]
+        for name in silent:
+            self.stop(name)
+            self.start(name)
+        return silent
 
-    def _killed(self, part: str, moments: random.Random) -> bool:
-        """SIGKILL to one process of this kind, if there is one now."""
-        names = ["superlink"] if part in ("superlink", "serverapp") else [*self.sites]
-        pids = [pid for name in names if (pid := self.pid(name, part)) is not None]
-        if pids:
-            os.kill(moments.choice(pids), signal.SIGKILL)
-        return bool(pids)
+    def _killed(self, kind: str, moments: random.Random) -> str:
+        """SIGKILL to one process of this kind, if there is one now; whose it was."""
+        owners = self._owners(kind)
+        if not owners:
+            return ""
+        pid = moments.choice(sorted(owners))
+        os.kill(pid, signal.SIGKILL)
+        return owners[pid]
+
+    def _owners(self, kind: str) -> dict[int, str]:
+        """The processes of this kind, and whose each is, by the port in its command line."""
+        (command, is_superlink), owners = KINDS[kind], dict[int, str]()
+        for pid, line in self._running().items():
+            owner = next((site for site, port in self._ports.items() if str(port) in line), "superlink")
+            if command in line and (owner == "superlink") == is_superlink:
+                owners[pid] = owner
+        return owners
 
     def until(self, met: Callable[[], Any], what: str) -> Any:
         latest = time.monotonic() + PATIENCE

@@ -489,14 +489,6 @@ PUBLISHED = (  # page of docs/results, start of the table, the paper's column, o
         "flayer/table2 --scale headline",
     ),
     (
-        "flayer",
-        "| CIFAR-100, ResNet-18 | paper |",
-        1,
-        2,
-        "FLAYER, Table 1: CIFAR-100, ResNet-18",
-        "flayer/table1 --scale short --seeds 1",
-    ),
-    (
         "pfedla",
         "| CIFAR-100 | non-IID_1",
         1,
@@ -516,7 +508,7 @@ PUBLISHED = (  # page of docs/results, start of the table, the paper's column, o
         "fedlag",
         "| CIFAR-100, α = 0.1, 20 % take part |",
         1,
-        2,
+        3,
         "FedLAG, Table 1: CIFAR-100, 20 % of clients",
         "fedlag/table1 --scale short --seeds 1",
     ),

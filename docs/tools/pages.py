@@ -38,16 +38,17 @@ _HEAD = """# Methods
 
 | your clients | try first |
 |---|---|
-| differ in how often classes occur | [FedPrior](fedprior.md) |
-| hold only a few of the classes | [FedPrior](fedprior.md), [FLAYER](flayer.md), [FedRep](fedrep.md) |
-| differ in what a class looks like | [FedPer](fedper.md), [FedALA](fedala.md), [Ditto](ditto.md) |
-| form groups | [FedALP](fedalp.md), [IFCA](ifca.md) |
-| have different scanners or sensors | [FedBN](fedbn.md), [LG-FedAvg](lgfedavg.md) |
-| are very similar | [FedAvg](fedavg.md), [FedOpt](fedopt.md) |
+| differ in how often classes occur | [FedPrior](fedprior.md), [FedStrata](fedstrata.md) |
+| hold only a few of the classes | [Local](local.md), [FedPrior](fedprior.md), [FLAYER](flayer.md) |
+| differ in the rule behind the answers | [FedPer](fedper.md), [FLAYER](flayer.md), [Local](local.md) |
+| differ strongly in what a class looks like | [Local](local.md), [LG-FedAvg](lgfedavg.md) |
+| form groups, or have different scanners or sensors | [IFCA](ifca.md), [FedPer](fedper.md), [Local](local.md) |
+| have different scanners, and a model with BatchNorm | [FedBN](fedbn.md) |
+| are very similar | [FedAvg](fedavg.md), [FedPrior](fedprior.md) |
 
 Compare with [Local](local.md) and [FedAvg](fedavg.md) in any case. [Choosing a method](../understand/choosing.md) \
-gives the reasons, and `strata advise` measures on your data. You can add FLAYER's parts, LAG, ConFREE and a \
-class prior to other methods, as in `fedper+flayer` or `fedala+prior` ([compositions](composition.md)).
+gives the reasons and what was measured, and `strata advise` measures on your data. You can add FLAYER's parts, LAG, \
+ConFREE and a class prior to other methods, as in `fedper+flayer` or `fedala+prior` ([compositions](composition.md)).
 
 In the tables, *0.1* and *0.5* are accuracies in % on MNIST with Dirichlet shares: at 0.1 clients hold few classes, \
 at 0.5 most. *Time* is that of a round, relative to FedAvg's ([setting](../results/methods.md)). *Layers* shows \

@@ -11,7 +11,9 @@ A test fails if a page or a picture is not what this would write, or if a page h
 import csv
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from math import log
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,46 @@ def measured_table(samples: str) -> str:
     return markdown_table(["method", *(cell.kind for cell in cells)], rows, len(cells))
 
 
+def leads_table() -> str:
+    """Of each measured federation the chosen method and what it gains over training alone and over FedAvg."""
+    cells = measured_federations()
+    kinds, sizes = (list(dict.fromkeys(getattr(cell, axis) for cell in cells)) for axis in ("kind", "samples"))
+    by_place = {(cell.kind, cell.samples): _lead(cell) for cell in cells}
+    rows = [[kind, *(by_place[kind, size] for size in sizes)] for kind in kinds]
+    return markdown_table(["clients", *(f"{size} samples" for size in sizes)], rows)
+
+
+def _lead(cell: MeasuredFederation) -> str:
+    best = cell.methods[0]
+    gains = {"local": best.over_local, "fedavg": best.over_fedavg}
+    words = {
+        name: f"{100 * gain.value:+.1f} ± {100 * gain.error:.1f}{'' if is_sure(gain) else '?'}"
+        for name, gain in gains.items()
+    }
+    return f"`{best.method}` {', '.join((words | {best.method: '–'})[name] for name in gains)}".replace("-", "−")
+
+
+def rates_table() -> str:
+    """How many methods chose each learning rate, for each measured federation; and where few rates were tried."""
+    chosen: dict[tuple[str, str], Counter[str]] = {}
+    with files("stratafl.advice").joinpath("measured.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            chosen.setdefault((row["kind"], row["samples"]), Counter())[row["rate"]] += 1
+    tried: dict[tuple[str, str], set[str]] = {}
+    with (RESULTS / "which-method/runs.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            tried.setdefault((row["kind"], row["samples"]), set()).add(row["rate"])
+    kinds, sizes = (list(dict.fromkeys(cell[axis] for cell in chosen)) for axis in (0, 1))
+    few = min(map(len, tried.values()))
+    rows = [[kind, *(_rates(chosen[kind, size], len(tried[kind, size]) > few) for size in sizes)] for kind in kinds]
+    return markdown_table(["clients", *(f"{size} samples" for size in sizes)], rows)
+
+
+def _rates(chosen: Counter[str], lower_tried: bool) -> str:
+    shown = ", ".join(f"{rate}: {chosen[rate]}" for rate in sorted(chosen, key=float))
+    return shown if lower_tried else f"{shown} (none lower tried)"
+
+
 def _accuracy(cell: MeasuredFederation, name: str) -> float:
     return next(each.accuracy for each in cell.methods if each.method == name)
 
@@ -314,6 +356,8 @@ def made(text: str, spec: Mapping[str, Any]) -> str:
             "means": means_table,
             "totals": totals,
             "measured": lambda: measured_table(name),
+            "leads": leads_table,
+            "rates": rates_table,
         }
         return f"{match[1]}\n{parts[kind]()}\n{match[3]}"
 

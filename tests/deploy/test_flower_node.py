@@ -15,8 +15,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from stratafl.deploy import flower_node
 from stratafl.deploy.flower_internals import APP_FAILED
-from stratafl.deploy.flower_node import PAUSES, Retries, SiteNode, load_app
-from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST, log_to_stderr
+from stratafl.deploy.flower_node import BEAT, PAUSES, Retries, SiteNode, load_app
+from stratafl.deploy.processes import BAD_CERTIFICATE, FOUND, LOST, RETRY, log_to_stderr
 from stratafl.deploy.site_processes import SiteProcesses
 
 
@@ -200,3 +200,18 @@ def test_only_a_clientapp_is_loaded() -> None:
     assert isinstance(load_app("flower_echo:client"), ClientApp)
     with pytest.raises(TypeError, match="flower_echo:server"):
         load_app("flower_echo:server")
+
+
+def test_a_heartbeat_that_was_lost_is_soon_repeated(pauses: list[float]) -> None:
+    """Two that are lost in a row are all that Flower forgives."""
+    answers = [True, httpx.ConnectError("down"), refused(503), True, False]
+
+    def beat() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(Ended):
+        flower_node._beat(SimpleNamespace(beat=beat))
+    assert pauses == [BEAT, BEAT, RETRY, RETRY, BEAT]

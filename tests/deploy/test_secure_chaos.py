@@ -16,7 +16,7 @@ from chaos import HOST, SITES, Chaos
 from stratafl.deploy.hosting import SERVER
 from stratafl.deploy.member import STATE
 from stratafl.deploy.secure.secure_round import MASKED
-from stratafl.deploy.secure.site_sums import NUMBERS
+from stratafl.deploy.secure.secure_site import NUMBERS
 from stratafl.deploy.signing_keys import KEYS
 
 pytestmark = [

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from stat import S_IMODE
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ from hosted import (
 from stratafl.deploy import hosting
 from stratafl.deploy.courier import Delivered
 from stratafl.deploy.hosting import Hosting
+from stratafl.deploy.member import NOISE, SiteMember
 from stratafl.deploy.secure.secure_round import MASKED
-from stratafl.deploy.secure.secure_site import STEPS
-from stratafl.deploy.secure.site_sums import NUMBERS, SECRETS
+from stratafl.deploy.secure.secure_site import NUMBERS, SECRETS, STEPS
+from stratafl.deploy.secure.site_sums import SiteSums
 from stratafl.deploy.serving import checked_log
 from stratafl.deploy.signatures import HostSignatures, SignedCourier
 from stratafl.deploy.status import read_status
@@ -89,6 +91,7 @@ def check(folder: Path, sites, file) -> None:
         assert path.name not in (NUMBERS, MASKED), path
         if path.name == SECRETS:
             assert not json.loads(path.read_text())["seed"]
+            assert S_IMODE(path.parent.stat().st_mode) == 0o700  # for its owner alone
 
 
 @pytest.mark.parametrize("method", slow_except(["fedper"], ["fedper", "scaffold", "ditto", "local"]))
@@ -96,7 +99,10 @@ def check(folder: Path, sites, file) -> None:
 def test_host_and_sites_end_where_the_simulation_ends(tmp_path, method):
     file, transport, sites = prepared(tmp_path, algorithm={"name": method}, run={"participation": 1.0, "rounds": 2})
     transport.restarts = method == "scaffold"
+    left = []
+    transport.after = lambda at, site, session: left.append((at, site, *sites[site].rglob(NUMBERS))) and False
     hosted(tmp_path, transport).run()
+    assert all((len(paths) == 0) == (at == "open") for at, _, *paths in left if at in STEPS)
     assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
     asked = [json.loads(message.table)["step"] for kind, _, message in transport.requests if kind == "secure"]
     assert asked == ([] if method == "local" else [step for step in STEPS for _ in SITES] * 2)
@@ -134,6 +140,30 @@ def test_a_host_that_goes_on_beyond_the_privacy_budget_is_refused_by_all_sites(t
     with pytest.raises(DeployError, match="round 2 has 0 of 3 uploads"):
         hosted(tmp_path, transport).run()
     assert absorbed(tmp_path) == [[*"abcd"]]
+
+
+@pytest.mark.slow
+def test_the_noise_of_each_site_follows_from_a_file_of_its_own(tmp_path, monkeypatch):
+    options = {"name": "fedper+private", "norm": 0.1, "noise": 4.0, "dp": "distributed"}
+    _, transport, sites = prepared(tmp_path, algorithm=options, run={"participation": 1.0, "rounds": 1})
+    contribution, sent = Site.contribution, {}
+
+    def recorded(self, t, upload):
+        sent[self.client] = upload, contribution(self, t, upload)
+        return sent[self.client][1]
+
+    monkeypatch.setattr(Site, "contribution", recorded)
+    hosted(tmp_path, transport).run()
+    assert len({(folder / NOISE).read_bytes() for folder in sites.values()}) == 4
+    assert not (tmp_path / "host" / NOISE).exists()
+
+    def again():
+        member = SiteMember(sites["a"], "a", str(tmp_path / "a.csv"))
+        return contribution(member.site(), 0, sent[0][0])
+
+    assert torch.equal(again(), sent[0][1])
+    (sites["a"] / NOISE).write_bytes(bytes(32))
+    assert (again() == sent[0][1]).float().mean() < 0.01  # no number has the same noise, but by chance
 
 
 @pytest.mark.slow
@@ -203,6 +233,28 @@ def test_a_host_that_is_killed_after_it_has_opened_a_sum_opens_it_again_and_no_o
     assert steps[:3] == ["open"] * 3
     assert absorbed(tmp_path) == [[*"abcd"]] * 2
     check(tmp_path, sites, file)
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_before_it_removes_its_numbers_gives_the_same_shares_again_and_no_others(
+    tmp_path, monkeypatch
+):
+    file, transport, sites = prepared(tmp_path, run={"participation": 1.0, "rounds": 2})
+    with monkeypatch.context() as patched:
+        patched.setattr(SiteSums, "_remove_numbers", lambda self: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            hosted(tmp_path, transport).run()
+    (numbers,) = [path for folder in sites.values() for path in folder.rglob(NUMBERS) if not seed_beside(path)]
+    kept = json.loads((numbers.parent / SECRETS).read_text())
+    assert (kept["opened"], kept["mask_secret"], kept["share_secret"]) == (0, "", "")
+    hosted(tmp_path, transport).run()
+    assert absorbed(tmp_path) == [[*"abcd"]] * 2
+    assert largest(deployed(tmp_path / "host", sites, file), simulated(tmp_path, file)) == 0
+    check(tmp_path, sites, file)
+
+
+def seed_beside(path: Path) -> str:
+    return json.loads((path.parent / SECRETS).read_text())["seed"]
 
 
 @pytest.mark.slow

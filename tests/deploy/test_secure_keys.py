@@ -17,9 +17,9 @@ from stratafl.cli import main as strata
 from stratafl.deploy.consent import has_consent, keep_consent, summed_with
 from stratafl.deploy.folders import SITE_KEYS, check_own_key, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
-from stratafl.deploy.secure.secure_site import STEPS
+from stratafl.deploy.secure.secure_site import NUMBERS, SECRETS, STEPS
 from stratafl.deploy.secure.session import Session, basis_of
-from stratafl.deploy.secure.site_sums import NUMBERS, SECRETS, SiteSums
+from stratafl.deploy.secure.site_sums import SiteSums
 from stratafl.deploy.signing_keys import key_digests, public_line, read_site_keys
 from stratafl.errors import DeployError, RecordError, WireError
 from stratafl.execute.exchange.protocol import upload_digest

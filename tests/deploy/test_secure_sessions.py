@@ -236,14 +236,21 @@ def test_a_site_that_gives_a_wrong_share_keeps_the_sum_closed_instead_of_spoilin
         summed(spoiling, which, NAMES[:3], SIZE, sites.signers)
 
 
-def test_the_secrets_of_a_session_survive_a_kill_and_are_for_their_owner_alone(tmp_path):
+def test_the_secrets_of_a_session_survive_a_kill_and_end_when_the_site_gives_shares(tmp_path):
     sites = Sites(NAMES[:3], SIZE)
     folder = tmp_path / "site"
     folder.mkdir(mode=0o700)
     sites.files["ada"] = SecretsOnDisk(folder / "secrets.json")
     done = opened(sites, session(cohort=3))  # a new SecureSite for each message
     assert np.array_equal(done.numbers, sites.total(NAMES[:3]))
-    assert "seed" in json.loads((folder / "secrets.json").read_bytes())
+    kept = json.loads((folder / "secrets.json").read_bytes())
+    assert (kept["opened"], kept["seed"], kept["mask_secret"], kept["share_secret"], kept["dealt"]) == (
+        0,
+        *[""] * 3,
+        {},
+    )
+    assert all(len([part for part in parts if part]) == 1 for parts in kept["received"].values())
+    assert len(kept["own_shares"]) == 1
     sites.site("ada").forget()
     kept = json.loads((folder / "secrets.json").read_bytes())
     assert (kept["opened"], kept["seed"], kept["mask_secret"], kept["received"]) == (0, "", "", {})

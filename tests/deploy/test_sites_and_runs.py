@@ -154,8 +154,10 @@ def test_a_site_that_waits_says_so_once_and_one_that_is_shut_out_is_told_so(site
     assert sites._REASONS[SHUT_OUT] in line
     assert "1" not in line  # of an exit code
     site.tend()
+    assert site.status is SiteStatus.PAUSED  # strata status says so beside the reason
     assert refused() == []
-    connected(site)
+    assert connected(site) is not None
+    assert site.status is SiteStatus.CONNECTED
     (line,) = refused()
     assert sites._REVOKED in line
 

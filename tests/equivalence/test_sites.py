@@ -300,7 +300,7 @@ def test_uploads_that_a_simulation_would_leave_out_are_left_out():
 def test_other_uploads_of_a_round_get_other_noise():
     """The difference of two models with the same noise would show what was added."""
     plan = blueprint(algorithm("fedper+private", norm=0.1), torch.float32, buffers="local")
-    server = Server.of(plan, Roster(6), norm_limit=None, secret=bytes(range(32)))
+    server = Server.of(plan, Roster(6), norm_limit=None, norm_clip=None, secret=bytes(range(32)))
     both = {0: b"one", 1: b"two"}
     uploads = (both, dict(reversed(both.items())), {**both, 1: b"three"}, {0: b"one"})
     secrets = [server._keyed(server.at(0), given).setup.secret for given in uploads]

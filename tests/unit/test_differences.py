@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 
-from stratafl.advice.measured import measured_federations
+from stratafl.advice.measured import SURE, is_sure, measured_federations
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 SEEDS = ("0", "1", "2")
@@ -95,10 +95,7 @@ def test_what_advice_knows_is_what_the_runs_show() -> None:
         tests, validated = dict[str, list[float]](), dict[str, float]()
         here = [row for row in runs if (row["kind"], row["samples"]) == (kind, str(samples))]
         for method in {row["method"] for row in here}:
-            mine = [row for row in here if row["method"] == method]
-            rate = max((row for row in mine if row["seed"] == SEEDS[0]), key=_chosen)["rate"]
-            mine = [row for row in mine if row["rate"] == rate]
-            best = [max((row for row in mine if row["seed"] == seed), key=_chosen) for seed in SEEDS]
+            best = _best(here, method)
             tests[method] = [float(row["test"]) for row in best]
             validated[method] = fmean(float(row["validation"]) for row in best)
         assert validated[cell.methods[0].method] == max(validated.values())
@@ -108,6 +105,78 @@ def test_what_advice_knows_is_what_the_runs_show() -> None:
                 gains = [a - b for a, b in zip(tests[each.method], tests[base], strict=True)]
                 assert math.isclose(gain.value, fmean(gains), abs_tol=1e-4)
                 assert math.isclose(gain.error, stdev(gains) / 3**0.5, abs_tol=1e-4)
+
+
+ALIKE, PERMUTED = "alike", "half of the labels permuted"
+SOME_SKEW, SKEW = "label skew, α = 0.5", "label skew, α = 0.1"
+TURNED, TURNED_FAR = "rotation by up to 45°", "rotation by up to 90°"
+SHARING = ("fedavg", "fedprior", "fedala", "fedstrata")
+
+
+def test_what_the_page_calls_certain_is_certain_and_nothing_else_is() -> None:
+    """Each sentence of docs/results/which-method.md on a lead."""
+    known = {(each.kind, each.samples): {m.method: m for m in each.methods} for each in measured_federations()}
+
+    def ahead(kind: str, samples: int) -> set[str]:
+        """The methods that are certainly ahead of training alone."""
+        methods = known[kind, samples].values()
+        return {each.method for each in methods if each.over_local.value > 0 and is_sure(each.over_local)}
+
+    def ahead_of_fedavg(kind: str, samples: int, method: str) -> bool:
+        gain = known[kind, samples][method].over_fedavg
+        return gain.value > 0 and is_sure(gain)
+
+    sizes = (20, 80, 320)
+    for samples in sizes:
+        assert ahead(ALIKE, samples) >= {*SHARING}
+        assert not any(is_sure(known[ALIKE, samples][name].over_fedavg) for name in SHARING)
+        assert "fedstrata" in ahead(SOME_SKEW, samples)
+        assert ahead(SKEW, samples) == ({"flayer"} if samples == 80 else set())
+        assert known[SKEW, samples]["fedavg"].over_local.value < -0.1
+        assert not ahead(TURNED_FAR, samples)
+        assert ahead_of_fedavg(TURNED_FAR, samples, "lgfedavg")
+        assert all(known[TURNED_FAR, samples][name].over_local.value < 0 for name in SHARING)
+        assert not ahead("domains", samples)
+        assert all(known[PERMUTED, samples][name].over_local.value < -0.05 for name in SHARING)
+    assert known[SKEW, 80]["flayer"].over_local.value < 0.01
+    assert "flayer" in ahead(TURNED, 20)
+    assert "ifca" in ahead(TURNED, 80)
+    assert not ahead(TURNED, 320)
+    for samples in (80, 320):
+        assert ahead_of_fedavg("domains", samples, "ifca")
+        assert ahead_of_fedavg("domains", samples, "fedper")
+        assert "fedper" in ahead(PERMUTED, samples)
+    assert not ahead(PERMUTED, 20)
+
+
+def test_fedstrata_is_certainly_ahead_of_fedprior_in_no_federation_with_skewed_labels() -> None:
+    runs = rows_of("which-method/runs.csv")
+    for kind in (SOME_SKEW, SKEW):
+        for samples in ("20", "80", "320"):
+            here = [row for row in runs if (row["kind"], row["samples"]) == (kind, samples)]
+            pairs = zip(_best(here, "fedstrata"), _best(here, "fedprior"), strict=True)
+            gains = [float(strata["test"]) - float(prior["test"]) for strata, prior in pairs]
+            assert fmean(gains) < SURE * stdev(gains) / 3**0.5
+
+
+def _best(here: list[dict[str, str]], method: str) -> list[dict[str, str]]:
+    """Of each seed its best round at the learning rate that the first chose."""
+    mine = [row for row in here if row["method"] == method]
+    rate = max((row for row in mine if row["seed"] == SEEDS[0]), key=_chosen)["rate"]
+    mine = [row for row in mine if row["rate"] == rate]
+    return [max((row for row in mine if row["seed"] == seed), key=_chosen) for seed in SEEDS]
+
+
+def test_the_table_for_choosing_has_the_numbers_of_the_measured_federations() -> None:
+    known = {e.kind: {m.method: m.accuracy for m in e.methods} for e in measured_federations() if e.samples == 80}
+    rows = table("../understand/choosing.md", "your clients")
+    measured = [row for row in rows if row[-1].split(":")[0] in known]
+    assert {row[-1].split(":")[0] for row in measured} == {*known} - {TURNED}
+    for _, methods, _, cell in measured:
+        kind, numbers = cell.split(":")
+        names = re.findall(r"\[`(\w+)`\]", methods) + re.findall(r"`(\w+)`", numbers)
+        assert {*names} >= {"local"}
+        assert re.findall(r"\d+\.\d", numbers) == [f"{100 * known[kind][name]:.1f}" for name in names]
 
 
 def _chosen(row: dict[str, str]) -> tuple[float, float]:
@@ -124,3 +193,19 @@ def test_the_page_of_the_race_has_the_scores_of_its_file() -> None:
         assert validation == f"{float(row['validation']):.3f}"
         scores = [[float(row[f"{which}_{part}"]) for part in ("mean", "std")] for which in ("tuned", "untuned")]
         assert tests == [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in scores]
+
+
+def test_the_seeds_of_the_race_have_the_means_of_its_file_and_the_intervals_of_the_page() -> None:
+    scores = defaultdict[str, list[float]](list)
+    for row in rows_of("fedstrata/hospitals/seeds.csv"):
+        scores[row["method"]].append(float(row["test"]))
+    for row in rows_of("fedstrata/hospitals/tuned.csv"):
+        if row["method"] in scores:
+            assert math.isclose(fmean(scores[row["method"]]), float(row["tuned_mean"]), abs_tol=1e-6)
+            assert math.isclose(stdev(scores[row["method"]]), float(row["tuned_std"]), abs_tol=1e-6)
+    gains = [a - b for a, b in zip(scores["flayer"], scores["local"], strict=True)]
+    mean, reach = fmean(gains), 4.303 * stdev(gains) / 3**0.5
+    behind = [fmean(scores[name]) - fmean(scores["fedstrata"]) for name in ("flayer", "fedprior")]
+    text = (RESULTS / "fedstrata.md").read_text(encoding="utf-8")
+    assert f"FLAYER has {mean:.3f} (95 % interval {mean - reach:.3f} to {mean + reach:.3f}" in text
+    assert f"FedStrata is {behind[0]:.4f} behind FLAYER and {behind[1]:.4f} behind the plain prior" in text

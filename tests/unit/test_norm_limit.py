@@ -22,6 +22,7 @@ from stratafl.evaluation.trial import Trial
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster
+from stratafl.execute.server import Server
 from stratafl.execute.uploads import (
     ENDLESS,
     USUAL_NORM_CLIP,
@@ -389,6 +390,9 @@ def test_it_is_on_in_simulations_and_deployments_unless_a_configuration_says_oth
         made = blueprint_of(experiment, SampleFormat.of(sim.runtime.federation), 4)
         server = server_of(experiment, made, Roster.of(4, []))
         assert (sim.norm_limit, sim.norm_clip) == (server.norm_limit, server.norm_clip)
+        if not typed:
+            default = Server.of(made, Roster.of(4, []))
+            assert (default.norm_limit, default.norm_clip) == (server.norm_limit, server.norm_clip)
         return sim.norm_limit, sim.norm_clip
 
     assert limits() == (USUAL_NORM_LIMIT, USUAL_NORM_CLIP)

@@ -272,7 +272,7 @@ def test_noise_of_a_deployed_server_follows_from_its_secret_and_never_repeats():
     blueprint, roster, sites = deployment()
 
     def served(secret):
-        return Server.of(blueprint, roster, norm_limit=None, secret=secret)
+        return Server.of(blueprint, roster, norm_limit=None, norm_clip=None, secret=secret)
 
     server = served(b"a" * 32)
     start = server.start()
@@ -283,7 +283,7 @@ def test_noise_of_a_deployed_server_follows_from_its_secret_and_never_repeats():
     without = server.absorb(0, start, {k: body for k, body in bodies.items() if k != 5}).server["theta"]
     apart = sum(float((without[n] - x).double().square().sum()) for n, x in first.items()) ** 0.5
     assert apart > 2 * 0.1 / 6  # one update alone cannot move it so far: the noise is another
-    quiet = Server.of(deployment(noise=0.0)[0], roster, norm_limit=None, secret=b"a" * 32)
+    quiet = Server.of(deployment(noise=0.0)[0], roster, norm_limit=None, norm_clip=None, secret=b"a" * 32)
     mean = quiet.absorb(0, start, bodies).server["theta"]
     guess = {
         n: gaussian(noise_key(sites[0].setup), 0, f"theta/{n}", x.numel()).reshape(x.shape) for n, x in mean.items()
@@ -296,7 +296,7 @@ def test_noise_of_a_deployed_server_follows_from_its_secret_and_never_repeats():
 
 def test_a_deployed_server_adds_no_noise_without_a_secret_and_leaves_nobody_out_by_length():
     blueprint, roster, sites = deployment()
-    server = Server.of(blueprint, roster, norm_limit=None)
+    server = Server.of(blueprint, roster, norm_limit=None, norm_clip=None)
     start = server.start()
     bodies = {0: sites[0].work(0, None, server.download(0, start, 0)).upload}
     with pytest.raises(RecordError, match=r"secret"):

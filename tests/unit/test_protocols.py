@@ -2,10 +2,12 @@
 
 import pytest
 
+from stratafl.algorithms import fedavg
 from stratafl.config.experiment import Experiment, from_tables, load_experiment, to_tables, with_settings, with_values
 from stratafl.config.protocols import PROTOCOLS
 from stratafl.config.setting_tables import DataTable, EvaluateTable
 from stratafl.errors import UnknownNameError
+from stratafl.execute.rounds import clip_of, limit_of
 from stratafl.runs.summary import counting, selected_score
 
 LINES = [
@@ -25,6 +27,13 @@ def test_every_protocol_is_a_configuration_for_every_method(name, method):
     made = from_tables({"run": {"protocol": name}, "algorithm": {"name": method}})
     assert made.run.protocol == name
     assert from_tables(to_tables(made)) == made
+
+
+@pytest.mark.parametrize("name", sorted({*PROTOCOLS} - {"clean"}))
+def test_published_protocols_leave_out_and_shorten_no_update(name):
+    made = from_tables({"run": {"protocol": name}})
+    limit = limit_of(made.server.norm_limit, fedavg())
+    assert (limit, clip_of(made.server.norm_clip, limit)) == (None, None)
 
 
 def test_a_protocol_gives_defaults_and_anything_said_goes_before():

@@ -9,6 +9,8 @@ from statistics import mean, stdev
 
 import pytest
 
+from stratafl.advice.measured import measured_federations
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
 PAPERS = ("flayer", "fedper", "pfedla", "fedalp", "fedlag")
@@ -168,14 +170,18 @@ def numbers_of(page, head):
 
 def test_which_method_when_has_the_numbers_of_its_pages():
     mnist, cifar = numbers_of("methods.md", "| method | 0.1 |"), numbers_of("tuned.md", "| method | rate |")
+    kind = "half of the labels permuted"
+    (federation,) = (each for each in measured_federations() if (each.kind, each.samples) == (kind, 80))
+    permuted = {each.method: [f"{100 * each.accuracy:.1f}"] for each in federation.methods}
     settings = {
         "MNIST, Dirichlet 0.1": (mnist, 0),
         "MNIST, Dirichlet 0.1, new clients": (mnist, 2),
         "MNIST, Dirichlet 0.5": (mnist, 3),
         "CIFAR-100, Dirichlet 0.1, validation samples": (cifar, 1),
+        "MNIST, half of the labels permuted": (permuted, 0),
     }
     table = numbers_of(ROOT / "README.md", "| your clients | try |")
-    assert len(table) == 5
+    assert len(table) == 6
     for methods, measured in table.values():
         setting, _, scores = measured.partition(": ")
         rows, column = settings[setting]

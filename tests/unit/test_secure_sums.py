@@ -106,7 +106,13 @@ def test_a_merge_that_reads_a_value_of_the_server_is_refused_and_one_that_reads_
 
 @pytest.mark.parametrize(
     ("name", "names"),
-    [("fedper+median", "Median"), ("fedper+q8", "Compress"), ("flayer", "theta"), ("ifca", "MeanOfGroups")],
+    [
+        ("pfedfda", "RefitGaussians"),
+        ("fedper+median", "Median"),
+        ("fedper+q8", "Compress"),
+        ("flayer", "theta"),
+        ("ifca", "MeanOfGroups"),
+    ],
 )
 def test_what_cannot_be_summed_unseen_is_refused_with_the_step_or_field_that_forbids_it(name, names):
     assert names in refusal(algorithm(name))

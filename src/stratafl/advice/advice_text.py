@@ -4,7 +4,7 @@ The console and `advice.md` show the same sentences. The words stand first, with
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from statistics import median
@@ -57,6 +57,7 @@ NO_CONFLICTS = "After one round, client updates conflict in no layer."
 CUTS = "Two rules of thumb for where to cut the model, by the first epoch: {where}."
 SIMILAR = "Most like yours in labels, features and samples, of the federations measured on MNIST: {federations}."
 CANNOT_TELL = "These facts cannot tell the {count} apart, so the trial on your own data decides."
+NOT_TRIED = "This advice does not try {methods}: compare with strata compare."
 MEASURED = "'{kind}' with {samples} training samples per client, where validation samples chose {method} ({gains})"
 MAY_GAIN = "With {method}, {count} of {clients} can expect a gain larger than its standard error."
 TOO_FEW_SAMPLES = "With {method}, no client has enough validation samples to be sure of a gain."
@@ -150,14 +151,17 @@ def sentences(advice: Advice) -> list[str]:
     switched = [finding(SWITCHED, metric=advice.metric.title)] if advice.tryout.switched else []
     method = f"{advice.candidate.label}: {METHODS[advice.candidate.method].idea}"
     about = [method, layers_text(advice), _joined(_clients(advice))] if advice.is_conclusive else []
-    similar = most_similar(advice.facts)
-    return [*map(str, switched), *about, *([similar_text(similar)] if similar else []), cost_text(advice)]
+    similar, tried = most_similar(advice.facts), {each.method for each in advice.comparable}
+    return [*map(str, switched), *about, *([similar_text(similar, tried)] if similar else []), cost_text(advice)]
 
 
-def similar_text(similar: Sequence[MeasuredFederation]) -> str:
-    """What was best on the measured federations that are most like these clients."""
-    nearest = finding(SIMILAR, federations="; ".join(map(_measured_text, similar)))
-    return _joined([nearest, *([finding(CANNOT_TELL, count=len(similar))] if len(similar) > 1 else [])])
+def similar_text(similar: Sequence[MeasuredFederation], tried: Collection[str]) -> str:
+    """What was best on the measured federations that are most like these clients, and what of it advice cannot try."""
+    findings = [finding(SIMILAR, federations="; ".join(map(_measured_text, similar)))]
+    if len(similar) > 1:
+        findings.append(finding(CANNOT_TELL, count=len(similar)))
+    others = sorted({each.methods[0].method for each in similar}.difference(tried))
+    return _joined([*findings, *([finding(NOT_TRIED, methods=listed(others, len(others)))] if others else [])])
 
 
 def _measured_text(similar: MeasuredFederation) -> str:

@@ -271,6 +271,7 @@ class RefitGaussians(NeedsClasses, Train):
     ridge: float
     beta: float | None = None
     scores = True
+    repeats_absent_classes = True
     reads = ("theta", "means", "covariance")
     writes = ("theta", "means", "covariance")
 

@@ -43,7 +43,7 @@ from stratafl.deploy.member import AGREED, STATE
 from stratafl.deploy.prometheus import MetricsFile
 from stratafl.deploy.serving import forget_site
 from stratafl.deploy.signing_keys import key_digests
-from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses
+from stratafl.deploy.site_processes import CLIENT_APP, SiteProcesses, SiteStatus
 from stratafl.deploy.status import NAME as STATUS
 from stratafl.deploy.status import read_status
 from stratafl.errors import DataError, DeployError, LabelError, OutageError, UnknownNameError
@@ -319,14 +319,17 @@ def join_federation(
         print_note(f"send '{public}' to the host, which then lets this site in; keep the other files here")
     standing = site_folder(prepared.path / STATE, file.deploy.name, site)
     shown_status, delivered, reported = dict[str, str](), 0, changed_at(prepared.path / REPORT)
+    is_finished = False  # the host may end, which is no outage then
     with (
         SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
     ):
         while not interrupt.asked:
-            for line in running.tend():
+            lines, ended = running.tend(), is_finished and running.status is SiteStatus.UNREACHABLE
+            for line in lines if not ended else ():
                 print_note(line, console)
-            now = {"state": running.status.value, "reason": running.reason, "refused": running.refusal}
+            state = "finished" if ended else running.status.value
+            now = {"state": state, "reason": running.reason, "refused": running.refusal}
             if now != shown_status:
                 shown_status = now
                 write_atomically(folder / STATUS, json.dumps(now).encode())
@@ -337,7 +340,8 @@ def join_federation(
                 )
             if (changed := changed_at(prepared.path / REPORT)) != reported:
                 reported, report = changed, FederationReport.load(prepared.path, file)
-                if report is not None and report.heard > {site}:  # its own scores come first
+                if report is not None and report.heard > {site} and not is_finished:  # its own scores come first
+                    is_finished = True
                     todo = f"strata report {folder}; nothing is left to do, so you may end this with Ctrl-C"
                     print_note(f"the federation is finished, and its report is here: {todo}", console)
             time.sleep(LOOK)

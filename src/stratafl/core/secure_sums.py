@@ -117,6 +117,9 @@ def _obstacle(algorithm: Algorithm, rnd: Round, server: State) -> str:
     personal = next((name for name, field in served.fields.items() if not field.common), None)
     if personal is not None:
         return f"each client is sent a '{personal}' of its own, so none could tell whether a server singles it out"
+    for trained in (*record.train, *record.send):
+        if trained.repeats_absent_classes:
+            return f"of a class that one client alone has, {type(trained).__name__} lets the sum tell what it sent"
     upload, without_values = _least_upload(form), _without_values(server)
     for step in record.merge:
         if isinstance(step, MergeSums) and (why := _obstacle_of(step, rnd, without_values, upload)):

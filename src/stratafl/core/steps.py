@@ -59,6 +59,7 @@ class Step:
 
     divides_by_clients = False  # whether it divides by the number of all clients, so that none can join later
     noisy_client = False  # whether it adds noise at a client, which needs a secret of a deployed site
+    repeats_absent_classes = False  # whether a client sends what it was sent of a class of which it has no sample
 
     @property
     def reads(self) -> Names:

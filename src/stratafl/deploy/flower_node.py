@@ -41,7 +41,7 @@ from stratafl.errors import StrataError, first_line, told_to_others
 log = logging.getLogger("stratafl.deploy")
 PAUSES = (0.5, 1.0, 2.0, 3.0)  # seconds after an answer until the next requests, where no gate lets them wait
 _WAITED = 1.0  # seconds that a request took if a gate let it wait
-_BEAT = 20.0  # seconds between two heartbeats; Flower expects one every 30
+BEAT = 20.0  # seconds between two heartbeats; Flower expects one every 30
 _TOO_LARGE = "it is larger than the host expects in this round: host and site must run the same version"
 _AWAY = (502, 503, 504)  # statuses that are worth another try
 
@@ -136,15 +136,16 @@ def load_app(name: str) -> ClientApp:
 
 def _beat(node: FleetNode) -> None:
     """Heartbeats, also while the app trains."""
+    pause = BEAT
     while True:
-        time.sleep(_BEAT)
+        time.sleep(pause)
         try:
-            is_known = node.beat()
+            is_known, pause = node.beat(), BEAT
         except httpx.HTTPError:  # the main thread says so, if it lasts
+            pause = RETRY  # a site that is not heard of for a minute counts as gone: an outage may have cost two beats
             continue
         if not is_known:
-            log.error("the server no longer counts this site as connected")
-            os._exit(1)
+            _end("the server no longer counts this site as connected")
 
 
 def _end(why: str) -> None:

@@ -76,9 +76,6 @@ class Process:
         """Whether a signal ended it."""
         return _is_signal(self._guardian.poll() or 0)
 
-    def exit_code(self) -> int | None:
-        return self._guardian.poll()
-
     def said(self) -> str:
         """Its log since it was started, at most the last 64 KB."""
         with suppress(OSError), open(self.log, "rb") as file:

@@ -72,6 +72,8 @@ class HostSignatures:
         asked = self._statement("request", kind, _addressee(kind, site), request.number, request.table, request.body)
         statement = self._statement("reply", kind, site, reply.number, reply.table, reply.body, _digest(asked))
         path = self._keys / f"{site}.pub"
+        if not path.exists():
+            raise WireError(f"its key '{path}' was removed")
         try:
             site_verifying_key(path).verify(reply.signature, statement)
         except DeployError as error:

@@ -118,7 +118,7 @@ class SiteProcesses:
         if time.monotonic() < self._next:
             return []
         self._connected_at = None
-        self.status = SiteStatus.STARTING
+        self.status = self._not_connected()
         environment = flower_environment(self.folder / "flower") | {SITE_FOLDER: str(self.folder.absolute())}
         node: dict[str, object] = {"server": self._server, "authority": self._authority, "key": self._key}
         node |= {"config": self._config, "app": self._app}
@@ -157,12 +157,16 @@ class SiteProcesses:
         """From the log of the process, which waits for its server."""
         if log.rfind(LOST) > log.rfind(FOUND):
             return SiteStatus.UNREACHABLE
-        return SiteStatus.STARTING if self._connected_at is None else SiteStatus.CONNECTED
+        return self._not_connected() if self._connected_at is None else SiteStatus.CONNECTED
+
+    def _not_connected(self) -> SiteStatus:
+        """A site that starts again for the reason for which it paused still waits."""
+        return SiteStatus.PAUSED if self.reason else SiteStatus.STARTING
 
     def _told(self, status: SiteStatus) -> list[str]:
         """The line for a new status, if it changed."""
         before, self.status = self.status, status
-        if status is before or status is SiteStatus.STARTING:
+        if status is before or status in (SiteStatus.STARTING, SiteStatus.PAUSED):
             return []
         if status is SiteStatus.CONNECTED:
             again, self._was_connected, self._said = " again" * self._was_connected, True, ""

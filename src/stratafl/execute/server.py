@@ -23,6 +23,7 @@ from stratafl.execute.blueprint import Blueprint
 from stratafl.execute.roster import Roster, RosterEntry
 from stratafl.execute.rounds import SECRET_BYTES, SUMS, Rounds, check_secret
 from stratafl.execute.uploads import (
+    USUAL_NORM_CLIP,
     USUAL_NORM_LIMIT,
     Inspection,
     LeftOut,
@@ -59,7 +60,7 @@ class Server(Rounds):
         device: str | torch.device = "cpu",
         *,
         norm_limit: float | None = USUAL_NORM_LIMIT,
-        norm_clip: float | None = None,
+        norm_clip: float | None = USUAL_NORM_CLIP,
         secret: bytes | None = None,
         secure: bool = False,
     ) -> "Server":

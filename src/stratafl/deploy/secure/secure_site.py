@@ -4,10 +4,12 @@ Everything a site knows of the open session is in one file, which is on the disk
 message again gets the same answer. Another message for the same step is refused: with two sets of survivors, a host
 could learn both secrets of a site and with them its numbers. So is the same message if the numbers have changed since:
 under equal masks, the difference of two answers would be that of the numbers.
+
+A site that gives shares forgets its own secrets before: what stays is what it needs to give the same shares again.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -43,6 +45,7 @@ from stratafl.files import json_value, read_plain, write_atomically
 
 Step = Literal["keys", "shares", "masked", "confirm", "open"]
 STEPS: tuple[Step, ...] = get_args(Step)
+NUMBERS, SECRETS = "numbers.safetensors", "secrets.json"
 MAX_SECRETS_BYTES = 1 << 24
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag of their encryption
 
@@ -100,7 +103,7 @@ class SecureSite:
         """The answer to a step of a session, whose numbers are asked for when they are masked."""
         secrets = self._secrets()
         is_open = secrets.session == session.to_table()
-        if is_open and not secrets.seed:
+        if is_open and not secrets.seed and not (secrets.survivors and step == STEPS[-1]):
             raise WireError("this session has ended at this site: the host must begin another one")
         if step == "keys":
             return self._announced(session, secrets), b""
@@ -217,10 +220,12 @@ class SecureSite:
             raise WireError("the survivors' confirmations are not a table")
         signatures = {site: from_hex(text, SIGNATURE_BYTES) for site, text in confirmations.items()}
         check_confirmations(session, group.digest, secrets.survivors, signatures, self._signers)
-        secrets.opened = session.round
-        self._keep(secrets)
         seeds = {site: parts[0] for site, parts in secrets.received.items() if site in secrets.survivors}
         lost = {site: parts[1] for site, parts in secrets.received.items() if site not in secrets.survivors}
+        if secrets.seed:
+            shares = {site: [seeds.get(site, ""), lost.get(site, "")] for site in secrets.received}
+            rest = replace(secrets, mask_secret="", share_secret="", seed="", dealt={}, received=shares)
+            self._keep(replace(rest, opened=session.round, own_shares=secrets.own_shares[:1]))
         return {"seeds": {**seeds, self.name: secrets.own_shares[0]}, "secrets": lost}
 
     # The file
@@ -232,7 +237,8 @@ class SecureSite:
         try:
             return SessionSecrets(**json_value(data))
         except (TypeError, ValueError) as error:
-            raise DamagedError("the secrets of this site's open session are damaged: remove the file") from error
+            todo = f"remove '{SECRETS}' and '{NUMBERS}': without its numbers, no second sum of the round has them"
+            raise DamagedError(f"the secrets of this site's open session are damaged: {todo}") from error
 
     def _keep(self, secrets: SessionSecrets) -> None:
         self._file.write(canonical(asdict(secrets)))
@@ -240,7 +246,7 @@ class SecureSite:
     def forget(self) -> None:
         """The round has ended: of its session only the name stays, and whether shares were given for it."""
         secrets = self._secrets()
-        if secrets.seed:
+        if secrets.seed or secrets.members:
             self._keep(SessionSecrets(secrets.opened, secrets.session))
 
 

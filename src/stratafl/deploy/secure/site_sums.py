@@ -1,8 +1,9 @@
 """A site's part in the secure sums of a deployment: its numbers of the last round, and its answers to sessions.
 
 Under secure sums, the upload that the exchange carries is a receipt: 32 random bytes, by whose digest host and site
-know which training they speak of. The numbers stay on the site's disk (`numbers.safetensors`) until a session asks for
-them, masked. Nothing that could be compared with a guess leaves the site: not even a digest of the numbers does.
+know which training they speak of. The numbers stay on the site's disk (`numbers.safetensors`) until the site has given
+shares of the sum that has them, or trains again. Nothing that could be compared with a guess leaves the site: not even
+a digest of the numbers does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from stratafl.deploy.secure.masks import Numbers
-from stratafl.deploy.secure.secure_site import STEPS, SecretsOnDisk, SecureSite
+from stratafl.deploy.secure.secure_site import NUMBERS, SECRETS, STEPS, SecretsOnDisk, SecureSite
 from stratafl.deploy.secure.session import Session, Signers, basis_of
 from stratafl.errors import DamagedError, WireError
 from stratafl.execute.exchange.protocol import MAX_MESSAGE_BYTES, upload_digest
 from stratafl.execute.exchange.state_file import read_state, write_state
 
-NUMBERS, SECRETS = "numbers.safetensors", "secrets.json"
 RECEIPT_BYTES = 32
 
 
@@ -56,13 +56,20 @@ class SiteSums:
         names = [self.sites[client] for client in cohort]
         if session.federation != self.federation or session.cohort != len(names) or self.site not in names:
             raise WireError("the host names another federation or another number of sites than this round has")
-        if table.get("step") == STEPS[0]:
+        step = str(table.get("step"))
+        if step == STEPS[0]:
             self._numbers(session, table)  # before others see keys, and with them that this site was sent this model
-        return self._secure(names).answer(session, str(table.get("step")), table, lambda: self._numbers(session, table))
+        answer = self._secure(names).answer(session, step, table, lambda: self._numbers(session, table))
+        if step == STEPS[-1]:
+            self._remove_numbers()  # which no other sum may have; after a kill here, the same question comes again
+        return answer
 
     def end(self) -> None:
         """The federation has ended: no numbers and no secrets of it stay."""
         self._secure(()).forget()
+        self._remove_numbers()
+
+    def _remove_numbers(self) -> None:
         (self.folder / NUMBERS).unlink(missing_ok=True)
 
     def _secure(self, names: Sequence[str]) -> SecureSite:
