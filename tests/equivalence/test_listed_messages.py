@@ -73,8 +73,11 @@ def federation() -> Federation:
 
 def blueprint(method):
     data, clients = federation(), len(SIZES)
-    model = build("convnorm", shape=SHAPE, classes=CLASSES, channels=4)
-    return Blueprint(method, lambda: model, SampleFormat.of(data), clients, ROUNDS, 0.67, Seeds.of(1))
+
+    def model():  # a new one each time, because some methods extend it in place
+        return build("convnorm", shape=SHAPE, classes=CLASSES, channels=4)
+
+    return Blueprint(method, model, SampleFormat.of(data), clients, ROUNDS, 0.67, Seeds.of(1))
 
 
 def stage_at(stages, t, rounds):
