@@ -29,7 +29,7 @@ from stratafl.core.state import State, rows_of
 from stratafl.data import Federation
 from stratafl.execute import Matrix, Simulation
 from stratafl.execute.simulation import Progress
-from stratafl.runtime.batches import BatchPlan
+from stratafl.runtime.batches import PlannedBatches
 from stratafl.runtime.cohort_task import CohortTask
 from stratafl.runtime.scan import Scan
 from stratafl.runtime.speed import Speed
@@ -57,13 +57,13 @@ def watched(seen: dict[int, tuple[Tensor, dict[str, Tensor]]]) -> Iterator[None]
     """Note of each client that trains the samples it takes, in their order, and its row after the last step."""
     execute = CohortTask._executed
 
-    def executed(task: CohortTask, scan: Scan, plan: BatchPlan) -> State:
-        done = execute(task, scan, plan)
+    def executed(task: CohortTask, scan: Scan, planned: Sequence[PlannedBatches]) -> State:
+        done = execute(task, scan, planned)
         if "row" in done:  # of a descent; the scan of an evaluation has none
             for place, client in enumerate(task.ids.tolist()):
-                batches = scan.batches[0].pick(slice(place, place + 1))
-                real = torch.arange(batches.samples.shape[2]) < batches.sizes[0, : plan.steps[place], None]
-                order = batches.samples[0, : plan.steps[place]].cpu()[real]
+                batches, steps = scan.batches[0].pick(slice(place, place + 1)), scan.steps[place]
+                real = torch.arange(batches.samples.shape[2]) < batches.sizes[0, :steps, None]
+                order = batches.samples[0, :steps].cpu()[real]
                 seen[client] = order, {name: x[place].cpu() for name, x in rows_of(done, "row").items()}
         return done
 
