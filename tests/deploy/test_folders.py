@@ -52,8 +52,8 @@ def test_a_host_that_does_not_list_the_classes_is_refused_unless_it_predicts_num
 def test_another_federation_in_a_folder_is_refused_with_the_setting(tmp_path):
     prepare_host(tmp_path / "host", with_tables(), PLACE)
     (tmp_path / "host" / "agreement.json").touch()
-    with pytest.raises(DeployError, match=r"run\.rounds is 5 .*4"):
-        prepare_host(tmp_path / "host", with_tables(run={"rounds": 4}), PLACE)
+    with pytest.raises(DeployError, match=r"data\.label .*outcome"):
+        prepare_host(tmp_path / "host", with_tables(data={"label": "outcome"}), PLACE)
 
 
 def test_until_something_is_agreed_on_all_but_the_name_may_change_for_host_and_site(tmp_path):
