@@ -113,6 +113,24 @@ def test_a_site_that_was_away_reports_when_the_host_is_started_again(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_site_that_has_gone_holds_up_the_report_of_the_others_for_one_deadline(tmp_path):
+    courier, clock, gone = prepared(tmp_path), Clock(), set[str]()
+    carry = courier.carry
+
+    def carried(kind, messages, seconds):
+        if kind != "report" or "b" not in messages:
+            return carry(kind, messages, seconds)
+        gone.add("b")
+        done = carry(kind, {site: content for site, content in messages.items() if site != "b"}, seconds)
+        return Delivered(done.replies, {"b": "no answer"})
+
+    courier.carry, courier.away = carried, gone.__contains__
+    Hosting(tmp_path / "host", courier, clock=clock, pause=clock.pause).run()
+    assert FederationReport.load(tmp_path / "host", FILE).heard == set(SITES) - {"b"}
+    assert FILE.deploy.deadline < clock.now < 1.5 * FILE.deploy.deadline
+
+
+@pytest.mark.slow
 def test_a_site_may_train_alone_for_as_long_as_all_rounds_may_take(tmp_path):
     """Two rounds of 900 s: it is silent for 1700 s, and is asked again because a message may be lost."""
     courier, clock, asked = prepared(tmp_path), Clock(), list[float]()

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from stratafl.config.deployment import DeployTable
 from stratafl.deploy.courier import REFUSED, Content, Courier, Kind
+from stratafl.deploy.signals import MAX_TRIES
 from stratafl.deploy.status import Status
 from stratafl.errors import shown
 
-MAX_TRIES = 3  # of a site in one round, after which it has missed it
 RETRY_ROUNDS = 10  # rounds after which a site that was set aside is asked once more
 POLL_SECONDS = 0.5  # seconds between two looks at who is connected
 SLOW_BYTES_PER_SECOND = 200_000  # of a connection; a try is longer by what a message and its reply take at this speed

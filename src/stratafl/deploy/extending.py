@@ -85,10 +85,11 @@ def check_extension(folder: Path, offered: FederationFile, trust: bool) -> None:
         wrong = f"deploy.sites begins with {', '.join(offered.deploy.sites[: len(sites)])}, but other sites have agreed"
         raise DeployError(f"{wrong}: begin with {', '.join(sites)}; to do without one of them, remove its key")
     rounds = offered.experiment.run.rounds
-    if rounds < done:
-        raise DeployError(f"run.rounds = {rounds}, but {done} rounds are done: set it to at least {done}")
     counts = agreed.roster.clients, len(offered.deploy.sites)
     before, after = (blueprint_of(offered.experiment, agreed.format, clients, trust) for clients in counts)
+    least = done - after.algorithm.requires.extra_rounds
+    if rounds < least:
+        raise DeployError(f"run.rounds = {rounds}, but {least} rounds are done: set it to at least {least}")
     check_goes_on(after.algorithm, done, stored.experiment.run.rounds, after.rounds)
     if counts[0] != counts[1]:
         check_more_clients(after.algorithm, done, before.setup(), after.setup())

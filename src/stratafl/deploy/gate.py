@@ -25,7 +25,7 @@ import h11
 
 from stratafl.deploy.admission import FORWARDED, KeyRing, Quota, RefusedError, admit
 from stratafl.deploy.processes import log_to_stderr
-from stratafl.deploy.signals import Signals
+from stratafl.deploy.signals import MAX_TRIES, Signals
 from stratafl.errors import shown
 from stratafl.files import write_atomically
 
@@ -247,14 +247,14 @@ class Gate:
     def _limited(self, name: str, length: int) -> Iterator[None]:
         """Refuse a reply that is larger than an upload of this round can be, before it is received.
 
-        Each message for a site allows one reply, in one request or in several.
+        A site may answer all messages of a round after the last one was posted, each in one request or in several.
         """
         if self.signals is None or not length:
             yield
             return
         most, posted = self.signals.most_reply_bytes(), self.signals.last(name, "posted")
         sent = self._sent_since(name, posted) + length
-        if most is not None and sent > most:
+        if most is not None and (length > most or sent > MAX_TRIES * most):
             raise RefusedError(413, f"site '{name}': a reply of at least {sent:,} bytes; at most {most:,} are expected")
         self._replied[name] = posted, sent
         try:

@@ -311,7 +311,8 @@ class Hosting:
             return
         stored = FederationReport.load(self._folder, self.file)
         report = stored if stored is not None and stored.rounds == exchange.round else FederationReport(exchange.round)
-        asked_before, latest = report, self._clock() + self.deploy.deadline * max(1, exchange.round)
+        asked_before, begun = report, self._clock()
+        latest = begun + self.deploy.deadline * max(1, exchange.round)
         self._sites.begin()
         self.status.say("every site compares its models and training alone")
         committed = [site for site in exchange.committed if site in self.deploy.sites]
@@ -323,6 +324,8 @@ class Hosting:
             questions: dict[str, Content] = dict.fromkeys(asked, ({}, b""))
             for site, (table, _) in self._sites.sent("report", questions, left, patient=True).items():
                 report = self._with_scores(report, site, table)
+            if self._clock() - begun > self.deploy.deadline and all(map(self._sites.is_gone, missing)):
+                break  # those that are connected may still train, the others have gone
             if not asked:
                 self._pause(POLL_SECONDS)
         report.save(self._folder)

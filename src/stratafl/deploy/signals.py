@@ -14,6 +14,7 @@ from stratafl.files import write_atomically
 
 Event = Literal["posted", "asked"]  # a message for the site lies at the SuperLink; the site asks for its next message
 FOLDER, LIMIT = "signals", "limit"
+MAX_TRIES = 3  # of a site in one round, after which it has missed it; it may answer all of them late
 
 
 class Signals:

@@ -24,7 +24,7 @@ log = logging.getLogger("stratafl.deploy")
 WAIT_SECONDS = 60.0  # seconds for which new nodes are waited for; who is slower is known when its answer arrives
 QUESTION_SECONDS = 600.0  # seconds after which a question is given up: a site that trains answers afterwards
 AGAIN_SECONDS = 60.0  # seconds after which a node is asked again that failed, or whose site another one is
-MAX_AGAIN_SECONDS = 3600.0  # that pause doubles: a question may cost a stranger's machine a process
+MAX_AGAIN_SECONDS = 600.0  # that pause doubles: a question may cost a stranger's machine a process
 _PAUSE = 0.2
 
 
