@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hosted import Joined, with_tables, write_samples
 from stratafl.cli import main as strata
+from stratafl.config.deployment import read_federation
 from stratafl.deploy.consent import has_consent, keep_consent, summed_with
-from stratafl.deploy.folders import SITE_KEYS, check_own_key, prepare_host, prepare_site, read_invitation
+from stratafl.deploy.folders import AGREED, FILE, SITE_KEYS, check_own_key, prepare_host, prepare_site, read_invitation
 from stratafl.deploy.host import HostAddress
 from stratafl.deploy.secure.secure_site import NUMBERS, SECRETS, STEPS
 from stratafl.deploy.secure.session import Session, basis_of
@@ -61,6 +62,19 @@ def test_an_invitation_has_the_keys_of_all_sites_or_none(tmp_path):
         name: key.public_bytes_raw() for name, key in read_site_keys(tmp_path / "a" / SITE_KEYS).items()
     }
     assert list(stored) == list(SITES)
+
+
+def test_a_site_that_has_agreed_keeps_its_file_until_the_keys_of_new_sites_are_there(tmp_path):
+    """Else it would do rounds that its owner was not asked about."""
+    _, whole = keys_there(tmp_path)
+    agreed = prepare_site(tmp_path / "a", whole, "a").file
+    (tmp_path / "a" / AGREED).touch()
+    invitation = read_invitation(whole, "a")
+    longer = secure_file(sites=[*SITES, "d"]).invited()
+    prepare_site(tmp_path / "a", replace(invitation, file=longer, sites={}), "a")
+    assert read_federation(tmp_path / "a" / FILE, plain=True) == agreed
+    prepare_site(tmp_path / "a", replace(invitation, file=longer), "a")
+    assert read_federation(tmp_path / "a" / FILE, plain=True) == longer
 
 
 def test_an_invitation_to_a_federation_without_secure_sums_has_no_keys(tmp_path):

@@ -265,7 +265,9 @@ def prepare_site(path: Path, invitation: Invitation | Path, name: str) -> SiteFo
     if isinstance(invitation, Path):
         invitation = read_invitation(invitation, name)
     make_private(path)
-    file = _keep_file(path, invitation.file, of_site=name)
+    # Without the keys of all sites nothing can be agreed to yet, so what was agreed to stays.
+    keeps_old = invitation.lacks_keys and (path / AGREED).exists()
+    file = invitation.file if keeps_old else _keep_file(path, invitation.file, of_site=name)
     pem = path / CA
     if invitation.authority:
         _keep_once(pem, invitation.authority, "authority")
