@@ -47,7 +47,7 @@ def test_three_real_sites_that_sum_unseen_are_the_simulation_though_a_site_and_t
         check_finished(chaos)
     assert chaos.absorbed() == [list(SITES)] * 2
     sessions = [line["round"] for line in chaos.audit() if line["event"] == "session"]
-    assert sessions == [0, 1]
+    assert sessions in ([0, 1], [0, 0, 1])  # a site that is back before the host misses it has lost its message
 
 
 @pytest.mark.nightly
