@@ -317,11 +317,17 @@ def join_federation(
     public = prepared.copy_public_key(public_key)
     if not invited.sites and not (folder / AGREED).exists():
         print_note(f"send '{public}' to the host, which then lets this site in; keep the other files here")
-    standing = site_folder(prepared.path / STATE, file.deploy.name, site)
-    shown_status, delivered, reported = dict[str, str](), 0, changed_at(prepared.path / REPORT)
+    return _stay(prepared, str(place), trust, console)
+
+
+def _stay(prepared: SiteFolder, place: str, trust: bool, console: Console) -> int:
+    """Take part until Ctrl-C, and say what happens to this site."""
+    folder, file, site = prepared.path, prepared.file, prepared.name
+    standing = site_folder(folder / STATE, file.deploy.name, site)
+    shown_status, delivered, reported = dict[str, str](), 0, changed_at(folder / REPORT)
     is_finished = False  # the host may end, which is no outage then
     with (
-        SiteProcesses(prepared, {"data": str(place), "trust": trust}) as running,
+        SiteProcesses(prepared, {"data": place, "trust": trust}) as running,
         interruptible(console, quiet=True) as interrupt,
     ):
         while not interrupt.asked:
@@ -338,8 +344,8 @@ def join_federation(
                 print_note(
                     f"this site has its model after round {rounds}: strata predict {folder} --data FILE", console
                 )
-            if (changed := changed_at(prepared.path / REPORT)) != reported:
-                reported, report = changed, FederationReport.load(prepared.path, file)
+            if (changed := changed_at(folder / REPORT)) != reported:
+                reported, report = changed, FederationReport.load(folder, file)
                 if report is not None and report.heard > {site} and not is_finished:  # its own scores come first
                     is_finished = True
                     todo = f"strata report {folder}; nothing is left to do, so you may end this with Ctrl-C"
