@@ -13,11 +13,11 @@ import pytest
 
 import stratafl
 import worker
+from bench_models import Workload, bench_model
+from engine_rounds import EngineRun
 from memory import tensor_bytes
+from plain_loops import Loop
 from stratafl.algorithms import ALGORITHMS
-from stratafl.bench.baselines import Loop
-from stratafl.bench.engine_run import EngineRun
-from stratafl.bench.workload import Workload, bench_model
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import Federation, digits_federation
 from stratafl.execute import Simulation
