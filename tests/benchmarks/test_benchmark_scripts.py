@@ -2,10 +2,13 @@
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from argparse import Namespace
+from collections import defaultdict
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
@@ -14,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import against_loops
 import against_pfllib
@@ -36,6 +40,7 @@ from processes import outputs
 from recording import bar, row
 
 BENCHMARKS = Path(recording.__file__).parent
+ROOT = BENCHMARKS.parent
 SCRIPTS = (
     *(against_loops, against_pfllib, encoders, first_round, joined, many_clients, memory, models_on_cpu, secure_sums),
     *(slow_link, summarise, where_time_goes, worker),
@@ -49,7 +54,23 @@ def test_every_script_explains_itself(script, capsys):
     with pytest.raises(SystemExit) as ended:
         script.main(["--help"])
     assert ended.value.code == 0
-    assert len(capsys.readouterr().out.splitlines()) > 8
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) > 8
+    assert all(option in shown for option in options_on_pages()[script.__name__])
+
+
+@cache
+def options_on_pages():
+    """By script, the options that documents name in commands."""
+    options = defaultdict(set)
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("docs/*/*.md")):
+        for script, rest in re.findall(r"python benchmarks/(\w+)\.py\b([^`\n|#]*)", page.read_text()):
+            options[script].update(re.findall(r"(?<!\S)--[\w-]+", rest))
+    return options
+
+
+def test_every_script_that_a_page_names_exists():
+    assert [name for name in options_on_pages() if not (BENCHMARKS / f"{name}.py").exists()] == []
 
 
 # The workload
@@ -379,8 +400,10 @@ def test_living_tensors_are_counted_once():
     count, before = memory.tensor_bytes()
     kept = torch.zeros(1000)
     view = kept[:10]
+    with FakeTensorMode():  # as torch's compiler does
+        fake = torch.zeros(1000)
     assert memory.tensor_bytes() == (count + 1, before + 4000)
-    del kept, view
+    del kept, view, fake
     assert memory.tensor_bytes() == (count, before)
 
 

@@ -83,7 +83,7 @@ def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, method, graphs, div
     assert tensor_bytes() == before
 
 
-def test_nothing_of_a_joined_run_stays_while_the_others_go_on(tmp_path):
+def test_nothing_of_a_joined_run_stays_while_the_others_go_on(tmp_path, divided_anew):
     made = with_settings(Experiment(), [*DIGITS, "algorithm.name=fedavg"])
     longer = with_settings(made, ["run.rounds=4"])
     members = [Member("", i, each, tmp_path / f"{i}") for i, each in enumerate((made, longer, made))]
