@@ -241,6 +241,23 @@ def test_if_answers_show_nothing_probabilities_are_compared() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("rate", "seed", "doubt"), [(0.01, 0, "nothing learned"), (0.05, 2, "chance")])
+def test_probabilities_that_are_perfect_alone_tell_no_methods_apart(rate: float, seed: int, doubt: str) -> None:
+    """Classes still show nothing, or did in the first stage, and every model ranks all samples rightly."""
+    rng = np.random.default_rng(1)
+    targets = (np.arange(60) % 6 == 0).astype(np.int64)
+    clients = [((4.0 * targets[:, None] + rng.normal(size=(60, 4)) / 4).astype(np.float32), targets) for _ in range(6)]
+    drawn = from_clients(clients, validation=0.2, test=0.25)
+    found = advice_on(
+        with_values(EXPERIMENT, {"train.lr": rate, "model.seed": seed}), federation=drawn, model=model(2)
+    )
+    ranked = replace(found.tryout.problem, metric=METRICS["auroc"], over="clients")
+    assert found.tryout.of("local").judged(ranked).score == 1.0
+    assert (found.metric.name, found.tryout.switched, found.doubt) == ("balanced_accuracy", False, doubt)
+    assert words.advice_answer(found).endswith(words.TRY_MORE) == (doubt == "nothing learned")
+
+
+@pytest.mark.slow
 def test_numbers_are_judged_by_their_error() -> None:
     found = advice_on(EXPERIMENT, federation=federation(numbers, validation=0.0), model=model(1))
     assert found.metric.name == "mse"
