@@ -70,9 +70,9 @@ norms of the rows of the client's output layer; a term of the loss keeps these n
 | FedSelect (CVPR 2024), [code](https://github.com/lapisrocks/fedselect) | Personal parameters chosen one by one and \
 not by layer: a mask of each client that grows over the rounds, by how much a parameter changed, and training that \
 alternates between what is personal and what is shared. |
-| Floco (NeurIPS 2024), [code](https://github.com/adap/flower/tree/main/baselines/floco) | An output layer drawn in each \
-training step from a simplex of output layers. In one round the server gives each client a region of the simplex, by \
-the client's update of them. |
+| Floco (NeurIPS 2024), [code](https://github.com/adap/flower/tree/main/baselines/floco) | An output layer drawn in \
+each training step from a simplex of output layers. In one round the server gives each client a region of the \
+simplex, by the client's update of them. |
 | FedDRM (ICLR 2026), [code](https://github.com/zijianwang0510/FedDRM) | A second, shared output layer that predicts \
 the client, so that a query can go to the client that fits it best. No metric here scores that. |
 """

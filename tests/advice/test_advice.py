@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from advice_table import SETTINGS, Store, printed
+from advice_table import SETTINGS, Store, accuracy, printed
 from stratafl.advice import Advice, advice_on
 from stratafl.advice import advice_text as words
 from stratafl.advice.advice import _decided, _expectations, _means
@@ -280,9 +280,10 @@ def test_what_cannot_be_advised_on_is_refused() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["skew_10", "tiny"])
-def test_the_advised_method_is_close_to_the_best_at_a_tenth_of_the_steps(name: str, tmp_path) -> None:
+def test_the_advised_method_gains_nearly_as_much_as_the_best_at_a_tenth_of_the_steps(name: str, tmp_path) -> None:
     """Where sharing clearly helps; `python tests/advice_table.py` makes the table of all six federations."""
-    row = Store(tmp_path, SETTINGS).row(name, seeds=(0,), caution=0)
+    store = Store(tmp_path, SETTINGS)
+    row, alone = store.row(name, seeds=(0,), caution=0), accuracy(store.full(name, 0)["local"])
     print(printed([row]))
     assert row.share <= 0.1
-    assert row.close
+    assert row.score - alone >= 0.8 * (row.best_score - alone) > 0.05
