@@ -56,7 +56,7 @@ messages: $(INSTALLED)
 	$(BIN)/python tools/messages.py
 
 bench: $(INSTALLED)
-	$(BIN)/strata bench $(ARGS)
+	$(BIN)/python benchmarks/against_loops.py $(ARGS)
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import recording
+from against_loops import Cell, Ways, measured_rows
+from bench_models import BENCH_MODELS, BenchModel, Workload
 from models_on_cpu import BESIDE
 from recording import Result, Table, bar, row, where_of
-from stratafl.bench.measurement import bench_rows
-from stratafl.bench.options import BenchOptions
-from stratafl.bench.request import request_of
-from stratafl.bench.timing import busy
-from stratafl.bench.workload import BENCH_MODELS, BenchModel
+from stratafl.runtime.speed import Speed
 
 VOCABULARY, CLASSES, HEADS, DROPOUT = 1000, 4, 4, 0.1
 NARROW, NARROW_AIM, GPU_AIM = 128, 1.5, 10.0  # widths up to which a CPU is to be this much faster; on a GPU
@@ -74,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = f"{kind} of width {width}"
             options = {"vocabulary": VOCABULARY}
             BENCH_MODELS[name] = EncoderOfBench(kind, (given.length,), CLASSES, 10, options, width, given.layers)
-            with busy(given.busy):
-                rows += bench_rows(request_of(_options(name, device, given)))
+            work = Workload(given.clients, given.clients, given.batch, given.steps * given.batch)
+            ways = Ways(device, Speed(precision=given.precision, compile=given.compile), given.repeats, busy=given.busy)
+            rows += measured_rows([Cell(name, "fedavg", work)], ways)
             aim = GPU_AIM if device != "cpu" else NARROW_AIM if width <= NARROW else BESIDE
             what = f"times the better loop: {name}, {where_of(environment)}, {given.busy} others at work"
             lines.append(row(what, rows[-1].get("least_ratio"), "×", aim, "more"))
@@ -85,12 +84,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result.save()
     print(f"written to {result.path}")
     return 0
-
-
-def _options(name: str, device: str, given: argparse.Namespace) -> BenchOptions:
-    sizes = {"clients": given.clients, "steps": given.steps, "batch": given.batch, "repeats": given.repeats}
-    how = {"device": device, "precision": given.precision, "compile": given.compile}
-    return BenchOptions(models=name, methods="fedavg", **how, **sizes)
 
 
 def _detail(measured: Table) -> str:

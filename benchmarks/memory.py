@@ -57,7 +57,8 @@ def tensor_bytes() -> tuple[int, int]:
         if issubclass(type(each), Tensor):
             try:
                 storage = each.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+                if storage.device.type != "meta":  # tensors of a compiler have no memory
+                    storages[storage.data_ptr()] = storage.nbytes()
             except (NotImplementedError, RuntimeError):  # tensors of a trace have no storage
                 continue
     storages.pop(0, None)

@@ -2,10 +2,9 @@
 
     python benchmarks/models_on_cpu.py results/cpu --cores 0,1 4,5 8,9
 
-Each model and load is a process of its own, `bare_bench.py`, on its own cores where `taskset` exists; one
-that fails or takes too long is noted, and the others go on. Raw figures and output are written into the folder, then
-`table.md`, and `models-on-cpu.json` for `summarise.py`. Needs torch and numpy alone. Only ratios within one process are
-compared.
+Each model and load is a process of its own, `against_loops.py`, on its own cores where `taskset` exists; one that fails
+or takes too long is noted, and the others go on. The folder gets the output of each, `models-on-cpu.json` with all raw
+figures, complete after each process, and `table.md`. Only ratios within one process are compared.
 """
 
 import argparse
@@ -14,14 +13,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from recording import Result, bar, row, where_of
-from stratafl.bench.workload import BENCH_MODELS
+from bench_models import BENCH_MODELS
+from recording import Result, Table, bar, row, where_of
 
 ROOT = Path(__file__).resolve().parent.parent
 AIMS = {"mlp": 1.3, "cnn": 1.3, "lenet": 1.3, "resnet18": 1.1}
@@ -41,26 +41,27 @@ class Job(NamedTuple):
         return f"{self.model}-{self.busy}"
 
 
-def command(job: Job, given: argparse.Namespace) -> list[str]:
+def command(job: Job, given: argparse.Namespace, results: str) -> list[str]:
     clients = given.clients or (20 if job.model in WITH_20_CLIENTS else 10)
     sizes = ["--clients", clients, "--repeats", given.repeats, "--busy", job.busy]
     sizes += ["--steps", given.steps] if given.steps else []
     words = ["--models", job.model, "--methods", "fedavg", "--device", "cpu", "--engine", given.engine, *sizes]
-    script = Path(__file__).with_name("bare_bench.py")
-    return [sys.executable, str(script), *map(str, words), "--json", str(given.folder / f"{job.name}.json")]
+    script = Path(__file__).with_name("against_loops.py")
+    return [sys.executable, str(script), *map(str, words), "--results", results, "--name", job.name]
 
 
-def execute(job: Job, cores: str, given: argparse.Namespace) -> str:
-    """Run one job on these cores; what became of it."""
+def execute(job: Job, cores: str, given: argparse.Namespace) -> tuple[str, Table]:
+    """Run one job on these cores; what became of it, and its row."""
     threads = str(len(cores.split(","))) if cores else os.environ.get("OMP_NUM_THREADS", "")
     where = ["taskset", "-c", cores] if cores and shutil.which("taskset") else []
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     settings = {"PYTHONPATH": path, "STRATAFL_CACHE": str(given.folder / "cache")}
     settings |= {"OMP_NUM_THREADS": threads} if threads else {}
-    with (given.folder / f"{job.name}.txt").open("w", encoding="utf-8") as output:
+    text = given.folder / f"{job.name}.txt"
+    with text.open("w", encoding="utf-8") as output, tempfile.TemporaryDirectory() as results:
         try:
             done = subprocess.run(
-                [*where, *command(job, given)],
+                [*where, *command(job, given, results)],
                 env={**os.environ, **settings},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -68,23 +69,18 @@ def execute(job: Job, cores: str, given: argparse.Namespace) -> str:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"took more than {given.seconds} s"
-    return "done" if done.returncode == 0 else f"failed with {done.returncode}"
+            return f"took more than {given.seconds} s", {}
+        if done.returncode:
+            return f"failed with {done.returncode}", {}
+        (path,) = Path(results).glob("*.json")
+        return "done", json.loads(path.read_text(encoding="utf-8"))["details"]["rows"][0]
 
 
-def row_of(folder: Path, job: Job) -> dict[str, object]:
-    try:
-        found = json.loads((folder / f"{job.name}.json").read_text(encoding="utf-8"))
-        return dict(found["rows"][0])
-    except (OSError, ValueError, LookupError):
-        return {}
-
-
-def table(folder: Path, models: Sequence[str]) -> str:
+def table(rows: Mapping[str, Table], models: Sequence[str]) -> str:
     titles = "| model | engine | ms per client-step | × the better loop | aim | beside one process | aim |"
     lines = [titles, "|---|---|---|---|---|---|---|"]
     for model in models:
-        idle, beside = (row_of(folder, Job(model, busy)) for busy in (0, 1))
+        idle, beside = (rows.get(Job(model, busy).name, {}) for busy in (0, 1))
         engine, aim = idle.get("engine"), AIMS.get(model, OTHERS)
         named, time = "–", "–"
         if isinstance(engine, dict):
@@ -94,12 +90,12 @@ def table(folder: Path, models: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summarised(result: Result, folder: Path, jobs: Sequence[Job], usual: bool) -> None:
+def summarised(result: Result, jobs: Sequence[Job], usual: bool) -> None:
     """All figures in the frame that the other benchmarks write; aims are those of the `usual` sizes."""
     lines, bars = [], []
     for job in jobs:
-        found = result.details[job.name] = row_of(folder, job)
-        ratio, aim = found.get("least_ratio"), BESIDE if job.busy else AIMS.get(job.model, OTHERS)
+        measured_row = result.details.get(job.name, {})
+        ratio, aim = measured_row.get("least_ratio"), BESIDE if job.busy else AIMS.get(job.model, OTHERS)
         measured = ratio if isinstance(ratio, float) else None
         where = f"{where_of(result.table['environment'])}, {job.busy} others at work"
         lines.append(row(f"times the better loop: {job.model}, {where}", measured, "×", aim if usual else None, "more"))
@@ -127,19 +123,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for cores in given.cores or [""]:
         free.put(cores)
 
-    def work(job: Job) -> None:
+    def work(job: Job) -> tuple[Job, str, Table]:
         cores = free.get()
         try:
-            print(job.name, cores, execute(job, cores, given), flush=True)
+            return job, *execute(job, cores, given)
         finally:
             free.put(cores)
 
     with ThreadPoolExecutor(len(given.cores or [""])) as pool:
-        list(pool.map(work, jobs))
-    found = table(given.folder, named)
-    (given.folder / "table.md").write_text(found, encoding="utf-8")
-    summarised(result, given.folder, jobs, given.clients is None and given.steps is None)
-    print(found)
+        for done in as_completed([pool.submit(work, job) for job in jobs]):
+            job, outcome, result.details[job.name] = done.result()
+            print(job.name, outcome, flush=True)
+            summarised(result, jobs, given.clients is None and given.steps is None)
+    page = table(result.details, named)
+    (given.folder / "table.md").write_text(page, encoding="utf-8")
+    print(page)
     return 0
 
 

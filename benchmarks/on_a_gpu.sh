@@ -22,7 +22,8 @@ measure() { # a failure is said and the rest goes on: time on a GPU is dear
 bench() {
     local name=$1
     shift
-    measure "$here/bare_bench.py" --paper --device cuda --precision tf32 --no-baselines --json "$results/$name.json" "$@"
+    measure "$here/against_loops.py" --paper --device cuda --precision tf32 --no-baselines \
+        --results "$results" --name "$name" "$@"
 }
 
 for part in "$@"; do

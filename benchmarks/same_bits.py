@@ -27,8 +27,8 @@ SMALL = ["--rounds", "3", "--seed", "3", "--set", "data.clients=8", "--set", "ru
 HALF = ["--set", "run.participation=0.5"]
 METHODS = """
     apple confree ditto fedala fedalp fedamp fedas fedavg fedavg30local fedavgft fedavglpft fedbabu fedbias fedbn fedcac
-    fedcp feddbe fedexp fedfomo fedlag fedlc fedopt fedpac fedper fedprior fedprox fedrep fedrod flayer gpfl heurfedamp
-    heurpfedla ifca lgfedavg local moon perfedavg pfedfda pfedhn pfedhnpc pfedla pfedme scaffold simmix
+    fedcp feddbe fedexp fedfomo fedlag fedlc fedopt fedpac fedper fedprior fedprox fedrep fedrod fedstrata flayer gpfl
+    heurfedamp heurpfedla ifca lgfedavg local moon perfedavg pfedfda pfedhn pfedhnpc pfedla pfedme scaffold simmix
 """.split()  # noqa: SIM905
 COMPOSED = """
     fedper+flayer scaffold+lag fedper+q8 fedavg+q4 fedper+topk fedavg+median fedavg+trimmed fedper+clipped

@@ -22,7 +22,7 @@ import pytest
 
 TEST_SECONDS = 0.5
 DIRECTORY_SECONDS: dict[str, float] = {
-    "unit": 190,
+    "unit": 188,
     "contract": 25,
     "equivalence": 40,
     "deploy": 60,
@@ -30,7 +30,7 @@ DIRECTORY_SECONDS: dict[str, float] = {
     "oracle": 35,
     "cli": 50,
     "report": 20,
-    "benchmarks": 2,
+    "benchmarks": 4,
     "advice": 5,
     "exchange": 8,
     "mutants": 2,

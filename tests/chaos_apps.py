@@ -26,7 +26,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import stratafl.cli.host_command
-from stratafl.deploy import client_app, member, site_processes
+from stratafl.deploy import client_app, member, replies, site_processes
 from stratafl.deploy.hosting import Hosting
 from stratafl.deploy.secure.secure_round import SecureRounds
 from stratafl.deploy.server_app import host_folder, limit_replies, signed_courier
@@ -36,6 +36,7 @@ from stratafl.execute.exchange.server_store import ServerStore
 
 PLACES = "STRATAFL_TEST_PLACES"
 LATE = "late"  # a file in that folder: so many seconds the host's clock is ahead
+LOOKS = "looks"  # a file in that folder: seconds between two looks for a reply without a hint
 _now = {"site": "", "round": -1}  # what this process, if it is a site, is at
 
 
@@ -158,6 +159,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
+    replies.LOOK_ANYWAY = float(_order(LOOKS) or replies.LOOK_ANYWAY)
     Hosting(host_folder(), signed_courier(grid), clock=_clock, limit_replies=limit_replies).run()
 
 

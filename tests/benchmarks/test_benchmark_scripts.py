@@ -2,10 +2,13 @@
 
 import gc
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from argparse import Namespace
+from collections import defaultdict
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
@@ -14,9 +17,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import against_loops
 import against_pfllib
-import bare_bench
 import encoders
 import first_round
 import joined
@@ -36,8 +40,9 @@ from processes import outputs
 from recording import bar, row
 
 BENCHMARKS = Path(recording.__file__).parent
+ROOT = BENCHMARKS.parent
 SCRIPTS = (
-    *(against_pfllib, encoders, first_round, joined, many_clients, memory, models_on_cpu, secure_sums),
+    *(against_loops, against_pfllib, encoders, first_round, joined, many_clients, memory, models_on_cpu, secure_sums),
     *(slow_link, summarise, where_time_goes, worker),
     SimpleNamespace(**run_path(str(BENCHMARKS / "deployed.py"), run_name="deployed")),  # the tests have another one
 )
@@ -49,7 +54,23 @@ def test_every_script_explains_itself(script, capsys):
     with pytest.raises(SystemExit) as ended:
         script.main(["--help"])
     assert ended.value.code == 0
-    assert len(capsys.readouterr().out.splitlines()) > 8
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) > 8
+    assert all(option in shown for option in options_on_pages()[script.__name__])
+
+
+@cache
+def options_on_pages():
+    """By script, the options that documents name in commands."""
+    options = defaultdict(set)
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("docs/*/*.md")):
+        for script, rest in re.findall(r"python benchmarks/(\w+)\.py\b([^`\n|#]*)", page.read_text()):
+            options[script].update(re.findall(r"(?<!\S)--[\w-]+", rest))
+    return options
+
+
+def test_every_script_that_a_page_names_exists():
+    assert [name for name in options_on_pages() if not (BENCHMARKS / f"{name}.py").exists()] == []
 
 
 # The workload
@@ -379,8 +400,10 @@ def test_living_tensors_are_counted_once():
     count, before = memory.tensor_bytes()
     kept = torch.zeros(1000)
     view = kept[:10]
+    with FakeTensorMode():  # as torch's compiler does
+        fake = torch.zeros(1000)
     assert memory.tensor_bytes() == (count + 1, before + 4000)
-    del kept, view
+    del kept, view, fake
     assert memory.tensor_bytes() == (count, before)
 
 
@@ -428,9 +451,9 @@ def test_a_table_says_where_and_how_it_was_measured(tmp_path):
 
 
 def test_models_on_a_cpu_are_summarised_with_the_others(tmp_path):
-    (tmp_path / "mlp-0.json").write_text(json.dumps({"machine": {}, "rows": [{"model": "mlp", "least_ratio": 7.5}]}))
     result = recording.Result("models_on_cpu", Namespace(results=tmp_path, name=None), "cpu", "all")
-    models_on_cpu.summarised(result, tmp_path, [models_on_cpu.Job("mlp", 0), models_on_cpu.Job("cnn", 1)], usual=True)
+    result.details["mlp-0"] = {"model": "mlp", "least_ratio": 7.5}
+    models_on_cpu.summarised(result, [models_on_cpu.Job("mlp", 0), models_on_cpu.Job("cnn", 1)], usual=True)
     ((name, table),) = summarise.results(tmp_path)
     assert name == "all.json"
     assert [(each["value"], each["aim"]) for each in table["rows"]] == [(7.5, 1.3), (None, 1.0)]
@@ -455,18 +478,9 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_bench_without_the_command_line(tmp_path, capsys):
-    path = tmp_path / "speed.json"
-    words = ["--models", "mlp", "--methods", "local", "--clients", "2", "--steps", "1", "--repeats", "1"]
-    assert bare_bench.main([*words, "--device", "cpu", "--json", str(path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    found = json.loads(path.read_text())
-    assert found["machine"]["torch"] == torch.__version__
-    assert "command" in found["machine"]
-    assert bare_bench.main([*words, "--json", str(path)]) == 2
-    assert f"'{path}'" in capsys.readouterr().err
-    assert bare_bench.main([*words, "--json", str(tmp_path / "nosuch" / "x.json")]) == 2
-    assert "nosuch" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        bare_bench.main(["--nosuch"])
-    assert capsys.readouterr().err.splitlines()[0].endswith("--nosuch")
+def test_a_model_on_a_cpu_is_measured_in_a_process_of_its_own(tmp_path):
+    sizes = ["--models", "mlp", "--busy", "0", "--clients", "2", "--steps", "1", "--repeats", "1"]
+    assert models_on_cpu.main([str(tmp_path), *sizes]) == 0
+    details = json.loads((tmp_path / "models-on-cpu.json").read_text())["details"]
+    assert details["mlp-0"]["least_ratio"] > 0
+    assert f"{details['mlp-0']['least_ratio']:.2f}" in (tmp_path / "table.md").read_text()

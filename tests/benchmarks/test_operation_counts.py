@@ -14,9 +14,9 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import worker
-from stratafl.bench.baselines import Loop
-from stratafl.bench.engine_run import EngineRun
-from stratafl.bench.workload import Workload, bench_model
+from bench_models import Workload, bench_model
+from engine_rounds import EngineRun
+from plain_loops import Loop
 from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed

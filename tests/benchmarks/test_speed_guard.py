@@ -13,11 +13,11 @@ import pytest
 
 import stratafl
 import worker
+from bench_models import Workload, bench_model
+from engine_rounds import EngineRun
 from memory import tensor_bytes
+from plain_loops import Loop
 from stratafl.algorithms import ALGORITHMS
-from stratafl.bench.baselines import Loop
-from stratafl.bench.engine_run import EngineRun
-from stratafl.bench.workload import Workload, bench_model
 from stratafl.config.experiment import Experiment, with_settings
 from stratafl.data import Federation, digits_federation
 from stratafl.execute import Simulation
@@ -83,7 +83,7 @@ def test_nothing_of_a_finished_run_stays_in_memory(tmp_path, method, graphs, div
     assert tensor_bytes() == before
 
 
-def test_nothing_of_a_joined_run_stays_while_the_others_go_on(tmp_path):
+def test_nothing_of_a_joined_run_stays_while_the_others_go_on(tmp_path, divided_anew):
     made = with_settings(Experiment(), [*DIGITS, "algorithm.name=fedavg"])
     longer = with_settings(made, ["run.rounds=4"])
     members = [Member("", i, each, tmp_path / f"{i}") for i, each in enumerate((made, longer, made))]

@@ -95,13 +95,6 @@ def test_an_option_that_contradicts_a_setting_is_refused(refused, arguments, say
         (["report", ".", "--target", "high"], "--target"),
         (["check"], "'NAME'"),
         (["compare", "--jobs", "0"], "--jobs"),
-        (["bench", "--models", "nosuch"], "'nosuch'"),
-        (["bench", "--methods", "fedavgg"], ("'fedavgg'", "'fedavg'")),
-        (["bench", "--sweep", "cohorts"], ("'cohorts'", "'cohort'")),
-        (["bench", "--clients", "0"], ("--clients", "1", "0")),
-        (["bench", "--compile", "maybe"], "'maybe'"),
-        (["bench", "--device", "cpu", "--precision", "tf32"], ("'tf32'", "GPU")),
-        (["bench", "--json", "nosuch/speed.json"], "'nosuch'"),
     ],
     ids=" ".join,
 )

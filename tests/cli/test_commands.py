@@ -42,7 +42,7 @@ from stratafl.runs import Run, workers
 from stratafl.runs.json_files import Journal, read_lines
 from stratafl.testing import laws
 
-COMMANDS = ("list", "run", "compare", "resume", "report", "check", "bench")
+COMMANDS = ("list", "run", "compare", "resume", "report", "check")
 COMMANDS += ("host", "join", "audit", "predict", "export")
 FILES = {
     "config.toml",

@@ -20,6 +20,7 @@ from stratafl.core.machine import resident
 from stratafl.deploy.admission import MAX_BODY_BYTES, KeyRing, Quota
 from stratafl.deploy.certificates import create_authority, create_server_certificate, create_site_key
 from stratafl.deploy.gate import LOGGED_PER_MINUTE, MAX_HEAD_BYTES, Gate, GateLimits, server_tls
+from stratafl.deploy.replies import SiteHints
 from stratafl.deploy.signals import Signals
 
 PATIENCE = 120.0  # seconds; only what hangs takes that long
@@ -447,6 +448,29 @@ def test_a_site_that_left_while_it_waited_takes_no_message_with_it(place: Place,
             signals.tell("north", "posted")
             await until(lambda: place.gate.refusals.total > 0)
             assert len(place.asked) == 1
+
+    attend(work)
+
+
+def test_a_site_that_asks_for_another_message_without_an_answer_to_the_last_has_lost_it(
+    place: Place, tmp_path: Path
+) -> None:
+    signals = Signals(tmp_path)
+    is_lost = SiteHints(signals, {1: "north"}).is_lost
+
+    async def work() -> None:
+        async with place.open(GateLimits(held=0.0), signals=signals):
+            assert await told(place, place.request()) == 200
+            signals.tell("north", "posted")
+            for requests, lost in (([PULL], False), ([PULL], True), (["/v1/fleet/push-messages", PULL], True)):
+                for target in requests:
+                    assert await told(place, place.request(target)) == 200
+                assert is_lost(1) is lost
+            signals.tell("north", "posted")  # which is sent again
+            for target in (PULL, "/v1/fleet/pull-object", "/v1/fleet/push-messages", PULL, PULL):
+                assert not is_lost(1)
+                assert await told(place, place.request(target)) == 200
+            assert not is_lost(1)
 
     attend(work)
 

@@ -24,6 +24,7 @@ from stratafl.deploy.courier import SignedMessage
 from stratafl.deploy.flower_internals import HostGrid
 from stratafl.deploy.replies import SiteHints, nodes_of_sites
 from stratafl.deploy.server_app import HostRound, KeyCourier
+from stratafl.deploy.signals import MAX_TRIES
 
 
 @dataclass
@@ -67,9 +68,10 @@ class FakeGrid:
         ids: list[str | None] = []
         for message in messages:
             node = message.metadata.dst_node_id
-            ids.append(None if node in self.refused else f"m{node}")
-            message.metadata.__dict__["_message_id"] = f"m{node}"
-            self.sent[f"m{node}"] = message
+            number = f"m{node}" + "'" * sum(sent.metadata.dst_node_id == node for sent in self.sent.values())
+            ids.append(None if node in self.refused else number)
+            message.metadata.__dict__["_message_id"] = number
+            self.sent[number] = message
         return ids
 
     def pull_messages(self, ids: Iterable[str], *limits: float) -> list[Message]:
@@ -298,7 +300,8 @@ class FakeSignals:
         self.posted.append(site)
 
     def last(self, site: str, event: str) -> int:
-        assert event == "asked"
+        if event != "asked":
+            return 0
         when, _ = self.grid.answers[{"north": 7, "south": 8}[site]]
         return int(self.grid.sent != {} and not self.is_silent and self.clock.now - self.grid.start >= when)
 
@@ -319,3 +322,41 @@ def test_with_hints_a_reply_is_asked_for_when_it_is_there_and_otherwise_now_and_
     assert asked == ["m7", "m8"]  # each once
     last = replies.LOOK_ANYWAY if is_silent else 4.0
     assert last <= clock.now - 1000 < last + 0.5
+
+
+class LosingSignals(FakeSignals):
+    """As often as `losses`, the site north asks for the next message two seconds after one was sent, unanswered."""
+
+    losses = 1
+
+    def last(self, site: str, event: str) -> int:
+        posts = self.posted.count(site)
+        if event == "lost":
+            is_lost = site == "north" and posts <= self.losses and self.clock.now - self.grid.start >= 2.0
+            return posts if is_lost else posts - 1
+        return posts if event == "posted" else super().last(site, event)
+
+
+def test_a_message_that_was_lost_with_a_process_of_its_site_is_sent_again_at_once(clock: Clock) -> None:
+    """The same content, and one answer counts, though the first message is answered late, too."""
+    grid = FakeGrid(clock, {7: (2.5, None), 8: (40.0, None)})
+    signals, sent = LosingSignals(clock, grid), messages(7, 8)
+    done = HostRound(grid, 60, late=120, hints=SiteHints(signals, {7: "north", 8: "south"})).run(sent)
+    assert signals.posted == ["north", "south", "north"]
+    again = grid.sent["m7'"]
+    assert again.content == sent[0].content
+    assert again.metadata.message_type == sent[0].metadata.message_type
+    assert 180.0 < again.metadata.ttl <= 183.0  # until the end of this round, and two tries more
+    assert (set(done.replies), done.failures) == ({7, 8}, {})
+    assert done.replies[7].metadata.reply_to_message_id == "m7'"
+    assert clock.now - 1000 < 45.0
+
+
+def test_a_message_that_is_lost_again_and_again_is_a_failure_of_its_site(clock: Clock) -> None:
+    grid = FakeGrid(clock, {7: (2.5, None)})
+    signals = LosingSignals(clock, grid)
+    signals.losses = 100
+    done = HostRound(grid, 60, hints=SiteHints(signals, {7: "north"})).run(messages(7))
+    assert signals.posted == ["north"] * MAX_TRIES
+    assert (done.replies, set(done.failures), done.silent) == ({}, {7}, frozenset())
+    assert clock.now - 1000 < 10.0

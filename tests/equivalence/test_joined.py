@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from bench_models import BENCH_MODELS
 from stratafl.algorithms import fedavg, fedper, fedprox, fedrep, local
-from stratafl.bench.workload import BENCH_MODELS
 from stratafl.core.objectives import CrossEntropy
 from stratafl.errors import MemoryLimitError, RunError
 from stratafl.evaluation.trial import Trial

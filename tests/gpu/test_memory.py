@@ -4,6 +4,7 @@ PYTHONPATH=src python tests/gpu/test_memory.py      without pytest, where there 
 """
 
 import gc
+from functools import partial
 from unittest import SkipTest
 
 import numpy as np
@@ -13,6 +14,7 @@ import stratafl
 from stratafl.algorithms import algorithm, fedlag, flayer
 from stratafl.data import from_clients
 from stratafl.models import build
+from stratafl.runtime.captured_step import capture
 from stratafl.runtime.speed import Speed
 
 SLACK = 16 * 2**20
@@ -77,6 +79,23 @@ def test_runs_leave_no_memory_behind():
     check(measured())
 
 
+def test_a_graph_works_after_another_was_freed():
+    """A product of few rows and many terms is summed in parts, in a workspace of cuBLAS."""
+    if not torch.cuda.is_available():
+        raise SkipTest("there is no GPU")
+    left, right = torch.ones(64, 2**17, device="cuda"), torch.ones(2**17, 64, device="cuda")
+    outputs = [torch.zeros(64, 64, device="cuda") for _ in range(2)]
+    first, second = (capture(partial(torch.mm, left, right, out=each)) for each in outputs)
+    second()
+    del first
+    torch._C._cuda_clearCublasWorkspaces()
+    memory()  # gives the memory of the first graph back
+    outputs[1].zero_()
+    second()
+    torch.cuda.synchronize()
+    assert torch.equal(outputs[1], torch.full_like(outputs[1], 2**17))
+
+
 if __name__ == "__main__":
     found = measured()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
@@ -84,4 +103,5 @@ if __name__ == "__main__":
     for name, now, taken in found:
         print(f"{name:24}{now / 2**20:16.1f}{taken / 2**20:16.1f}", flush=True)
     check(found)
+    test_a_graph_works_after_another_was_freed()
     print("the same before and after, within 16 MiB")

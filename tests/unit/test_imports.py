@@ -18,6 +18,7 @@ from stratafl.config.experiment import Experiment, with_settings
 from stratafl.runs import Run
 
 SOURCE = Path(stratafl.__file__).parents[1]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HEAVY = ("typer", "rich", "plotly", "datasets", "flwr", "scipy", "sklearn", "pandas", "matplotlib", "tomli_w", "pytest")
 HEAVY += ("PIL", "pyarrow", "huggingface_hub")
 PROGRAM = """
@@ -72,12 +73,11 @@ def methods_and_executors():
 hide(*HEAVY, "click", "safetensors")
 
 @stage
-def bench_with_torch_and_numpy_alone():
-    from stratafl.bench.measurement import bench_rows
-    from stratafl.bench.options import BenchOptions
-    from stratafl.bench.request import request_of
-    sizes = {"clients": 2, "steps": 1, "repeats": 1}
-    return [row["method"] for row in bench_rows(request_of(BenchOptions("mlp", "fedper", device="cpu", **sizes)))]
+def a_benchmark_with_torch_and_numpy_alone():
+    sys.path.append(BENCHMARKS)
+    from against_loops import Cell, Ways, Workload, measured_rows
+    cells = [Cell("mlp", "fedper", Workload(clients=2, cohort=2, batch=10, samples=10))]
+    return [row["method"] for row in measured_rows(cells, Ways("cpu", repeats=1))]
 
 show("safetensors", "scipy", "tomli_w", "plotly")
 sysconf = os.sysconf
@@ -94,7 +94,7 @@ def the_memory_of_an_unknown_system():
 
 @stage
 def everything_but_the_command():
-    packages = "core data models runtime policies algorithms execute evaluation config export testing bench runs"
+    packages = "core data models runtime policies algorithms execute evaluation config export testing runs"
     failed = import_packages(*packages.split(), "report", "recipes", "tuning")
     import stratafl
     return [*failed, stratafl.fit.__module__, stratafl.load.__module__]
@@ -164,7 +164,7 @@ def results(tmp_path_factory):
     small = ["run.rounds=1", "data.clients=2", "data.partition=iid", "model.hidden=[2]", "run.device=cpu"]
     with Run.create(with_settings(Experiment(), [*small, "train.batch=800"]), place / "run") as run:
         list(run.rounds())
-    program = f"SOURCE, HEAVY = {str(SOURCE)!r}, {HEAVY!r}\n{PROGRAM}"
+    program = f"SOURCE, BENCHMARKS, HEAVY = {str(SOURCE)!r}, {str(BENCHMARKS)!r}, {HEAVY!r}\n{PROGRAM}"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=environment, timeout=600, check=False)
@@ -178,7 +178,7 @@ def results(tmp_path_factory):
     [
         ("the_package_alone", []),
         ("methods_and_executors", []),
-        ("bench_with_torch_and_numpy_alone", ["fedper"]),
+        ("a_benchmark_with_torch_and_numpy_alone", ["fedper"]),
         ("everything_but_the_command", ["stratafl.api.fitting"] * 2),
         ("load_predict_and_export", [2]),
         ("a_link_is_not_followed", "refused"),

@@ -672,6 +672,17 @@ def test_the_result_says_all_of_it(reproduced):
     ]
 
 
+def test_the_result_says_which_settings_replaced_those_of_the_recipe(tmp_path):
+    recipe = parse_recipe("a/b", TEXT)
+    before, after = (
+        next(line for line in result_markdown(made, [], "").splitlines() if line.startswith("Settings:"))
+        for made in (Reproduction(tmp_path, recipe, "smoke", seeds=1, settings=s) for s in ({}, {"run.rounds": 7}))
+    )
+    assert "`run.rounds=7`" not in before
+    assert after.count("`run.rounds=") == 1
+    assert "`run.rounds=7`" in after
+
+
 def test_claims_that_no_run_can_judge_are_listed_with_the_reason(tmp_path):
     more = '[[unjudged]]\nsays = "Layers differ"\nwhy = "layers are no number of a run"\n'
     made = Reproduction(tmp_path, parse_recipe("a/b", TEXT + more), "smoke", seeds=1)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from stratafl.bench.options import BenchOptions
 from stratafl.cli.command_options import (
     COMPARED,
     MACHINE,
@@ -242,17 +241,6 @@ def check_(
     from stratafl.cli.list_command import check_method
 
     return check_method(name, settings or [], quick)
-
-
-@app.command(cls=Example, rich_help_panel=METHODS, epilog="strata bench --models mlp,cnn --methods fedavg,flayer")
-@with_options
-def bench(
-    *, options: BenchOptions, svg: Annotated[Path | None, option("--svg FILE", "Draw table and chart.", OUTPUT)] = None
-) -> None:
-    """Compare the engine's speed with plain PyTorch loops."""
-    from stratafl.cli.bench_command import run_bench
-
-    run_bench(options, svg)
 
 
 # A deployed federation

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from stratafl.bench.options import BenchOptions, command_line
-
 if TYPE_CHECKING:
     from stratafl.config.experiment import Experiment
     from stratafl.config.setting_tables import Settings
@@ -57,7 +55,6 @@ Trust = Annotated[bool, option("--trust", "Import code that a file or run names.
 Jobs = Annotated[int | None, option("--jobs -j N", "Number of processes; else 1, on a GPU up to 3.", MACHINE, min=1)]
 AsJson = Annotated[bool, option("--json", "Print JSON instead of tables.", OUTPUT)]
 
-BENCH_MACHINE = ("device", "precision", "compile", "engine", "repeats", "busy")
 COMPARED = "local,fedavg,fedper,flayer,pfedla,heurpfedla,fedalp,fedlag"  # that are compared unless you name others
 SHORT_FOR = {
     **{"algorithm": "algorithm.name", "model": "model.name", "data": "data.name"},
@@ -216,16 +213,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _bench_parameter(name: str, kind: type, default: Any, text: str) -> inspect.Parameter:
-    flag = f"--{name}/--no-{name}" if default is True else f"--{name}"
-    value = {int: "N", Path: "FILE", bool: ""}.get(kind, "NAME")
-    panel = OUTPUT if kind is Path else MACHINE if name in BENCH_MACHINE else EXPERIMENT
-    return _parameter(name, Annotated[kind | None, option(f"{flag} {value}", text, panel)], default)
-
-
 def _options_of(record: Any) -> list[inspect.Parameter]:
-    if record is BenchOptions:
-        return [_bench_parameter(*each) for each in command_line()]
     hints = get_type_hints(record, include_extras=True)
     return [_parameter(each.name, hints[each.name], each.default) for each in fields(record)]
 

@@ -270,8 +270,15 @@ class Gate:
         return sent if before == posted else 0
 
     async def _hold(self, site: Side, name: str, signals: Signals) -> None:
-        """Let a site wait until there is a message for it: it would ask again and again."""
+        """Let a site wait until there is a message for it: it would ask again and again.
+
+        A site answers a message before it asks for the next one. If it has not, its process was killed, or the
+        connection broke while it was given the message.
+        """
         signals.tell(name, "asked")
+        posted = signals.last(name, "posted")
+        if posted == self._served.get(name) and not self._sent_since(name, posted):
+            signals.tell(name, "lost", posted)
         latest = time.monotonic() + self.limits.held
         while (posted := signals.last(name, "posted")) == self._served.get(name) and time.monotonic() < latest:
             await asyncio.sleep(_LOOK)

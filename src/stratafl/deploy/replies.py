@@ -16,7 +16,7 @@ import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from stratafl.deploy.signals import Signals
+from stratafl.deploy.signals import MAX_TRIES, Signals
 from stratafl.errors import first_line, shown
 
 log = logging.getLogger("stratafl.deploy")
@@ -46,6 +46,11 @@ class SiteHints:
         """When it last asked for a message: whatever it has sent before is whole."""
         return self._signals.last(self._sites[node], "asked")
 
+    def is_lost(self, node: int) -> bool:
+        """Whether it was given the last message that was posted, and asks for the next one without an answer."""
+        site = self._sites[node]
+        return 0 < self._signals.last(site, "lost") == self._signals.last(site, "posted")
+
 
 class MessageRound:
     """One message to each node, until all have ended: with a reply, or with a reason why there is none, by node.
@@ -55,7 +60,8 @@ class MessageRound:
     sends it when it is asked again. An outage of the SuperLink within the deadline is waited out. A reply that is on
     its way at the deadline, or is sent bit by bit, is waited for, `late` seconds at most; others are fetched meanwhile.
     One that cannot be read is a failure of its node. If a connection was lost in the middle of an upload, Flower says
-    so when the upload expires, 180 s later.
+    so when the upload expires, 180 s later. With hints, a message that was lost with a process of its site is sent
+    again at once, as a new one; an answer to the first one is dropped.
     """
 
     def __init__(self, grid: Any, deadline: float, late: float = 0.0, hints: SiteHints | None = None) -> None:
@@ -64,6 +70,7 @@ class MessageRound:
         self.start, self.said, self.outage_said = time.monotonic(), 0.0, -SAID_EVERY
         self.replies, self.failures, self.silent = dict[int, Message](), dict[int, str](), frozenset[int]()
         self.waiting, self.pulls = dict[str, int](), dict[str, Future[list[Message]]]()  # by id of the message
+        self.sent = dict[int, list[Message]]()  # by node: its message, as often as it was sent
 
     def run(self, messages: Sequence[Message]) -> Self:
         self.begin(messages)
@@ -73,10 +80,30 @@ class MessageRound:
         return self
 
     def begin(self, messages: Sequence[Message]) -> Self:
-        """Send the messages; if the round is not `run`, `look` for replies."""
+        """Send the messages, one at a time, so that one model at a time is in memory as bytes.
+
+        If the round is not `run`, `look` for replies.
+        """
         for message in messages:
-            message.metadata.ttl = self.deadline + self.late + _MARGIN
-        self._push(messages)
+            node = message.metadata.dst_node_id
+            message.metadata.ttl = self.left() + self.late + _MARGIN
+            self.sent.setdefault(node, []).append(message)
+            before = 0 if self.hints is None else self.hints.asked(node)
+            sent, why = list[str | None](), "the SuperLink did not accept its message"
+            with self._reachable():
+                try:
+                    sent = list(self.grid.push_messages([message]))
+                except httpx.HTTPError:
+                    raise
+                except Exception as error:  # a site that confirms a message too early takes it away from us
+                    why = f"its message could not be sent: {shown(first_line(error), 200)}"
+            if sent and sent[0]:
+                self.waiting[sent[0]] = node
+                if self.hints is not None:
+                    self.looks[sent[0]] = before, time.monotonic()
+                    self.hints.posted(node)
+            else:
+                self.failures[node] = why
         return self
 
     def pull(self, number: str) -> list[Message]:
@@ -112,6 +139,9 @@ class MessageRound:
         cannot read, without naming its site.
         """
         before = len(self.waiting)
+        for number, node in list(self.waiting.items()):
+            if self.hints is not None and self.hints.is_lost(node):
+                self._send_again(number)
         with self._reachable():
             for number, node in self.waiting.items():
                 if number not in self.pulls and self._may_be_there(number, node):
@@ -120,6 +150,16 @@ class MessageRound:
             for number in [number for number, pull in self.pulls.items() if pull in done]:
                 self._pulled(number, self.pulls.pop(number))
         return len(self.waiting) < before
+
+    def _send_again(self, number: str) -> None:
+        """A message may be what kills its site: it is sent as often as a site may fail."""
+        node = self.waiting.pop(number)
+        self.pulls.pop(number, None)
+        if len(self.sent[node]) < MAX_TRIES:
+            lost = self.sent[node][0]
+            self.begin([Message(lost.content, node, lost.metadata.message_type)])
+        else:
+            self.failures[node] = f"it took its message {MAX_TRIES} times and did not answer"
 
     def _may_be_there(self, number: str, node: int) -> bool:
         """Without hints always; else if the site has asked for its next message, and every few seconds."""
@@ -145,34 +185,13 @@ class MessageRound:
             for message in messages[:1]:
                 self._take(number, message)
 
-    def _push(self, messages: Sequence[Message]) -> None:
-        """One at a time, so that one model at a time is in memory as bytes."""
-        for message in messages:
-            node = message.metadata.dst_node_id
-            before = 0 if self.hints is None else self.hints.asked(node)
-            sent, why = list[str | None](), "the SuperLink did not accept its message"
-            with self._reachable():
-                try:
-                    sent = list(self.grid.push_messages([message]))
-                except httpx.HTTPError:
-                    raise
-                except Exception as error:  # a site that confirms a message too early takes it away from us
-                    why = f"its message could not be sent: {shown(first_line(error), 200)}"
-            if sent and sent[0]:
-                self.waiting[sent[0]] = node
-                if self.hints is not None:
-                    self.looks[sent[0]] = before, time.monotonic()
-                    self.hints.posted(node)
-            else:
-                self.failures[node] = why
-
     def _take(self, number: str, message: Message) -> None:
         node = self.waiting.pop(number)
         if not isinstance(message, Message):
             self.failures[node] = "its reply cannot be read: it is not a message"
         elif message.has_error():
             is_gone = message.error.code == _UNAVAILABLE
-            reason = "it has not been heard of for a minute" if is_gone else message.error.reason
+            reason = "it has left or was not heard of for a minute" if is_gone else message.error.reason
             self.failures[node] = f"{shown(reason, 200)} (code {message.error.code})"
         elif not isinstance(message.content, RecordDict):
             self.failures[node] = "its reply cannot be read: it holds no records"

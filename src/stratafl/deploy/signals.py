@@ -12,7 +12,8 @@ from typing import Literal
 
 from stratafl.files import write_atomically
 
-Event = Literal["posted", "asked"]  # a message for the site lies at the SuperLink; the site asks for its next message
+# A message for the site lies at the SuperLink; the site asks for its next message; the one posted then is lost.
+Event = Literal["posted", "asked", "lost"]
 FOLDER, LIMIT = "signals", "limit"
 MAX_TRIES = 3  # of a site in one round, after which it has missed it; it may answer all of them late
 
@@ -24,10 +25,11 @@ class Signals:
         self._folder = host / FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
-    def tell(self, site: str, event: Event) -> None:
+    def tell(self, site: str, event: Event, when: int | None = None) -> None:
+        """Now, or the time of the event that this one is about."""
         with suppress(OSError):  # such as a full disk
             os.close(os.open(path := self._path(site, event), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            os.utime(path, ns=(now := time.time_ns(), now))  # a file system's own clock is too coarse
+            os.utime(path, ns=(then := when or time.time_ns(), then))  # a file system's own clock is too coarse
 
     def last(self, site: str, event: Event) -> int:
         """When it was told last; 0 if never."""

@@ -46,7 +46,7 @@ def result_markdown(reproduction: Reproduction, judged: Sequence[Verdict], comma
 def _setup(reproduction: Reproduction) -> list[str]:
     """The settings of all runs, of columns and of rows, the data, the models and the recipe's notes."""
     recipe, scale = reproduction.recipe, reproduction.recipe.at(reproduction.scale)
-    lines = [f"Settings: {_settings({**recipe.settings, **scale.settings})}."]
+    lines = [f"Settings: {_settings({**recipe.settings, **scale.settings, **reproduction.settings})}."]
     columns = [column for column in recipe.columns if column.name in recipe.columns_at(reproduction.scale)]
     for title, parts in (("Columns", columns), ("Rows", recipe.runnable)):
         lines += ["", f"{title}: " + "; ".join(f"*{part.name}* {_settings(part.settings)}" for part in parts) + "."]

@@ -77,7 +77,7 @@ class CapturedSteps:
     def _release(self) -> None:
         if self._graphs:
             gc.collect()
-            torch._C._cuda_clearCublasWorkspaces()  # one for each stream of a capture, in the pool of its graph
+            torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was used
             torch.cuda.empty_cache()
 
     def scan(self, scans: Sequence[Scan]) -> list[State] | None:

@@ -7,8 +7,8 @@ step is made, compiled and freed.
 """
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from typing import Self
@@ -254,9 +254,23 @@ def capture(once: Callable[[], object]) -> Callable[[], object]:
     try:
         # A capture that fails may leave its stream as the current one; the outer context sets it back.
         back = torch.cuda.stream(torch.cuda.current_stream())
-        with back, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with back, _own_workspaces(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             once()
     finally:
         if collects:
             gc.enable()
     return graph.replay
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Workspaces of cuBLAS for what is captured here, and for nothing else.
+
+    cuBLAS keeps one for each stream, and all captures have the same stream. A second graph would use that of the first,
+    and write to memory that is gone when the first is freed.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from stratafl.errors import DamagedError
 from stratafl.files import read_plain
@@ -22,20 +21,18 @@ MAX_LOG_BYTES, MAX_FILE_BYTES = 2**16, 2**28  # bytes that the files may have
 Run = Callable[..., object]
 
 
-def read_done(folder: Path, request: bytes) -> dict[str, Any] | None:
-    """What `done.json` says, if the entry is whole and was made for this request, not only under its name."""
+def is_done(folder: Path, request: bytes) -> bool:
+    """Whether the entry is whole and was made for this request, not only under its name."""
     try:
-        done: dict[str, Any] = json.loads(read_plain(folder / DONE, MAX_FILE_BYTES))
-        whole = (
+        done = json.loads(read_plain(folder / DONE, MAX_FILE_BYTES))
+        return (
             done["key"] == hashlib.sha256(request).hexdigest()
-            and isinstance(done["seconds"], dict)
             and read_plain(folder / REQUEST, MAX_FILE_BYTES) == request
             and hashlib.sha256(read_plain(folder / MODULE, MAX_FILE_BYTES)).hexdigest() == done["sha256"]
             and all(_digest(folder / name) == digest for name, digest in done["libraries"].items())
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DamagedError):
-        return None
-    return done if whole else None
+        return False
 
 
 def libraries(folder: Path) -> dict[str, str]:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,9 +30,9 @@ from stratafl.runtime.compiled_step import (
     MAX_FILE_BYTES,
     MODULE,
     REQUEST,
+    is_done,
     libraries,
     load_step,
-    read_done,
     torch_caches,
 )
 from stratafl.runtime.grouped import teach_compiler
@@ -43,7 +42,6 @@ LOCK = "lock"
 NICE = 5  # less urgent than the rounds, which go on
 MAX_ENTRIES = 64  # entries of the cache
 FREE = 4  # times the step's tensors that must be free on a GPU for a trial
-Timer = dict[str, float]
 
 
 def main(folder: Path) -> None:
@@ -53,7 +51,7 @@ def main(folder: Path) -> None:
         os.nice(NICE)
     with _locked(folder / LOCK):
         data = read_plain(folder / REQUEST, MAX_FILE_BYTES)
-        if read_done(folder, data) is None:  # else another process was done while this one waited
+        if not is_done(folder, data):  # else another process was done while this one waited
             _compile(folder, json.loads(data), hashlib.sha256(data).hexdigest())
     _remove_oldest(folder)
 
@@ -104,13 +102,11 @@ def _compile(folder: Path, request: dict[str, Any], key: str) -> None:
     _set_up(request["environment"])
     for cache in torch_caches(folder).values():
         shutil.rmtree(cache, ignore_errors=True)  # torch would take up a damaged library again
-    seconds: Timer = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice to lower the precision, which the user decides
-        _build(folder, request, seconds)
+        _build(folder, request)
     digest = hashlib.sha256((folder / MODULE).read_bytes()).hexdigest()
-    done = {"key": key, "sha256": digest, "seconds": {name: round(each, 3) for name, each in seconds.items()}}
-    done["libraries"] = libraries(folder)
+    done = {"key": key, "sha256": digest, "libraries": libraries(folder)}
     write_atomically(folder / DONE, json.dumps(done).encode())
 
 
@@ -122,24 +118,11 @@ def _set_up(environment: dict[str, Any]) -> None:
     torch.use_deterministic_algorithms(environment["deterministic"])
 
 
-@contextmanager
-def _timed(seconds: Timer, name: str) -> Iterator[None]:
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[name] = time.perf_counter() - begin
-
-
-def _build(folder: Path, request: dict[str, Any], seconds: Timer) -> None:
+def _build(folder: Path, request: dict[str, Any]) -> None:
     teach_compiler()
-    with _timed(seconds, "graph"):
-        graph, tensors = build_step(request["step"]), fake_tensors(request["step"])
-    with _timed(seconds, "compiler"), atomically(folder / MODULE) as partial:
-        build_module(graph, tensors, partial)
-    seconds |= _stages()
-    with _timed(seconds, "trial"):
-        _try_out(folder / MODULE, request)
+    with atomically(folder / MODULE) as partial:
+        build_module(build_step(request["step"]), fake_tensors(request["step"]), partial)
+    _try_out(folder / MODULE, request)
 
 
 def build_module(graph: GraphModule, tensors: list[Tensor], file: Path) -> None:
@@ -159,15 +142,6 @@ def build_module(graph: GraphModule, tensors: list[Tensor], file: Path) -> None:
     if result.constants:
         raise ValueError(f"the compiled step holds constants: {', '.join(result.constants)}")
     file.write_text(result.source_code, encoding="utf-8")
-
-
-def _stages() -> Timer:
-    """Where the time went, by torch's own timers."""
-    from torch._dynamo.utils import compilation_time_metrics
-
-    timers = ("create_aot_dispatcher_function", "compile_fx_inner", "GraphLowering.run", "GraphLowering.codegen",
-             "Scheduler.__init__", "Scheduler.codegen", "async_compile.wait", "compile_file")  # fmt: skip
-    return {f"compiler/{name}": sum(compilation_time_metrics.get(name, ())) for name in timers}
 
 
 def _try_out(file: Path, request: dict[str, Any]) -> None:

@@ -16,11 +16,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,7 +33,7 @@ from stratafl.core.reprs import short_repr
 from stratafl.errors import DamagedError, ModelError, StrataError, first_line
 from stratafl.files import cache_folder, write_atomically
 from stratafl.runtime.choice import processor
-from stratafl.runtime.compiled_step import DONE, MAX_LOG_BYTES, MODULE, REQUEST, Run, load_step, read_done, torch_caches
+from stratafl.runtime.compiled_step import DONE, MAX_LOG_BYTES, MODULE, REQUEST, Run, is_done, load_step, torch_caches
 from stratafl.runtime.step_graph import Description, describe_step
 
 FORMAT = 2  # of the cache; another one is not found
@@ -65,7 +64,6 @@ class _Job:
     waiting: bool = False  # until a run decides to compile
     overdue: bool = False  # a run has waited for it in vain
     failed: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Compiler:
@@ -93,7 +91,7 @@ class Compiler:
             return
         try:
             self._jobs[name] = job = self._job(step, tensors)
-            job.queued = read_done(job.folder, job.request) is None
+            job.queued = not is_done(job.folder, job.request)
             job.waiting = not launch
         except Exception as error:  # a step that cannot be described, or no room on the disk
             self.refuse(name, error)
@@ -148,11 +146,6 @@ class Compiler:
         job = self._jobs.get(name)
         return None if job is None else job.folder.name
 
-    def seconds(self, name: Hashable) -> dict[str, float]:
-        """How long the stages of compiling and loading took, as far as they are known."""
-        job = self._jobs.get(name)
-        return {} if job is None else dict(job.seconds)
-
     def forget(self, name: Hashable) -> None:
         """Free what is kept of a step, and end its process."""
         self._failed.discard(name)
@@ -165,15 +158,12 @@ class Compiler:
             self.forget(name)
 
     def _job(self, step: Callable[..., None], tensors: Sequence[Tensor]) -> _Job:
-        begin = time.perf_counter()
         described, constants = describe_step(step, tensors)
         asked = {"environment": environment(tensors[0].device), "step": described}
         request = json.dumps(asked, sort_keys=True).encode()
         cache = own_folder(self._folder or cache_folder() / "compiled")
         folder = own_folder(cache / hashlib.sha256(request).hexdigest()[:32])
-        job = _Job(folder, request, described, constants, tensors[0].device)
-        job.seconds["describing"] = time.perf_counter() - begin
-        return job
+        return _Job(folder, request, described, constants, tensors[0].device)
 
     def _advance(self) -> None:
         """Start the next processes, a few at a time."""
@@ -197,14 +187,10 @@ class Compiler:
             self.refuse(name, error)
 
     def _load(self, name: Hashable, job: _Job) -> None:
-        begin = time.perf_counter()
         try:
-            done = read_done(job.folder, job.request)
-            if done is None:
+            if not is_done(job.folder, job.request):
                 raise ModelError(_last_words(job) or "its entry in the cache was changed")
             job.run = _checked(load_step(job.folder / MODULE), job)
-            job.seconds |= {f"process/{name}": float(s) for name, s in done["seconds"].items()}
-            job.seconds["loading"] = time.perf_counter() - begin
             job.request, job.step = b"", {}
             _end_process(job)
             with suppress(OSError):  # a cache that cannot be written to serves as well

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench_models import BenchModel, Workload
+from plain_loops import LEARNING_RATE
 from stratafl.algorithms import ALGORITHMS
-from stratafl.bench.baselines import LEARNING_RATE
-from stratafl.bench.timing import Seconds, now
-from stratafl.bench.workload import BenchModel, Workload
 from stratafl.core.algorithm import Algorithm
 from stratafl.core.layout import Layout
 from stratafl.data import Federation
@@ -24,6 +23,7 @@ from stratafl.policies import LocalTraining
 from stratafl.runtime import LoopEngine
 from stratafl.runtime.build import EngineName
 from stratafl.runtime.speed import Speed
+from timing import Seconds, now
 
 ROUNDS = 1000  # of a run of which a few rounds are timed; decides whether compiling pays
 STEADY = 2  # rounds without a new compiled step or trace, after which timing may begin

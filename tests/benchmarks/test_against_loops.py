@@ -1,7 +1,8 @@
-"""The bench: what it times is the same work for everybody, and what it says is complete."""
+"""The races against plain loops: both sides do the same work, and a row says everything."""
 
 import json
 import os
+from argparse import Namespace
 from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
@@ -10,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from stratafl.bench import engine_run as engine_file
-from stratafl.bench.baselines import BASELINES
-from stratafl.bench.engine_run import EngineRun
-from stratafl.bench.measurement import MAX_BASELINE_CLIENTS, ResultFile, bench_rows, describe_row
-from stratafl.bench.options import BenchOptions, command_line
-from stratafl.bench.request import SWEEPS, request_of
-from stratafl.bench.timing import Seconds, busy, fastest, median, peak, reset_peak
-from stratafl.bench.workload import BENCH_MODELS, BenchModel, Workload, bench_model
+import against_loops
+import engine_rounds
+from against_loops import MAX_BASELINE_CLIENTS, Ways, cells_of, described, measured_rows
+from bench_models import BENCH_MODELS, BenchModel, Workload, bench_model
+from engine_rounds import EngineRun
+from plain_loops import BASELINES
 from stratafl.data import federate
-from stratafl.errors import StrataError
+from stratafl.errors import UnknownNameError
 from stratafl.runtime.speed import DEFAULT_SPEED
+from timing import Seconds, busy, fastest, median, peak, reset_peak
 
 CPU = torch.device("cpu")
 SMALL = BenchModel("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})
@@ -28,7 +28,7 @@ SMALL = BenchModel("mlp", (1, 2, 2), 3, 2, {"hidden": (4,)})
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr(engine_file, "PATIENT", 0.0)
+    monkeypatch.setattr(engine_rounds, "PATIENT", 0.0)
 
 
 def test_equal_shares_hold_what_was_asked_for():
@@ -39,7 +39,7 @@ def test_equal_shares_hold_what_was_asked_for():
 
 
 def test_beyond_the_pool_clients_share_samples(monkeypatch):
-    monkeypatch.setattr("stratafl.bench.workload.POOL", 40)
+    monkeypatch.setattr("bench_models.POOL", 40)
     federation = Workload(clients=50, cohort=5, batch=4, samples=12).federation(SMALL)
     assert len(federation.x) == 40
     assert federation.counts("train").tolist() == [12] * 50
@@ -107,21 +107,21 @@ def test_only_a_cohort_is_trained_and_everybody_evaluated():
     "name",
     [
         pytest.param(name, marks=[] if name == "fedalp" else pytest.mark.slow)
-        for name in BenchOptions().methods.split(",")
+        for name in ("fedavg", "fedper", "flayer", "pfedla", "fedlag", "fedalp")
     ],
 )
 def test_methods_are_timed_in_their_main_phase(name):
     work = Workload(clients=5, cohort=5, batch=4, samples=8)
     run = EngineRun(name, SMALL, work, work.federation(SMALL), "cpu", DEFAULT_SPEED)
     rounds = run.warm_up()
-    assert rounds >= engine_file.STEADY
+    assert rounds >= engine_rounds.STEADY
     assert run._in_main_phase
     took = run.once()
     assert min(took.train, took.server, took.evaluate) > 0
 
 
 def test_warming_up_ends_when_steps_are_traced(monkeypatch):
-    monkeypatch.setattr(engine_file, "PATIENT", 60.0)
+    monkeypatch.setattr(engine_rounds, "PATIENT", 60.0)
     work = Workload(clients=2, cohort=2, batch=4, samples=64)
     run = EngineRun("fedavg", SMALL, work, work.federation(SMALL), "cpu", DEFAULT_SPEED)
     assert run.kept == 0
@@ -146,14 +146,16 @@ def test_the_peak_is_of_what_came_since():
         assert peak(CPU) >= before + 50 * 2**20
 
 
-def request(**options):
-    return request_of(BenchOptions(**{"models": "mlp", "methods": "fedavg", "repeats": 1, "steps": 1, **options}))
+def cells(**changed):
+    given = {"models": "mlp", "methods": "fedavg", "clients": [20], "cohort": None, "batch": [10], "steps": None}
+    return cells_of(Namespace(**{**given, "paper": False, **changed}))
 
 
 @pytest.mark.slow
 def test_a_row_says_everything(monkeypatch):
-    monkeypatch.setattr("stratafl.bench.measurement.MAX_BASELINE_CLIENTS", 2)
-    first, second = bench_rows(request(methods="fedavg,fedper", clients=3))
+    monkeypatch.setattr(against_loops, "MAX_BASELINE_CLIENTS", 2)
+    both = cells(methods="fedavg,fedper", clients=[3], steps=1)
+    first, second = measured_rows(both, Ways("cpu", repeats=1))
     for row in (first, second):
         assert set(row["engine"]["best"]) == {"train", "server", "evaluate", "cpu", "round"}
         assert row["engine"]["first_round"] > 0
@@ -163,9 +165,7 @@ def test_a_row_says_everything(monkeypatch):
         assert row["client_steps"] == 3
     assert (first["baselines_beside"], second["baselines_beside"]) == (True, False)
     assert first["baselines"] == second["baselines"]
-    assert all(
-        word in describe_row(first) for word in ("mlp", "fedavg", "first", "train", "server", "evaluate", "loop")
-    )
+    assert all(word in described(first) for word in ("mlp", "fedavg", "first", "train", "server", "evaluate", "loop"))
     json.dumps([first, second])
     loop = first["baselines"]["loop"]
     assert loop["clients_timed"] == 2 < MAX_BASELINE_CLIENTS
@@ -174,58 +174,64 @@ def test_a_row_says_everything(monkeypatch):
 
 @pytest.mark.slow
 def test_without_baselines_there_is_nothing_to_compare_with_and_the_engine_can_be_asked_for():
-    (row,) = bench_rows(request(clients=2, baselines=False, engine="loop"))
+    ways = Ways("cpu", repeats=1, baselines=False, engine="loop")
+    (row,) = measured_rows(cells(clients=[2], steps=1), ways)
     assert row["ratios"] == row["baselines"] == {}
     assert row["engine"]["engine"] == "LoopEngine"
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch):
-    monkeypatch.setattr(engine_file, "device_memory", lambda device: 2)
-    (row,) = bench_rows(request(clients=2))
-    assert row["refused"]
-    assert row["refused"] in describe_row(row)
+def test_what_does_not_fit_into_memory_is_said_and_the_rest_goes_on(monkeypatch, tmp_path, capsys):
+    memory, small = engine_rounds.device_memory, iter([2])
+    monkeypatch.setattr(engine_rounds, "device_memory", lambda device: next(small, memory(device)))
+    words = ["--models", "mlp", "--methods", "fedavg,local", "--clients", "2", "--steps", "1", "--repeats", "1"]
+    assert against_loops.main([*words, "--device", "cpu", "--no-baselines", "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    table = json.loads(path.read_text())
+    refused, measured = table["details"]["rows"]
+    assert refused["refused"] in capsys.readouterr().out
+    assert [line["value"] for line in table["rows"]] == [None, measured["engine"]["ms_per_client_step"]]
+    assert len(table["bars"]) == 1
 
 
-def sizes(**options):
-    return [(c.workload.clients, c.workload.cohort, c.workload.batch) for c in request(**options).cells]
+def sizes(**changed):
+    return [(c.workload.clients, c.workload.cohort, c.workload.batch) for c in cells(**changed)]
 
 
-def test_sweeps():
-    assert sizes(sweep="clients", largest=1000) == [(20, 20, 10), (100, 100, 10), (1000, 1000, 10)]
-    assert sizes(sweep="clients", largest=1000, cohort=50) == [(20, 20, 10), (100, 50, 10), (1000, 50, 10)]
-    assert sizes(sweep="cohort", clients=100) == [(100, c, 10) for c in (1, 5, 20, 100)]
-    assert sizes(sweep="batch", steps=5) == [(20, 20, b) for b in (5, 10, 20, 50)]
-    assert SWEEPS["clients"] == (20, 100, 1_000, 10_000)
+def test_several_sizes_follow_each_other():
+    assert sizes(clients=[20, 100], cohort=[50]) == [(20, 20, 10), (100, 50, 10)]
+    assert sizes(clients=[100], cohort=[1, 5]) == [(100, 1, 10), (100, 5, 10)]
+    assert sizes(batch=[5, 20]) == [(20, 20, 5), (20, 20, 20)]
+    assert [(c.workload.batch, c.method) for c in cells(batch=[5, 20], methods="local,fedavg")] == [
+        *((5, "local"), (5, "fedavg"), (20, "local"), (20, "fedavg"))
+    ]
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"models": "mpl"}, "'mpl'.*'mlp'"),
-        ({"models": ","}, "--models .*','"),
-        ({"methods": "fedavgg"}, "'fedavgg'.*'fedavg'"),
-        ({"sweep": "client"}, "'client'.*'clients'"),
-        ({"sweep": "clients", "largest": 3}, "--largest .*20.* 3"),
-        ({"sweep": "batch", "batch": 1}, "5.* 1 sample.*--steps"),
-        ({"busy": -1}, "--busy .*-1"),
-        ({"engine": "lop"}, "'lop'.*'loop'"),
-        ({"clients": 0}, "--clients .* 0"),
-        ({"cohort": 21}, "--cohort .* 20.* 21"),
-        ({"paper": True}, "--steps 1 .*--paper"),
-    ],
-)
-def test_what_cannot_be_asked_for(options, says):
-    with pytest.raises(StrataError, match=says):
-        request(**options)
+@pytest.mark.parametrize("changed", [{"models": "mpl"}, {"models": ""}, {"methods": "fedavgg"}])
+def test_unknown_names_are_refused_before_anything_is_measured(changed):
+    with pytest.raises(UnknownNameError):
+        cells(**changed)
+
+
+@pytest.mark.parametrize("words", [["--clients", "0"], ["--engine", "lop"], ["--steps", "0"], ["--nosuch"]])
+def test_a_command_line_that_cannot_be_read_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        against_loops.main(words)
+    assert ended.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_what_a_device_cannot_compute_is_refused_in_one_line(capsys):
+    assert against_loops.main(["--device", "cpu", "--precision", "tf32"]) == 2
+    assert "'tf32'" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_all_models_can_be_asked_for_and_made():
-    cells = request(models="all").cells
-    assert [cell.model for cell in cells] == list(BENCH_MODELS)
+    names = [cell.model for cell in cells(models="all")]
+    assert names == list(BENCH_MODELS)
     with torch.device("meta"):
-        assert all(next(bench_model(cell.model).module().parameters()).numel() for cell in cells)
+        assert all(next(bench_model(name).module().parameters()).numel() for name in names)
 
 
 def test_other_processes_are_at_work_until_the_block_ends():
@@ -236,20 +242,3 @@ def test_other_processes_are_at_work_until_the_block_ends():
     with busy(2):
         assert len(children.read_text().split()) == len(before) + 2
     assert children.read_text().split() == before
-
-
-def test_names_are_measured_once_each():
-    cells = request(methods=" fedavg, fedper,,fedavg ").cells
-    assert [cell.method for cell in cells] == ["fedavg", "fedper"]
-
-
-def test_every_option_has_a_help_text_and_a_kind():
-    assert {option.kind for option in command_line()} == {str, int, bool, Path}
-    assert all(option.help.endswith((".", "…")) for option in command_line())
-
-
-def test_the_file_is_complete_after_every_row(tmp_path):
-    file = ResultFile(tmp_path / "speed.json", {"torch": "2"})
-    file.add({"model": "mlp"})
-    assert json.loads((tmp_path / "speed.json").read_text()) == {"machine": {"torch": "2"}, "rows": [{"model": "mlp"}]}
-    assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from stratafl.bench.timing import Seconds, now
 from stratafl.data import Federation
+from timing import Seconds, now
 
 LEARNING_RATE = 0.01
 EVALUATED_AT_ONCE = 256
