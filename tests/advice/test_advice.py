@@ -248,9 +248,7 @@ def test_probabilities_that_are_perfect_alone_tell_no_methods_apart(rate: float,
     targets = (np.arange(60) % 6 == 0).astype(np.int64)
     clients = [((4.0 * targets[:, None] + rng.normal(size=(60, 4)) / 4).astype(np.float32), targets) for _ in range(6)]
     drawn = from_clients(clients, validation=0.2, test=0.25)
-    found = advice_on(
-        with_values(EXPERIMENT, {"train.lr": rate, "model.seed": seed}), federation=drawn, model=model(2)
-    )
+    found = advice_on(with_values(EXPERIMENT, {"train.lr": rate, "model.seed": seed}), federation=drawn, model=model(2))
     ranked = replace(found.tryout.problem, metric=METRICS["auroc"], over="clients")
     assert found.tryout.of("local").judged(ranked).score == 1.0
     assert (found.metric.name, found.tryout.switched, found.doubt) == ("balanced_accuracy", False, doubt)
