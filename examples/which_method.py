@@ -50,6 +50,7 @@ STAGES = {  # of each training, the methods that it serves and the stage at whic
     **{name: {name: "deployed"} for name in DEPLOYED},
 }
 RATES = (0.2, 0.05, 0.025, 0.0125)  # tried from the highest on, until the best is another than the last
+LOOK_RATE = 0.2  # of the round of FedAvg after which `facts` looks
 LEAST_BATCH, MOST_STEPS = 10, 8  # of an epoch: clients with many samples take larger batches
 ROUNDS, EVERY = 20, 5
 FIRST_SEED = 0
@@ -177,7 +178,7 @@ def facts(options: argparse.Namespace) -> None:
     for kind, samples, seed in cells(options.seeds):
         if (kind, str(samples), str(seed)) in present:
             continue
-        settings = with_values(experiment(kind, samples, seed, options.data), {"train.lr": RATES[-1]})
+        settings = with_values(experiment(kind, samples, seed, options.data), {"train.lr": LOOK_RATE})
         clients = federation(kind, samples, seed, options.data)
         model = model_of(settings.model, tuple(clients.x.shape[1:]), clients.classes)
         sim = simulation_with(settings, fedavg(train=settings.train), clients, model)

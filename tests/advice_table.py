@@ -1,7 +1,8 @@
 """The advised method against every comparable one in full: accuracy on test samples at the selected round.
 
 `PYTHONPATH=src:tests python tests/advice_table.py --seeds 3,4,5 --caution 0,1 --store DIR` prints the tables of
-docs/results. What is in DIR is not computed again, so it can be stopped; `--full` makes only the full runs.
+docs/results. What is in DIR is not computed again, so it can be stopped; `--full` makes only the full runs. With
+`--without METHOD`, that method is no candidate; `--rate` is the learning rate of all.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from federations import FEDERATIONS, Case
-from stratafl.advice import Advice, advice_on
+from stratafl.advice import Advice, advice, advice_on
 from stratafl.advice.candidate_methods import Candidate, comparable
 from stratafl.advice.problem import configured
 from stratafl.config.assemble import algorithm_of
@@ -178,8 +179,14 @@ def main() -> None:
     parser.add_argument("--caution", default="0,1")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--without", metavar="METHOD")
+    parser.add_argument("--rate", type=float, default=SETTINGS["train.lr"])
     given = parser.parse_args()
-    seeds, store = [int(seed) for seed in given.seeds.split(",")], Store(given.store, SETTINGS)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    store = Store(given.store, {**SETTINGS, "train.lr": given.rate})
+    advice.comparable = lambda *model, **options: [  # type: ignore[assignment]
+        each for each in comparable(*model, **options) if each.method != given.without
+    ]
     if given.full:
         for seed in seeds:
             for name in FEDERATIONS:

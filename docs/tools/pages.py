@@ -58,20 +58,23 @@ the client's own. Each page pictures one round with the same model and says what
 """
 _TAIL = """## Not included
 
-Each of these needs a mechanism that no step of the catalogue has. None of them was run. FedAF, which FedLAG's tables \
-list, is not included either: [the paper leaves open what it is](fedlag.md#readings).
+Each of these needs a mechanism that no step of the catalogue has. None of them was run. The descriptions are from the \
+papers' abstracts and the public code that is linked. FedAF, which FedLAG's tables list, is not included either: [the \
+paper leaves open what it is](fedlag.md#readings).
 
 | method | what it would need |
 |---|---|
-| cwFedAvg (ICCV 2025) | A global model for each class. The server mixes them for each client by its class \
-frequencies, which it reads from the norms of the client's output layer; a term of the loss keeps these norms near \
-the frequencies. |
-| FedSelect (CVPR 2024) | Personal parameters chosen one by one and not by layer: a mask of each client that grows \
-over the rounds, and training that alternates between what is personal and what is shared. |
-| Floco (NeurIPS 2024) | An output layer drawn in each step from a simplex of output layers. The server gives each \
-client a region of the simplex by the gradients of the clients. |
-| FedDRM (arXiv 2509.23049) | A second output layer that recognises the client, so that the server can send a query to \
-the client that fits it best. No metric here scores that. |
+| cwFedAvg (ICCV 2025), [code](https://github.com/regulationLee/cwFedAvg) | A global model for each class, or one for \
+each class of the output layer only. They are mixed for each client by its class frequencies, which are read from the \
+norms of the rows of the client's output layer; a term of the loss keeps these norms near the frequencies. |
+| FedSelect (CVPR 2024), [code](https://github.com/lapisrocks/fedselect) | Personal parameters chosen one by one and \
+not by layer: a mask of each client that grows over the rounds, by how much a parameter changed, and training that \
+alternates between what is personal and what is shared. |
+| Floco (NeurIPS 2024), [code](https://github.com/adap/flower/tree/main/baselines/floco) | An output layer drawn in \
+each training step from a simplex of output layers. In one round the server gives each client a region of the \
+simplex, by the client's update of them. |
+| FedDRM (ICLR 2026), [code](https://github.com/zijianwang0510/FedDRM) | A second, shared output layer that predicts \
+the client, so that a query can go to the client that fits it best. No metric here scores that. |
 """
 
 

@@ -204,24 +204,18 @@ def _lead(cell: MeasuredFederation) -> str:
 
 
 def rates_table() -> str:
-    """How many methods chose each learning rate, for each measured federation; and where few rates were tried."""
+    """How many methods chose each learning rate, for each measured federation."""
     chosen: dict[tuple[str, str], Counter[str]] = {}
     with files("stratafl.advice").joinpath("measured.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             chosen.setdefault((row["kind"], row["samples"]), Counter())[row["rate"]] += 1
-    tried: dict[tuple[str, str], set[str]] = {}
-    with (RESULTS / "which-method/runs.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            tried.setdefault((row["kind"], row["samples"]), set()).add(row["rate"])
     kinds, sizes = (list(dict.fromkeys(cell[axis] for cell in chosen)) for axis in (0, 1))
-    few = min(map(len, tried.values()))
-    rows = [[kind, *(_rates(chosen[kind, size], len(tried[kind, size]) > few) for size in sizes)] for kind in kinds]
+    rows = [[kind, *(_rates(chosen[kind, size]) for size in sizes)] for kind in kinds]
     return markdown_table(["clients", *(f"{size} samples" for size in sizes)], rows)
 
 
-def _rates(chosen: Counter[str], lower_tried: bool) -> str:
-    shown = ", ".join(f"{rate}: {chosen[rate]}" for rate in sorted(chosen, key=float))
-    return shown if lower_tried else f"{shown} (none lower tried)"
+def _rates(chosen: Counter[str]) -> str:
+    return ", ".join(f"{rate}: {chosen[rate]}" for rate in sorted(chosen, key=float))
 
 
 def _accuracy(cell: MeasuredFederation, name: str) -> float:

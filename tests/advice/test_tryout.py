@@ -174,8 +174,8 @@ def test_the_facts_choose_the_short_list() -> None:
         return {each.name for each in found}
 
     always = {"local", "fedavg", "fedavgft", "fedavglpft"}
-    assert listed(none, none) == always | {"fedprior"}
-    assert listed(there, none) == always | {"fedprior", "fedper (personal head)", "flayer"}
+    assert listed(none, none) == always | {"fedprior", "fedstrata"}
+    assert listed(there, none) == always | {"fedprior", "fedstrata", "fedper (personal head)", "flayer"}
     assert listed(none, there, (0, 1) * 10) == always | {"ifca (groups 4)", "heurfedamp"}
     assert "lgfedavg (shared head)" in listed(none, there)
 

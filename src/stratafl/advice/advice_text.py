@@ -5,6 +5,7 @@ The console and `advice.md` show the same sentences. The words stand first, with
 
 import shlex
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from stratafl.advice.look import STRONG, Effect
 from stratafl.advice.measured import MeasuredFederation, is_sure, most_similar
 from stratafl.algorithms.declaration import METHODS
 from stratafl.errors import counted
+from stratafl.evaluation.metrics import METRICS
 from stratafl.report.formats import listed, markdown_table, minus, size_text
 from stratafl.report.guards import guard_option
 from stratafl.report.jackknife import Difference
@@ -46,7 +48,7 @@ NOTHING_LEARNED = (
     "prediction. The best {metric} is {best}; chance is {chance}."
 )
 TRY_AUROC = "The predicted probabilities may be informative: try again with --metric auroc."
-TRY_MORE = "Try again with more rounds, another learning rate, or more data."
+TRY_MORE = "Try again with a larger --budget, more rounds, another learning rate, or more data."
 NO_FORECAST = (
     "No advice yet: {tried} of {rounds} is not enough for a forecast. {method} was {so_far} than training alone."
 )
@@ -132,7 +134,10 @@ def _nothing_learned(advice: Advice) -> list[Finding]:
     chance = problem.score(constant(problem, best.predictions))
     scores = {"best": _score_text(best.score, advice), "chance": _score_text(chance, advice), "metric": metric.title}
     rounds = {"tried": _tried_rounds(advice), "rounds": _all_rounds(advice)}
-    return [finding(NOTHING_LEARNED, **rounds, **scores), finding(TRY_AUROC if metric.name in BY_ANSWERS else TRY_MORE)]
+    ranked = replace(problem, metric=METRICS["auroc"], over="clients")  # as --metric auroc averages
+    may_rank = metric.name in BY_ANSWERS and not is_perfect(ranked, advice.tryout.of(TRAINS_ALONE).judged(ranked))
+    remedy = TRY_AUROC if may_rank else TRY_MORE
+    return [finding(NOTHING_LEARNED, **rounds, **scores), finding(remedy)]
 
 
 def _no_forecast(advice: Advice) -> list[Finding]:

@@ -74,7 +74,8 @@ def comparable(layout: Layout, classes: int | None, clients: int, epochs: int = 
     if "batchnorm" in kinds:
         candidates.append(Candidate("fedbn", personal="batchnorm"))
     if classes is not None and classes > 1:
-        candidates += [Candidate("fedprior", personal="head.prior"), Candidate("fedrod", personal="head.personal")]
+        candidates += [Candidate(name, personal="head.prior") for name in ("fedprior", "fedstrata")]
+        candidates.append(Candidate("fedrod", personal="head.personal"))
     return [*candidates, *(Candidate("ifca", {"groups": groups}) for groups in GROUPS if clients >= 2 * groups)]
 
 
@@ -102,6 +103,7 @@ def short_list(facts: Facts, every: Sequence[Candidate]) -> list[Candidate]:
         take("heurfedamp", "features differ: clients with similar models share most")
     else:
         take("fedprior", "each class looks the same at all clients: only class frequencies stay with the client")
+        take("fedstrata", "as FedPrior, with larger steps near the output; clients send what changed most")
     if skewed:
         take("fedper (personal head)", "clients have different classes: they conflict in the head")
     if skewed and not shifted:

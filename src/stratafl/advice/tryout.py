@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratafl.advice.candidate_methods import TRAINS_ALONE, Candidate
-from stratafl.advice.forecast import above_chance, expected, halves
+from stratafl.advice.forecast import above_chance, expected, halves, is_perfect
 from stratafl.advice.problem import Problem, Result, Tryout, configured
 from stratafl.config.assemble import algorithm_of
 from stratafl.core.state import State
@@ -99,9 +99,10 @@ def try_out(
 
     Both rounds are as late as the budget allows: `FIRST` of it is for the first stage. Who goes on is decided by what
     is expected after all rounds, because methods that share a model start slowly. If the metric shows nothing but
-    chance, all are judged by `instead`.
+    chance, all are judged by `instead`, unless training alone is perfect by it.
     """
     results: dict[str, Result] = {}
+    asked = problem
 
     def spent() -> int:
         return sum(each.steps for each in trainings)
@@ -117,10 +118,12 @@ def try_out(
 
     def judged_by() -> Problem:
         """The problem with the metric that shows something, by which all are scored anew."""
-        if instead is None or above_chance(problem, _furthest(results.values())):
+        if instead is None or (problem is asked and above_chance(asked, _furthest(results.values()))):
             return problem
-        results.update({name: each.judged(instead) for name, each in results.items()})
-        return instead
+        perfect_alone = is_perfect(instead, results[TRAINS_ALONE].judged(instead))
+        shows_more = asked if perfect_alone else instead
+        results.update({name: each.judged(shows_more) for name, each in results.items()})
+        return shows_more
 
     target = max(1, _target(problem, trainings, FIRST * allowed - spent(), looks=2))
     if target > 1:
