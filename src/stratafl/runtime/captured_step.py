@@ -22,9 +22,9 @@ from stratafl.core.task import ScanStep
 from stratafl.errors import ModelError
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.inputs import InputBuffers, SlotPlan
-from stratafl.runtime.threads import pace
 from stratafl.runtime.scan import Scan, leaves
 from stratafl.runtime.schedule import Turn
+from stratafl.runtime.threads import pace
 
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 

@@ -32,8 +32,8 @@ from stratafl.data.federation import Federation
 from stratafl.errors import StrataError
 from stratafl.files import cache_folder, read_plain
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
-from stratafl.runtime.threads import PIECE
 from stratafl.runtime.tables import table_of
+from stratafl.runtime.threads import PIECE
 
 T = TypeVar("T")
 EngineChoice = Literal["stacked", "loop"]

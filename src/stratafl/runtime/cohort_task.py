@@ -20,10 +20,10 @@ from stratafl.errors import DataError, ModelError
 from stratafl.runtime.batches import Batches, BatchPlan, PlannedBatches, plan_batches, sample_positions
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import this_run
-from stratafl.runtime.threads import cut, is_long, pace
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.tables import with_short_table
+from stratafl.runtime.threads import cut, is_long, pace
 
 EVALUATION_BATCH = 256  # samples of each client
 NUMBERS_PER_READ = 2**20  # numbers that are read at once
