@@ -37,7 +37,7 @@ from stratafl.cli.command_options import (
 UsageProblem: type[Any] = typer.BadParameter.__mro__[-4]
 
 FIRST, RUNS, MODELS = "Before you train", "Train and compare", "Use the models"
-DEPLOYED, METHODS = "Real federations", "Methods, papers and speed"
+DEPLOYED, METHODS = "Real federations", "Methods and papers"
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
 data_app = typer.Typer(name="data", help="Show and export data sets.", no_args_is_help=True, rich_markup_mode="rich")
