@@ -23,11 +23,11 @@ from engine_rounds import EngineRun
 from plain_loops import BASELINES, Loop
 from recording import Result, Table, bar, row, where_of
 from stratafl.algorithms import ALGORITHMS
+from stratafl.core.lanes import use_threads
 from stratafl.data import Federation
 from stratafl.errors import MemoryLimitError, StrataError, first_line, unknown
 from stratafl.runtime.batches import plan_batches
 from stratafl.runtime.build import EngineName
-from stratafl.runtime.lanes import use_threads
 from stratafl.runtime.speed import DEFAULT_SPEED, Speed, check_precision, precision
 from timing import Seconds, busy, fastest, median, now, peak, reset_peak
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from bench_models import BENCH_MODELS
 from stratafl.algorithms import fedavg, fedper, fedprox, fedrep, local
+from stratafl.core.lanes import in_lanes
 from stratafl.core.objectives import CrossEntropy
 from stratafl.errors import MemoryLimitError, RunError
 from stratafl.evaluation.trial import Trial
@@ -24,7 +25,6 @@ from stratafl.runs.joined import JoinedRuns, data_bytes, room, run_bytes, usual_
 from stratafl.runtime import captured, captured_step, inputs, joining
 from stratafl.runtime.captured_step import CapturedStep
 from stratafl.runtime.joining import JoinedRun, Joining, this_run
-from stratafl.runtime.lanes import in_lanes
 from stratafl.runtime.likeness import enclosed, likeness
 from stratafl.runtime.schedule import joined_slots
 from stratafl.runtime.speed import Speed

@@ -19,7 +19,7 @@ from stratafl.evaluation.evaluate import deployed
 from stratafl.execute import Debug, Distributed, Matrix, Messages, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
-from stratafl.runtime import engine, lanes
+from stratafl.runtime import engine, threads
 from stratafl.runtime.joining import Joining
 from stratafl.runtime.speed import Speed
 from stratafl.testing import difference, everything, tiny_model, within_reach
@@ -117,7 +117,7 @@ def by_route(name, participation, route, torch_threads):
         patch.setattr(engine, "PATIENCE", 1 if "traced" in rest else 10**9)
         if "lanes" in rest:
             torch_threads(3)
-            patch.setattr(lanes, "WORTHWHILE", 0)
+            patch.setattr(threads, "WORTHWHILE", 0)
         options = {"store": "disk" if "disk" in rest else "ram", "graphs": "on" if "captured" in rest else "off"}
         sim, progress, reports = run(made(name, participation, **options), EXECUTORS[executor])
         if "captured" in rest:

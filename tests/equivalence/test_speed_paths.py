@@ -3,14 +3,16 @@
 import threading
 
 import pytest
+import torch
 from torch import nn
 
 from stratafl.algorithms import fedavg
+from stratafl.core import lanes
 from stratafl.data import digits_federation
 from stratafl.execute import Matrix, Messages, simulation
 from stratafl.models import build
 from stratafl.policies import LocalTraining
-from stratafl.runtime import cohort_task, engine, lanes
+from stratafl.runtime import cohort_task, engine, threads
 from stratafl.testing import difference, everything
 
 SLOW = pytest.mark.slow
@@ -43,7 +45,7 @@ def test_traced_steps_of_a_larger_model_give_the_same_bits(monkeypatch):
 def test_lanes_give_the_same_bits(model, steps, torch_threads, monkeypatch):
     one, _ = run(model, steps)
     torch_threads(3)
-    monkeypatch.setattr(lanes, "WORTHWHILE", 0)
+    monkeypatch.setattr(threads, "WORTHWHILE", 0)
     monkeypatch.setattr(engine, "PATIENCE", 1)
     three, sim = run(model, steps)
     assert len(sim.runtime.engine._traced) > (steps is None)  # equal lanes share their trace
@@ -55,9 +57,25 @@ def test_the_number_of_threads_changes_no_bit_of_stacked_clients(model, torch_th
     """`Pace` chooses it by the clock; batches are so large that torch does use threads."""
     monkeypatch.setattr(cohort_task, "pace", lambda *_: None)
     ends = []
-    for threads in (1, 3):
-        torch_threads(threads)
+    for count in (1, 3):
+        torch_threads(count)
         ends.append(run(model, steps=2, batch=100)[0])
+    assert difference(*ends) == 0
+
+
+@pytest.mark.slow
+def test_nor_do_clients_that_are_left_alone_at_the_end(torch_threads, monkeypatch):
+    """With two threads MKL would divide the long sums of one client's convolutions."""
+
+    def all_threads_or_one(elements, device, clients):
+        chosen = threads.pace(elements, device, clients)
+        return chosen if clients < torch.get_num_threads() else None
+
+    monkeypatch.setattr(cohort_task, "pace", all_threads_or_one)
+    ends = []
+    for count in (1, 2):
+        torch_threads(count)
+        ends.append(run("convnorm", batch=30)[0])
     assert difference(*ends) == 0
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from stratafl.core import lanes
 from stratafl.core.state import join_states, pick, rejoin
-from stratafl.runtime import lanes
+from stratafl.runtime import threads
 from stratafl.runtime.engine import PLAIN, trace
-from stratafl.runtime.lanes import Pace
+from stratafl.runtime.threads import Pace
 
 CPU = torch.device("cpu")
 
@@ -27,16 +28,16 @@ def test_a_lane_keeps_its_threads_whatever_others_set_before_its_first_operation
 @pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize(("clients", "most", "sizes"), [(20, 4, [3, 3, 4, 3, 3, 4]), (3, 4, [1, 2]), (5, 1, [1] * 5)])
 def test_pieces_are_even_and_keep_all_lanes_busy(clients, most, sizes):
-    pieces = lanes.cut(clients, most)
+    pieces = threads.cut(clients, most)
     assert [piece.stop - piece.start for piece in pieces] == sizes
     assert [c for piece in pieces for c in range(clients)[piece]] == list(range(clients))
 
 
 def test_a_step_is_long_as_timed_or_by_its_rows():
-    assert lanes.is_long(2**23)
-    assert not lanes.is_long(2**23 - 1)
-    assert not lanes.is_long(2**30, lanes.LONG_SECONDS / 2)
-    assert lanes.is_long(1, lanes.LONG_SECONDS)
+    assert threads.is_long(2**23)
+    assert not threads.is_long(2**23 - 1)
+    assert not threads.is_long(2**30, threads.LONG_SECONDS / 2)
+    assert threads.is_long(1, threads.LONG_SECONDS)
 
 
 class Machine:
@@ -90,8 +91,16 @@ def test_a_step_that_fails_gives_the_threads_back():
 
 
 def test_there_is_no_pace_on_other_devices():
-    assert lanes.pace(10, torch.device("cuda")) is None
-    assert lanes.pace(10, CPU) is lanes.pace(11, CPU)
+    assert threads.pace(10, torch.device("cuda"), 3) is None
+    assert threads.pace(10, CPU, 3) is threads.pace(11, CPU, 4)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_fewer_clients_than_threads_always_have_one_thread():
+    """Else MKL divides sums over a client's samples, and bits would depend on how long steps took."""
+    machine, paced = Machine(several=1.0, one=3.0), threads.pace(10, CPU, 1)
+    assert machine.run(paced, 200) == 1
+    assert threads.pace(10, CPU, 2) is not paced
 
 
 def test_what_was_moved_in_place_is_not_copied():

@@ -23,7 +23,7 @@ from stratafl.core.annotations import Range
 from stratafl.core.form import Form
 from stratafl.core.layout import Layout
 from stratafl.core.parcel import Field, Parcel
-from stratafl.core.reduce import pieces
+from stratafl.core.reduce import in_pieces
 from stratafl.core.reprs import holder
 from stratafl.core.schema import extremes, misfit, out_of_bounds
 from stratafl.core.state import Computed, State, tensors
@@ -362,10 +362,16 @@ def _square(block: Tensor, before: Tensor, masks: Sequence[Tensor]) -> Tensor:
     clients = len(block)
     flat, start = (x.reshape(clients, -1) for x in (block, before))
     flat_masks = [mask.expand_as(block).reshape(clients, -1) for mask in masks]
-    total = torch.zeros(clients, dtype=torch.float64, device=block.device)
-    for some in pieces(flat.shape[1], COLUMNS if block.device.type == "cpu" else max(1, flat.shape[1])):
+
+    def square(some: slice) -> Tensor:
         update = flat[:, some] - start[:, some]
         for mask in flat_masks:
             update.masked_fill_(~mask[:, some], 0)
-        total += torch.linalg.vector_norm(update, dim=1, dtype=torch.float64).square()
+        norm: Tensor = torch.linalg.vector_norm(update, dim=1, dtype=torch.float64)
+        return norm.square()
+
+    size = COLUMNS if block.device.type == "cpu" else max(1, flat.shape[1])
+    total = torch.zeros(clients, dtype=torch.float64, device=block.device)
+    for part in in_pieces(square, flat.shape[1], size, block.device):
+        total += part
     return total

@@ -22,9 +22,9 @@ from stratafl.core.task import ScanStep
 from stratafl.errors import ModelError
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.inputs import InputBuffers, SlotPlan
-from stratafl.runtime.lanes import pace
 from stratafl.runtime.scan import Scan, leaves
 from stratafl.runtime.schedule import Turn
+from stratafl.runtime.threads import pace
 
 WARM_UP = 2  # runs before a capture: libraries allocate on their first use, which a capture does not allow
 
@@ -61,7 +61,7 @@ class CapturedStep:
         plan = SlotPlan(scans, self.slots)
         scan_rows = self._enter(scans)
         window, take_step = self._inputs[0].window, self._step_of(scans)
-        paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device)
+        paced = pace(sum(x.numel() for x in self._carry.values()), self._at.device, self.slots)
         with RowCopies() as copies:
             for rows in scan_rows:
                 rows.keep_idle(copies)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from stratafl.core.describe import columns
+from stratafl.core.lanes import in_lanes
 from stratafl.core.layout import Layout, Rows
 from stratafl.core.objectives import default_objective
 from stratafl.core.state import expand
@@ -31,8 +32,8 @@ from stratafl.data.federation import Federation
 from stratafl.errors import StrataError
 from stratafl.files import cache_folder, read_plain
 from stratafl.runtime.engine import Engine, LoopEngine, StackedEngine
-from stratafl.runtime.lanes import PIECE, in_lanes
 from stratafl.runtime.tables import table_of
+from stratafl.runtime.threads import PIECE
 
 T = TypeVar("T")
 EngineChoice = Literal["stacked", "loop"]

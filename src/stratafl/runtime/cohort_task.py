@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stratafl.core import keys
+from stratafl.core.lanes import in_a_lane, in_lanes
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Objective, default_objective, sample_hits, sample_losses
 from stratafl.core.round import Round
@@ -19,10 +20,10 @@ from stratafl.errors import DataError, ModelError
 from stratafl.runtime.batches import Batches, BatchPlan, PlannedBatches, plan_batches, sample_positions
 from stratafl.runtime.engine import Engine
 from stratafl.runtime.joining import this_run
-from stratafl.runtime.lanes import cut, in_a_lane, in_lanes, is_long, pace
 from stratafl.runtime.runtime import Runtime
 from stratafl.runtime.scan import Scan, Source
 from stratafl.runtime.tables import with_short_table
+from stratafl.runtime.threads import cut, is_long, pace
 
 EVALUATION_BATCH = 256  # samples of each client
 NUMBERS_PER_READ = 2**20  # numbers that are read at once
@@ -214,7 +215,7 @@ class CohortTask:
                 done.append(pick(carry, slice(active, width)))
                 carry, constants, width = pick(carry, slice(0, active)), pick(constants, slice(0, active)), active
             self._stop_point()
-            with self._paced(carry):
+            with self._paced(carry, active):
                 carry = step(carry, constants, *stacks)
         return join_states([carry, *reversed(done)]) if done else carry
 
@@ -236,10 +237,12 @@ class CohortTask:
         sizes = batches.sizes[:active, steps].T.tolist()
         return [Stack(a, b, w, k, tuple(real)) for a, b, w, k, real in zip(x, y, weight, noise, sizes, strict=True)]
 
-    def _paced(self, carry: State) -> AbstractContextManager[None]:
+    def _paced(self, carry: State, clients: int) -> AbstractContextManager[None]:
         """With as many threads as pay, where bits do not depend on their number."""
         engine = self._runtime.engine
-        chosen = None if engine.alone or not engine.parallel else pace(stored_elements(carry), self._runtime.device)
+        if engine.alone or not engine.parallel:
+            return nullcontext()
+        chosen = pace(stored_elements(carry), self._runtime.device, clients)
         return nullcontext() if chosen is None else chosen.step()
 
     def _stop_point(self) -> None:

@@ -24,11 +24,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_structure, tree_unflatten
 
 from stratafl.core.keys import torchs_generator
+from stratafl.core.lanes import in_lanes
 from stratafl.core.layout import Rows
 from stratafl.core.objectives import Batch, Objective
 from stratafl.core.task import Gradients, Inputs, Stack
 from stratafl.errors import first_line
-from stratafl.runtime.lanes import in_lanes
 from stratafl.runtime.model import Model
 from stratafl.runtime.products import is_fusing
 from stratafl.runtime.step_graph import record_graph

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stratafl.core.lanes import use_threads
 from stratafl.core.reprs import short_repr
 from stratafl.core.state import State
 from stratafl.runtime.captured import CapturedSteps
-from stratafl.runtime.lanes import use_threads
 from stratafl.runtime.scan import Scan
 from stratafl.runtime.speed import Precision, precision
 

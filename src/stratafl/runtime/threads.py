@@ -1,26 +1,20 @@
-"""Lanes: on a CPU clients are computed in parallel threads, each of which takes the next few clients when it is done.
+"""How a CPU's cores are used: clients with long steps take lanes (`core/lanes.py`), a few at a time.
 
-Clients that wait for no other use all cores, even if other programs use them too: two lanes with half of the
-clients each would take as long as the slower core. A row's bits do not depend on the other rows of its piece, so lanes
-change nothing but time. `Pace` does the same for steps that are too short for lanes: it tries how many threads pay.
+A row's bits do not depend on the other rows of its piece, so lanes change nothing but time. `Pace` is for steps that
+are too short for lanes: it tries how many threads pay.
 """
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from itertools import pairwise
 from statistics import median
-from typing import TypeVar
 
 import torch
 
-T = TypeVar("T")
-R = TypeVar("R")
-_NAME = "lane"
+from stratafl.core.lanes import in_a_lane
+
 WORTHWHILE = 2**23  # numbers in the rows of a cohort whose steps are long, where none was timed
 LONG_SECONDS = 0.002  # seconds of one client's step from which lanes pay, in one thread
 PIECE = 4  # clients; on ARM a client takes 236, 202, 173, 166 ms among 1, 2, 4, 8 (ResNet-18), 36, 34, 30, 33 (CNN)
@@ -43,41 +37,12 @@ def cut(clients: int, most: int = PIECE) -> list[slice]:
     return [slice(begin, end) for begin, end in pairwise(clients * i // count for i in range(count + 1))]
 
 
-def in_a_lane() -> bool:
-    """Whether this thread is a lane: lanes do not nest."""
-    return threading.current_thread().name.startswith(_NAME)
-
-
-def in_lanes(run: Callable[[T], R], parts: Sequence[T], *, threads: int | None = None) -> list[R]:
-    """`run(part)` for every part, as many at a time as there are cores; each has its share of them, or `threads`."""
-    cores = torch.get_num_threads()
-    lanes = min(len(parts), cores)
-    share = threads or max(1, cores // max(lanes, 1))
-    if in_a_lane() or (lanes == 1 and share == cores):
-        return [run(part) for part in parts]
-    return list(_pool(lanes, share).map(run, parts))
-
-
-@cache
-def _pool(lanes: int, share: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(lanes, _NAME, initializer=use_threads, initargs=(share,))
-
-
-def use_threads(count: int) -> None:
-    """From now on this thread computes with `count` threads, whatever other threads set later.
-
-    Before its first operation a new thread takes the number that any thread set last: asked for it, torch does so now.
-    """
-    torch.get_num_threads()
-    torch.set_num_threads(count)
-
-
 class Pace:
     """One thread or all of them for short operations, whichever took less time of late.
 
     With all threads each operation waits for the slowest, which another program may hold up: on 2 ARM cores beside
     other work a step of a small MLP takes 0.21 ms per client with one thread and 0.61 with two; on an idle Xeon one
-    takes 1.3 times as long as two. So the other number is tried now and then. Bits do not depend on it.
+    takes 1.3 times as long as two. So the other number is tried now and then, unless it always takes one thread.
     """
 
     RECENT = 8  # steps whose median is the time of a step
@@ -86,8 +51,8 @@ class Pace:
     CLEARLY = 0.9
     WORSE = 2.0  # times as long as it was: another trial at once; or as the usual: a trial is over
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, tries: bool = True) -> None:
+        self._clock, self._tries = clock, tries
         self.alone = True
         self._recent: deque[float] = deque(maxlen=self.RECENT)
         self._usual: float | None = None  # of the number of threads in use, at the last trial
@@ -108,7 +73,8 @@ class Pace:
             yield
         finally:
             torch.set_num_threads(threads)
-        self._note(self._clock() - begin)
+        if self._tries:
+            self._note(self._clock() - begin)
 
     def _note(self, seconds: float) -> None:
         if self._trial is not None:
@@ -133,11 +99,18 @@ class Pace:
         self._trial, self._left = None, self._wait
 
 
+_ONE_THREAD = Pace(tries=False)
 _paces: dict[tuple[int, int], Pace] = {}
 
 
-def pace(elements: int, device: torch.device) -> Pace | None:
-    """The pace of steps on rows of about `elements` numbers; None where threads must not be changed."""
+def pace(elements: int, device: torch.device, clients: int) -> Pace | None:
+    """The pace of steps of clients with about `elements` numbers in all; None where threads must not be changed.
+
+    Threads share the clients among them. Where there are more threads than clients, MKL also divides the sums within a
+    client's product, and its bits would depend on the number of threads.
+    """
     if device.type != "cpu" or in_a_lane():
         return None
+    if clients < torch.get_num_threads():
+        return _ONE_THREAD
     return _paces.setdefault((torch.get_num_threads(), elements.bit_length()), Pace())
