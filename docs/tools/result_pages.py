@@ -218,6 +218,49 @@ def _rates(chosen: Counter[str]) -> str:
     return ", ".join(f"{rate}: {chosen[rate]}" for rate in sorted(chosen, key=float))
 
 
+def newcomer_table() -> str:
+    """Of each data set what advice names, the best of the compared methods, and how far that is ahead."""
+    rows = []
+    for advised in _rows("newcomer/advice.csv"):
+        scores = {row["method"]: float(row["test"]) for row in _rows("newcomer/scores.csv", advised["data"])}
+        score = scores[advised["advised"]]
+        best = [method for method, test in scores.items() if test == max(scores.values())]
+        names = "all" if len(best) == len(scores) else ", ".join(f"`{name}`" for name in best)
+        ahead = "–" if advised["advised"] in best else _ahead(advised["data"], best[0], advised["advised"])
+        tests = [f"{100 * test:.1f}" for test in (score, max(scores.values()))]
+        rows.append([advised["data"], f"`{advised['advised']}`", tests[0], names, tests[1], ahead])
+    head = ["data", "advised", "its test score", "best", "its test score", "ahead of the advised (95 % interval)"]
+    return markdown_table(head, rows)
+
+
+def _ahead(data: str, first: str, second: str) -> str:
+    (pair,) = (row for row in _rows("newcomer/pairs.csv", data) if (row["first"], row["second"]) == (first, second))
+    difference, low, high = (100 * float(pair[name]) for name in ("difference", "low", "high"))
+    return f"{difference:+.1f} ({low:.1f} to {high:.1f})".replace("-", "−")
+
+
+def newcomer_scores() -> str:
+    """Test scores of all methods on all data sets, with their chosen learning rates."""
+    rows = _rows("newcomer/scores.csv")
+    data = [advised["data"] for advised in _rows("newcomer/advice.csv")]
+    cells = {(row["method"], row["data"]): row for row in rows}
+    table = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        shown = [cells[method, name] for name in data]
+        table.append([f"`{method}`", *(_with_rate(row) for row in shown)])
+    return markdown_table(["method", *data], table, len(data))
+
+
+def _with_rate(row: Mapping[str, str]) -> str:
+    spread = f"{100 * float(row['test']):.1f} ± {100 * float(row['deviation']):.1f}"
+    return spread + (f" ({float(row['rate']):g})" if row["rate"] else "")
+
+
+def _rows(name: str, data: str | None = None) -> list[dict[str, str]]:
+    with (RESULTS / name).open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if data in (None, row["data"])]
+
+
 def _accuracy(cell: MeasuredFederation, name: str) -> float:
     return next(each.accuracy for each in cell.methods if each.method == name)
 
@@ -352,6 +395,7 @@ def made(text: str, spec: Mapping[str, Any]) -> str:
             "measured": lambda: measured_table(name),
             "leads": leads_table,
             "rates": rates_table,
+            "newcomer": newcomer_scores if name else newcomer_table,
         }
         return f"{match[1]}\n{parts[kind]()}\n{match[3]}"
 

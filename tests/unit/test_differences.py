@@ -209,3 +209,23 @@ def test_the_seeds_of_the_race_have_the_means_of_its_file_and_the_intervals_of_t
     text = (RESULTS / "fedstrata.md").read_text(encoding="utf-8")
     assert f"FLAYER has {mean:.3f} (95 % interval {mean - reach:.3f} to {mean + reach:.3f}" in text
     assert f"FedStrata is {behind[0]:.4f} behind FLAYER and {behind[1]:.4f} behind the plain prior" in text
+
+
+def test_the_page_for_newcomers_has_the_numbers_of_its_files() -> None:
+    """The advised method is the best or within noise of it, and no pair differs for certain."""
+    scores, pairs = rows_of("newcomer/scores.csv"), rows_of("newcomer/pairs.csv")
+    numbers = [abs(float(row[name])) for row in scores for name in ("test", "at default rate")]
+    numbers += [abs(float(row[name])) for row in pairs for name in ("difference", "low", "high")]
+    items = re.findall("^- .*", (RESULTS / "newcomer.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*re.findall(r"\d+\.\d", " ".join(items))} <= {f"{100 * number:.1f}" for number in numbers}
+    assert all(float(row["p"]) > 0.05 for row in pairs)
+    for row in rows_of("newcomer/advice.csv"):
+        tests = {each["method"]: float(each["test"]) for each in scores if each["data"] == row["data"]}
+        ahead = [name for name in tests if tests[name] > tests[row["advised"]]]
+        lows = {each["first"]: float(each["low"]) for each in pairs if _is_pair(each, row)}
+        assert len(tests) == 8
+        assert all(lows[name] < 0 for name in ahead)
+
+
+def _is_pair(pair: dict[str, str], advised: dict[str, str]) -> bool:
+    return (pair["data"], pair["second"]) == (advised["data"], advised["advised"])

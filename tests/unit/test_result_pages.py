@@ -40,7 +40,8 @@ def claims(tool):
 
 def test_tables_are_made_from_the_result_files(tool):
     pages = {page.relative_to(RESULTS.parent).with_suffix("").as_posix(): page for page in tool.pages()}
-    assert pages.keys() >= {f"results/{page}" for page in (*PAGES, "claims", "which-method")} | {"notebook/pfedla"}
+    every = (*PAGES, "claims", "which-method", "newcomer")
+    assert pages.keys() >= {f"results/{page}" for page in every} | {"notebook/pfedla"}
     for page in pages.values():
         text = page.read_text(encoding="utf-8")
         assert tool.made(text, tool.specification()) == text, f"{page}: run docs/tools/result_pages.py"
