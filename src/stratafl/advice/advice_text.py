@@ -27,6 +27,7 @@ from stratafl.runs.logistic import WHY
 
 MAX_CLIENT_NAMES = 5  # in a sentence
 SHOWN_LAYERS = 6  # the last ones
+SHOWN_FEDERATIONS = 2  # with their gains; of more only the method that was chosen
 
 FEDERATE = "Federate with {method}: {forecast}."
 FEDERATE_PERHAPS = (
@@ -59,6 +60,7 @@ NO_CONFLICTS = "After one round, client updates conflict in no layer."
 CUTS = "Two rules of thumb for where to cut the model, by the first epoch: {where}."
 SIMILAR = "Most like yours in labels, features and samples, of the federations measured on MNIST: {federations}."
 CANNOT_TELL = "These facts cannot tell the {count} apart, so the trial on your own data decides."
+LOOKS_LIKE = "'{kind}' ({method}, with {samples} training samples per client)"
 NOT_TRIED = "This advice does not try {methods}: compare with strata compare."
 MEASURED = "'{kind}' with {samples} training samples per client, where validation samples chose {method} ({gains})"
 MAY_GAIN = "With {method}, {count} of {clients} can expect a gain larger than its standard error."
@@ -162,7 +164,8 @@ def sentences(advice: Advice) -> list[str]:
 
 def similar_text(similar: Sequence[MeasuredFederation], tried: Collection[str]) -> str:
     """What was best on the measured federations that are most like these clients, and what of it advice cannot try."""
-    findings = [finding(SIMILAR, federations="; ".join(map(_measured_text, similar)))]
+    text = _measured_text if len(similar) <= SHOWN_FEDERATIONS else _short_text
+    findings = [finding(SIMILAR, federations="; ".join(map(text, similar)))]
     if len(similar) > 1:
         findings.append(finding(CANNOT_TELL, count=len(similar)))
     others = sorted({each.methods[0].method for each in similar}.difference(tried))
@@ -175,6 +178,11 @@ def _measured_text(similar: MeasuredFederation) -> str:
     gains = [f"{_points(gain)} against {name}" for base, (name, gain) in bases.items() if base != best.method]
     values = {"kind": similar.kind, "samples": similar.samples, "method": best.method, "gains": " and ".join(gains)}
     return str(finding(MEASURED, **values))
+
+
+def _short_text(similar: MeasuredFederation) -> str:
+    method = similar.methods[0].method
+    return str(finding(LOOKS_LIKE, kind=similar.kind, samples=similar.samples, method=method))
 
 
 def _points(gain: Difference) -> str:
