@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stratafl.core import lanes
+from stratafl.core.reduce import FOLDED, add_rows
 from stratafl.core.state import join_states, pick, rejoin
 from stratafl.runtime import threads
 from stratafl.runtime.engine import PLAIN, trace
@@ -23,6 +24,17 @@ def test_a_lane_keeps_its_threads_whatever_others_set_before_its_first_operation
     lanes.in_lanes(lambda _: None, [None], threads=1)
     torch_threads(3)
     assert lanes.in_lanes(lambda _: torch.get_num_threads(), [None], threads=1) == [1]
+
+
+@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_sums_in_lanes_record_gradients_only_where_the_caller_does(mode):
+    weights, rows = torch.ones(2), torch.ones(2, 2 * FOLDED, requires_grad=True)
+    with mode():
+        total = add_rows({}, weights, {"w": rows}, None)["w"]
+    assert total.requires_grad is (mode is torch.enable_grad)
+    assert total.is_inference() is (mode is torch.inference_mode)
+    assert total.unique().tolist() == [2]
 
 
 @pytest.mark.usefixtures("_two_threads")

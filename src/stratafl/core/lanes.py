@@ -23,13 +23,22 @@ def in_a_lane() -> bool:
 
 
 def in_lanes(run: Callable[[T], R], parts: Sequence[T], *, threads: int | None = None) -> list[R]:
-    """`run(part)` for every part, as many at a time as there are cores; each has its share of them, or `threads`."""
+    """`run(part)` for every part, as many at a time as there are cores; each has its share of them, or `threads`.
+
+    Whether torch records gradients belongs to a thread: lanes do as the caller does.
+    """
     cores = torch.get_num_threads()
     lanes = min(len(parts), cores)
     share = threads or max(1, cores // max(lanes, 1))
     if in_a_lane() or (lanes == 1 and share == cores):
         return [run(part) for part in parts]
-    return list(_pool(lanes, share).map(run, parts))
+    records, infers = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def run_likewise(part: T) -> R:
+        with torch.inference_mode(infers), torch.set_grad_enabled(records):
+            return run(part)
+
+    return list(_pool(lanes, share).map(run_likewise, parts))
 
 
 @cache
